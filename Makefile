@@ -1,0 +1,30 @@
+# opforge. `make demo` and `make test` set everything up first; nothing else is needed than Python >= 3.11 and g++.
+SHELL := /bin/bash
+BIN := .venv/bin
+.PHONY: setup demo test check gpu docs clean
+
+setup:
+	@scripts/setup.sh
+
+demo: setup  ## the main job on this machine, GPU or not, with a report at the end
+	@$(BIN)/opforge doctor || true
+	@$(BIN)/opforge bench vector_add gelu softmax layernorm matmul --dtype float32 --budget 0.5 --report reports/demo
+	@echo "open reports/demo/report.html"
+
+test: setup  ## every test that this machine can run
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: setup  ## format, lint, types, quick tests
+	@$(BIN)/ruff format --check src tests
+	@$(BIN)/ruff check src tests
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -m "not slow" tests/test_arrows.py tests/test_core.py
+
+gpu: setup  ## tests, then the whole bench on a GPU; records land in results/
+	@scripts/gpu.sh
+
+docs: setup  ## pages generated from the code: docs/map.md, docs/verbs/, README tables
+	@$(BIN)/python scripts/docs.py
+
+clean:
+	rm -rf .venv reports build dist .pytest_cache .ruff_cache .mypy_cache

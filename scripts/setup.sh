@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Makes .venv with everything opforge needs on this machine. Safe to run again; it does nothing when nothing has changed.
+#
+# A torch that the system's Python already has is used as it is (the environment sees the system's packages); a machine
+# without one gets the CPU build. Packages that can be had neither here nor from an index are named, and `opforge doctor`
+# says what that costs.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+venv=.venv
+stamp=$venv/.opforge-setup
+wanted=$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
+
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "opforge needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 3; }
+if ! [ -x $venv/bin/python ]; then
+  if "$python" -c 'import torch' 2>/dev/null; then
+    echo "setup: using the torch that $python has"
+    "$python" -m venv --system-site-packages $venv
+  else
+    "$python" -m venv $venv || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 3; }
+  fi
+fi
+pip() { $venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
+has() { $venv/bin/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
+
+# torch first, so that nothing below can pull in another one
+has torch || pip install "torch==2.13.0" || { echo "torch 2.13.0 cannot be installed here; install a torch and run this again" >&2; exit 3; }
+torch=$($venv/bin/python -c 'import importlib.metadata; print(importlib.metadata.version("torch"))')
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+echo "torch==$torch" >"$pins"
+if has triton; then echo "triton==$($venv/bin/python -c 'import importlib.metadata; print(importlib.metadata.version("triton"))')" >>"$pins"; fi
+
+pip install --constraint "$pins" --editable ".[dev]" || {
+  # no index: what the system brings may be enough
+  echo "setup: no package index answered; going on with what this machine has" >&2
+  echo "$PWD/src" >"$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/opforge.pth"
+  printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m opforge "$@"\n' "$PWD" >$venv/bin/opforge && chmod +x $venv/bin/opforge
+}
+has triton || pip install --constraint "$pins" "triton==3.6.0" || echo "setup: Triton cannot be installed here; its kernels will be reported as missing" >&2
+has tilelang || pip install --constraint "$pins" "tilelang==0.1.15" || echo "setup: TileLang cannot be installed here; its kernels will be reported as missing" >&2
+echo "$wanted" >"$stamp"

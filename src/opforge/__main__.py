@@ -1,0 +1,6 @@
+"""`python -m opforge`."""
+
+from opforge.cli.app import main
+
+if __name__ == "__main__":
+    main()

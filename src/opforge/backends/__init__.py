@@ -1,0 +1,43 @@
+"""The backends, each behind one protocol, and plugins through the entry point group `opforge.backends`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from functools import lru_cache
+
+from opforge.backends.protocol import (
+    Artefact as Artefact,
+    Backend as Backend,
+    Call as Call,
+    Capability as Capability,
+    Kernel as Kernel,
+    Missing as Missing,
+    Native as Native,
+    Stood as Stood,
+    Way as Way,
+)
+from opforge.core.errors import unknown
+
+
+@lru_cache(maxsize=1)
+def backends() -> dict[str, Backend]:
+    """Every backend by name, in the order reports show them. Importing them imports no toolchain."""
+    from opforge.backends.cpp import Cpp
+    from opforge.backends.cuda import Cuda
+    from opforge.backends.tilelang_lang import TileLang
+    from opforge.backends.torch_eager import TorchCompile, TorchEager
+    from opforge.backends.triton_lang import Triton
+
+    found: dict[str, Backend] = {backend.name: backend for backend in (TorchEager(), TorchCompile(), Triton(), Cuda(), TileLang(), Cpp())}
+    for entry in importlib.metadata.entry_points(group="opforge.backends"):
+        plugin: Backend = entry.load()()
+        found[plugin.name] = plugin
+    return found
+
+
+def backend(name: str) -> Backend:
+    """One backend by name. Raises UsageError with the nearest name."""
+    known = backends()
+    if name not in known:
+        raise unknown("backend", name, known)
+    return known[name]

@@ -1,0 +1,148 @@
+"""A store of compiled files, named by everything that went into them.
+
+An entry is a folder `<key>/` with the file and `entry.json`, which holds the file's SHA-256. It is written into a
+temporary folder beside, flushed, and renamed: readers see the whole entry or none. Writers of one key wait for each
+other on a kernel lock, which a dying process lets go. What does not match its hash is set aside and built again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DIGITS = 32
+
+
+def cache_root() -> Path:
+    """$OPFORGE_CACHE, or `opforge` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
+    given = os.environ.get("OPFORGE_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opforge"
+
+
+def key_of(parts: Mapping[str, str]) -> str:
+    """The name of an entry made from these parts: text of the source and its headers, flags, compiler, target, …"""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A file in the store. `how` is "cached", "compiled" or "built ahead"."""
+
+    path: Path
+    how: str
+    facts: Mapping[str, str]
+
+
+class Damaged(Exception):
+    """An entry does not match its hash; it has been set aside."""
+
+
+def lookup(folder: Path, name: str, how: str = "cached") -> Entry | None:
+    """The entry in `folder`, or None. Raises Damaged when its file is not what was written."""
+    try:
+        facts = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+        digest = sha256_of(folder / name)
+    except FileNotFoundError:
+        if not folder.exists():
+            return None
+        raise Damaged(f"{folder} is incomplete") from None
+    except (ValueError, OSError) as error:
+        raise Damaged(f"{folder} cannot be read: {error}") from error
+    if not isinstance(facts, dict) or facts.get("sha256") != digest:
+        raise Damaged(f"{folder / name} does not match its hash")
+    return Entry(path=folder / name, how=how, facts=facts)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path`; other processes wait."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ahead(folder: Path, name: str) -> Entry | None:
+    """The entry that was built ahead into `folder`, or None. A damaged one is not used: the store builds its own."""
+    with contextlib.suppress(Damaged):
+        return lookup(folder, name, "built ahead")
+    return None
+
+
+def obtain(root: Path, key: str, name: str, make: Callable[[Path], Mapping[str, str]]) -> Entry:
+    """The file `name` for `key`, from the store or made now.
+
+    make   writes the file at the path it is given, and returns facts to keep beside it
+    """
+    folder = root / key
+    with contextlib.suppress(Damaged):  # looked at again under the lock, where it can be set aside
+        found = lookup(folder, name)
+        if found is not None:
+            os.utime(folder)
+            return found
+    with locked(root / f"{key}.lock"):
+        try:
+            found = lookup(folder, name)
+        except Damaged:
+            found = None
+            aside = Path(tempfile.mkdtemp(prefix=f"damaged-{key}-", dir=root))
+            folder.rename(aside / "entry")
+        if found is not None:
+            return found
+        return store(folder, name, make)
+
+
+def store(folder: Path, name: str, make: Callable[[Path], Mapping[str, str]]) -> Entry:
+    """Make an entry in `folder`, whole or not at all. An entry already there is replaced."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f"new-{folder.name}-", dir=folder.parent))
+    try:
+        facts = {**make(scratch / name), "sha256": sha256_of(scratch / name)}
+        (scratch / "entry.json").write_text(json.dumps(facts, indent=1, sort_keys=True), encoding="utf-8")
+        for path in (scratch / name, scratch / "entry.json", scratch):
+            _flush(path)
+        if folder.exists():
+            shutil.rmtree(folder)
+        scratch.rename(folder)
+        _flush(folder.parent)
+    finally:
+        if scratch.exists():
+            shutil.rmtree(scratch)
+    return Entry(path=folder / name, how="compiled", facts=facts)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def trim(root: Path, largest_bytes: int) -> int:
+    """Remove the entries used longest ago until the store is at most `largest_bytes`; bytes removed."""
+    entries = [(folder.stat().st_mtime, folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())) for folder in root.glob("*/")]
+    total = sum(size for _, _, size in entries)
+    removed = 0
+    for _, folder, size in sorted(entries, key=lambda entry: entry[0]):
+        if total - removed <= largest_bytes:
+            break
+        shutil.rmtree(folder)
+        removed += size
+    return removed

@@ -1,0 +1,73 @@
+"""C++ for the CPU: OpenMP and SIMD, compiled with the host's compiler, called through TVM-FFI."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from opforge.backends import native
+from opforge.backends.modules import installed
+from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Way
+from opforge.core.implementation import Implementation
+from opforge.core.operator import ScalarValue
+
+# these two let sqrt, exp and comparisons be vectorised; nothing that changes an answer (-ffast-math) is on by default
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
+
+
+def host_compiler() -> str:
+    """The C++ compiler on PATH: g++, then clang++, then c++; "g++" when there is none."""
+    return next((name for name in ("g++", "clang++", "c++") if shutil.which(name)), "g++")
+
+
+class Cpp:
+    """C++ kernels on the host's own cores."""
+
+    name = "cpp"
+    about = "C++ (OpenMP, SIMD) through TVM-FFI"
+
+    def toolchain(self) -> native.Toolchain:
+        """The host compiler, tuned for this machine."""
+        return native.Toolchain(compiler=host_compiler(), flags=FLAGS, target=native.host_isa())
+
+    def way(self, device: str) -> Way:
+        if device != "cpu":
+            return Missing(what=f"C++ kernels run on the CPU, not on {device}", remedy="use --device cpu")
+        if not installed("tvm_ffi"):
+            return Missing(what="Apache TVM-FFI is not installed", remedy=f"install it with: {native.FFI_INSTALL}")
+        if shutil.which(host_compiler()) is None:
+            return Missing(what="no C++ compiler is on PATH", remedy="install one with: apt-get install g++")
+        return Native(how=f"compiled with {host_compiler()}")
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        way = self.way("cpu")
+        available = isinstance(way, Native)
+        detail = f"{native.compiler_version(host_compiler())}, for {native.host_isa()}" if available else str(way)
+        return (Capability(backend=self.name, name="run", available=available, detail=detail, remedy=getattr(way, "remedy", "")),)
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        return {"OPFORGE_PRELOAD": "torch tvm_ffi"}
+
+    def prepare(self, implementation: Implementation, call: Call) -> Kernel:
+        entry = native.library(implementation, call.config, self.toolchain())
+        return native_kernel(entry, call)
+
+    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+        toolchain = self.toolchain()
+        path = folder / f"{implementation.name}.so"
+        said, took = native.compile_with(native.command(implementation, call.config, toolchain, path))
+        return (Artefact(kernel=implementation.name, kind="so", path=path, log=said, seconds=took),)
+
+
+def native_kernel(entry: Any, call: Call) -> Kernel:
+    """A Kernel around a compiled library: inputs, outputs, then the scalars as numbers."""
+    function = native.entry_point(entry.path)
+    numbers = native.scalar_arguments(call.operator, call.scalars)
+
+    def launch(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
+        function(*inputs, *outputs, *numbers)
+
+    seconds = entry.facts.get("seconds", "?")
+    return Kernel(run=launch, notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,))

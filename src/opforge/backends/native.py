@@ -1,0 +1,171 @@
+"""Compiles .cpp and .cu files to shared libraries behind the TVM-FFI ABI, and loads them.
+
+Two modes behind one call (seed 002): a library built ahead (`opforge build`, in the operator's `built/` folder) is used
+when its key matches, otherwise the file is compiled on first use and kept in the user's cache. The key holds the text
+of the source and of every header of opforge, the flags, the compiler's version, the target and the TVM-FFI version, so
+a match is exact by construction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from opforge.backends import cache
+from opforge.backends.modules import installed
+from opforge.core.errors import EnvironmentLacks, OpforgeError
+from opforge.core.implementation import Config, Implementation
+from opforge.core.operator import Operator, ScalarValue
+
+INCLUDE = Path(__file__).resolve().parent.parent / "include"
+FFI_INSTALL = "pip install apache-tvm-ffi==0.1.12"
+ENTRY = "run"
+LIBRARY = "kernel.so"
+
+
+class CompilationFailed(OpforgeError):
+    """The compiler refused the source. The message holds the command and the end of what the compiler said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolchain:
+    """A compiler and how it is called for one kind of target."""
+
+    compiler: str
+    flags: tuple[str, ...]
+    target: str
+
+
+@lru_cache(maxsize=8)
+def compiler_version(compiler: str) -> str:
+    """The first line, and for nvcc the release line, of `compiler --version`."""
+    lines = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()
+    return next((line for line in lines if "release" in line), lines[0])
+
+
+@lru_cache(maxsize=1)
+def host_isa() -> str:
+    """A name for this CPU's instruction set, because -march=native means another thing on another machine."""
+    flags = ""
+    if Path("/proc/cpuinfo").exists():
+        flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+    return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
+
+
+@lru_cache(maxsize=1)
+def _headers() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(INCLUDE.rglob("*.h")):
+        digest.update(path.relative_to(INCLUDE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=1)
+def ffi_flags() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Include flags and link flags for TVM-FFI. Raises EnvironmentLacks when it is not installed."""
+    if not installed("tvm_ffi"):
+        raise EnvironmentLacks(f"Native kernels are called through Apache TVM-FFI, which is not installed. Install it with: {FFI_INSTALL}")
+    # its folders are found without importing it: compiling needs no runtime
+    spec = importlib.util.find_spec("tvm_ffi")
+    assert spec is not None and spec.origin is not None
+    root = Path(spec.origin).parent
+    includes = [path for path in (root / "include", root / "3rdparty" / "dlpack" / "include") if path.is_dir()]
+    return tuple(f"-I{path}" for path in (INCLUDE, *includes)), (f"-L{root / 'lib'}", "-ltvm_ffi")
+
+
+def definitions(config: Config) -> tuple[str, ...]:
+    """A config as preprocessor definitions, which is how a native kernel sees it."""
+    return tuple(f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in config.values)
+
+
+def library_key(implementation: Implementation, config: Config, toolchain: Toolchain, compiler: str = "") -> str:
+    """The name of a library: everything that goes into it. One built ahead leaves `compiler` out of its name, so that it
+    serves machines without a compiler; one in the cache is made again after the compiler was upgraded."""
+    return cache.key_of(
+        {
+            "source": implementation.source.read_text(encoding="utf-8"),
+            "headers": _headers(),
+            "flags": " ".join((*toolchain.flags, *implementation.flags, *definitions(config))),
+            "compiler": compiler,
+            "target": toolchain.target,
+            "ffi": importlib.metadata.version("apache-tvm-ffi"),
+        }
+    )
+
+
+def command(implementation: Implementation, config: Config, toolchain: Toolchain, output: Path) -> list[str]:
+    """The compiler's command line for a shared library."""
+    includes, links = ffi_flags()
+    return [toolchain.compiler, *toolchain.flags, *implementation.flags, *definitions(config), *includes, str(implementation.source), "-o", str(output), *links]
+
+
+def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
+    """Run a compiler; what it said and how long it took in seconds. Raises CompilationFailed with the end of its words."""
+    started = time.perf_counter()
+    done = subprocess.run(list(arguments), capture_output=True, text=True)
+    took = time.perf_counter() - started
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip()[-3000:]
+        raise CompilationFailed(f"The compiler refused the source. Run this to see it whole:\n  {' '.join(arguments)}\n{words}")
+    return done.stdout + done.stderr, took
+
+
+def built_folder(implementation: Implementation) -> Path:
+    """Where `opforge build` leaves an operator's libraries."""
+    return implementation.source.parent / "built"
+
+
+def library(implementation: Implementation, config: Config, toolchain: Toolchain) -> cache.Entry:
+    """The shared library of an implementation for a target: built ahead, cached, or compiled now."""
+    ahead = library_key(implementation, config, toolchain)
+    found = cache.ahead(built_folder(implementation) / ahead, LIBRARY)
+    if found is not None:
+        return found
+    if shutil.which(toolchain.compiler) is None:
+        raise EnvironmentLacks(f"{implementation.source.name} needs `{toolchain.compiler}`, which is not on PATH. Install it (apt-get install g++, or the CUDA toolkit for nvcc).")
+    key = library_key(implementation, config, toolchain, compiler_version(toolchain.compiler))
+    return cache.obtain(cache.cache_root() / "native", key, LIBRARY, lambda path: _make(implementation, config, toolchain, path))
+
+
+def build_ahead(implementation: Implementation, config: Config, toolchain: Toolchain) -> cache.Entry:
+    """Compile into the operator's `built/` folder."""
+    key = library_key(implementation, config, toolchain)
+    return cache.store(built_folder(implementation) / key, LIBRARY, lambda path: _make(implementation, config, toolchain, path))
+
+
+def _make(implementation: Implementation, config: Config, toolchain: Toolchain, path: Path) -> Mapping[str, str]:
+    said, took = compile_with(command(implementation, config, toolchain, path))
+    return {"implementation": f"{implementation.operator}/{implementation.name}", "target": toolchain.target, "seconds": f"{took:.2f}", "log": said[-4000:]}
+
+
+@lru_cache(maxsize=256)
+def _load(path: str) -> Callable[..., Any]:
+    import tvm_ffi
+
+    module = tvm_ffi.load_module(path)
+    function: Callable[..., Any] = getattr(module, ENTRY)
+    return function
+
+
+def entry_point(path: Path) -> Callable[..., Any]:
+    """The `run` that the library exports. It takes torch tensors: the inputs, the outputs, then the scalars."""
+    return _load(str(path))
+
+
+def scalar_arguments(operator: Operator, scalars: Mapping[str, ScalarValue]) -> tuple[int | float, ...]:
+    """The scalars as numbers, in the operator's order; a choice of words is passed as its place among the choices."""
+    numbers: list[int | float] = []
+    for scalar in operator.scalars:
+        value = scalars[scalar.name]
+        numbers.append(scalar.choices.index(value) if isinstance(value, str) else value)
+    return tuple(numbers)

@@ -1,0 +1,113 @@
+"""What a backend answers, whatever its language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from opforge.core.implementation import Config, Implementation
+from opforge.core.operator import Operator, ScalarValue
+from opforge.core.shapes import Axes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native:
+    """Kernels run on the device itself: they are verified and timed."""
+
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stood:
+    """Something stands in for the device (an interpreter, an emulator): kernels are verified and never timed."""
+
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missing:
+    """Nothing runs here: what is missing, and the command that brings it."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.remedy}"
+
+
+Way = Native | Stood | Missing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """One line of `opforge doctor`: something a backend can do here, or what it lacks."""
+
+    backend: str
+    name: str
+    available: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a kernel is prepared for. `device` is a torch device type: "cpu", "cuda", "npu", …"""
+
+    operator: Operator
+    axes: Axes
+    dtype: str
+    scalars: Mapping[str, ScalarValue]
+    config: Config
+    device: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A prepared implementation.
+
+    run        `run(inputs, outputs, scalars)`: tensors in the operator's order, variadic axes collapsed. It writes
+               `outputs` and returns None, or (`allocates`) ignores `outputs` and returns what it computed
+    allocates  the kernel makes its own outputs, and takes tensors as they are, variadic axes not collapsed
+    notes      what the record should know of how it was made ("built ahead", "compiled in 1.2 s")
+    """
+
+    run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any]
+    allocates: bool = False
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artefact:
+    """One thing an offline compilation made: a cubin, a PTX file, AMD assembly, a source file; with the compiler's words."""
+
+    kernel: str
+    kind: str
+    path: Path
+    log: str = ""
+    threads: int = 0
+    seconds: float = 0.0
+    facts: Mapping[str, int | str] | None = None
+
+
+class Backend(Protocol):
+    """One way to write kernels."""
+
+    name: str
+    about: str
+
+    def way(self, device: str) -> Way:
+        """How kernels of this backend are executed for tensors on `device`, on this machine."""
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """Everything this backend can do, and what is missing here."""
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        """Variables that the process which runs these kernels must start with."""
+
+    def prepare(self, implementation: Implementation, call: Call) -> Kernel:
+        """Load or compile the implementation for a call. Raises EnvironmentLacks when `way` is Missing."""
+
+    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+        """Compile for a named target ("sm_90a", "gfx942", "host"), device or not, leaving the artefacts in `folder`."""

@@ -1,0 +1,138 @@
+"""TileLang: compiled for the GPU that is here, or through its C target for a CPU (run and timed there); lowered offline.
+
+A file defines `program(*, dtype, target, **scalars, **config)`, which builds a prim_func over symbolic sizes, and may
+define `variant(axes, dtype) -> dict`: extra keywords for `program` where one program cannot serve every size.
+`target` is "c" or "cuda". See `tilelang_tools` for what both targets need said differently.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
+
+from opforge.backends import cache, native
+from opforge.backends.cpp import host_compiler
+from opforge.backends.modules import installed, load_source, required
+from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Way
+from opforge.backends.torch_eager import torch_runs_on
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Implementation
+from opforge.core.operator import ScalarValue
+
+INSTALL = "pip install tilelang==0.1.15 apache-tvm-ffi==0.1.12"
+C_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-w")
+
+
+def _quiet() -> None:
+    os.environ.setdefault("TILELANG_PRINT_ON_COMPILATION", "0")
+    os.environ.setdefault("TILELANG_CACHE_DIR", str(cache.cache_root() / "tilelang"))
+
+
+class TileLang:
+    """TileLang kernels."""
+
+    name = "tilelang"
+    about = "TileLang"
+
+    def way(self, device: str) -> Way:
+        if not installed("tilelang"):
+            return Missing(what="TileLang is not installed", remedy=f"install it with: {INSTALL}")
+        if device == "cpu":
+            if shutil.which(host_compiler()) is None:
+                return Missing(what="TileLang's C target needs a C++ compiler", remedy="install one with: apt-get install g++")
+            return Native(how="TileLang's C target")
+        if device != "cuda" or not torch_runs_on(device):
+            return Missing(what=f"torch sees no {device} device here that TileLang runs on", remedy="use --device cpu for its C target")
+        return Native(how="compiled by TileLang")
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        here = installed("tilelang")
+        version = f"TileLang {importlib.metadata.version('tilelang')}" if here else "TileLang is not installed"
+        gpu = self.way("cuda")
+        return (
+            Capability(backend=self.name, name="run", available=isinstance(gpu, Native), detail=getattr(gpu, "how", str(gpu)), remedy=getattr(gpu, "remedy", "")),
+            Capability(backend=self.name, name="run on a CPU", available=here, detail=f"{version}, C target", remedy=INSTALL),
+            Capability(backend=self.name, name="compile offline", available=here and shutil.which("nvcc") is not None, detail=f"{version}, lowered to CUDA", remedy=INSTALL),
+        )
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        return {"OPFORGE_PRELOAD": "torch tilelang", "TILELANG_PRINT_ON_COMPILATION": "0", "TILELANG_CACHE_DIR": str(cache.cache_root() / "tilelang")}
+
+    def program(self, implementation: Implementation, call: Call, target: str) -> tuple[Any, tuple[Any, ...]]:
+        """The prim_func for a call on a target, and a key that is equal for calls which share it."""
+        if not installed("tilelang"):
+            raise EnvironmentLacks(f"{implementation.name} needs TileLang. Install it with: {INSTALL}")
+        _quiet()
+        module = load_source(implementation.source)
+        build = cast(Callable[..., Any], required(module, "program", implementation.source))
+        variant = getattr(module, "variant", None)
+        extra = variant(call.axes, call.dtype) if variant is not None else {}
+        words = {**call.scalars, **call.config.as_dict(), **extra}
+        key = (module.__name__, call.dtype, target, tuple(sorted(words.items())))
+        return (lambda: build(dtype=call.dtype, target=target, **words)), key
+
+    def prepare(self, implementation: Implementation, call: Call) -> Kernel:
+        target = "c" if call.device == "cpu" else "cuda"
+        build, key = self.program(implementation, call, target)
+        kernel = _compiled(key, target, _Build(build))
+        as_bits = target == "c" and call.dtype == "bfloat16"
+        import torch
+
+        def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
+            tensors = (*inputs, *outputs)
+            if as_bits:
+                # the C target has no bfloat16: its bits travel as uint16, in the same memory
+                tensors = tuple(tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor for tensor in tensors)
+            kernel(*tensors)
+
+        return Kernel(run=run)
+
+    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+        if shutil.which("nvcc") is None:
+            raise EnvironmentLacks("TileLang's CUDA source is assembled with nvcc, which is not on PATH. Install the CUDA toolkit.")
+        build, _ = self.program(implementation, call, "cuda")
+        import tilelang
+        import tvm
+
+        arch = f"{target}a" if target == "sm_90" else target
+        chosen = tvm.target.Target({"kind": "cuda", "arch": arch})
+        with chosen:
+            text = tilelang.lower(build(), target=chosen).kernel_source
+        source = folder / f"{implementation.name}.cu"
+        source.write_text(text, encoding="utf-8")
+        root = Path(tilelang.__file__).parent
+        path = folder / f"{implementation.name}.cubin"
+        said, took = native.compile_with(
+            ["nvcc", "-std=c++20", "-w", "-cubin", f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}", f"-I{root / 'src'}"]
+            + [f"-I{root / '3rdparty' / 'cutlass' / 'include'}", "-Xptxas", "-v", str(source), "-o", str(path)]
+        )
+        return (Artefact(kernel=implementation.name, kind="cubin", path=path, log=said, seconds=took),)
+
+
+class _Build:
+    """A builder that does not take part in cache keys."""
+
+    def __init__(self, build: Callable[[], Any]) -> None:
+        self.build = build
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Build)
+
+
+@lru_cache(maxsize=256)
+def _compiled(key: tuple[Any, ...], target: str, build: _Build) -> Callable[..., Any]:
+    import tilelang
+
+    if target == "c":
+        kernel: Callable[..., Any] = tilelang.compile(build.build(), target="c", execution_backend="cython", compile_flags=list(C_FLAGS))
+    else:
+        kernel = tilelang.compile(build.build(), target="cuda")
+    return kernel

@@ -1,0 +1,112 @@
+"""Triton: run on a GPU, interpreted on a CPU (verified, never timed), compiled offline for a named target.
+
+A file defines kernels and `launch(*inputs, *outputs, *, scalars and config by name)`, which computes a grid and launches.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from opforge.backends.modules import installed, load_source, required
+from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Stood, Way
+from opforge.backends.torch_eager import torch_runs_on
+from opforge.core.errors import EnvironmentLacks, unknown
+from opforge.core.implementation import Implementation
+from opforge.core.operator import ScalarValue
+from opforge.core.shapes import collapsed_shape
+
+INSTALL = "pip install triton==3.6.0"
+INTERPRET = "TRITON_INTERPRET"
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+
+
+class Triton:
+    """Triton kernels (and Gluon, where plain Triton cannot reach the hardware)."""
+
+    name = "triton"
+    about = "Triton"
+
+    def way(self, device: str) -> Way:
+        if not installed("triton"):
+            return Missing(what="Triton is not installed", remedy=f"install it with: {INSTALL}")
+        if device == "cpu":
+            return Stood(how="Triton interpreter")
+        if not torch_runs_on(device):
+            return Missing(what=f"torch sees no {device} device here", remedy="use --device cpu for the interpreter")
+        return Native(how="compiled by Triton")
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        here = installed("triton")
+        version = f"Triton {importlib.metadata.version('triton')}" if here else "Triton is not installed"
+        gpu = self.way("cuda")
+        return (
+            Capability(backend=self.name, name="run", available=isinstance(gpu, Native), detail=getattr(gpu, "how", str(gpu)), remedy=getattr(gpu, "remedy", "")),
+            Capability(backend=self.name, name="verify without a GPU", available=here, detail=f"{version}, interpreter", remedy=INSTALL),
+            Capability(backend=self.name, name="compile offline", available=here, detail=f"{version}, for {', '.join(TARGETS)}", remedy=INSTALL),
+        )
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        # the interpreter is chosen when triton is imported, so the process must start with it
+        return {INTERPRET: "1" if device == "cpu" else "0", "OPFORGE_PRELOAD": "torch opforge.backends.triton_interpreter" if device == "cpu" else "torch triton"}
+
+    def launcher(self, implementation: Implementation) -> Callable[..., None]:
+        """The `launch` of the file."""
+        if not installed("triton"):
+            raise EnvironmentLacks(f"{implementation.name} needs Triton. Install it with: {INSTALL}")
+        return cast(Callable[..., None], required(load_source(implementation.source), "launch", implementation.source))
+
+    def prepare(self, implementation: Implementation, call: Call) -> Kernel:
+        if call.device == "cpu" and os.environ.get(INTERPRET) != "1":
+            raise EnvironmentLacks(f"{implementation.name} runs on a CPU only under the interpreter. Start with {INTERPRET}=1, or leave --in-process away.")
+        launch = self.launcher(implementation)
+        config = call.config.as_dict()
+
+        def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
+            launch(*inputs, *outputs, **scalars, **config)
+
+        return Kernel(run=run)
+
+    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+        if os.environ.get(INTERPRET) == "1" and "triton" in sys.modules:
+            raise EnvironmentLacks(f"Triton was started as an interpreter ({INTERPRET}=1) and cannot compile. Unset it and try again.")
+        launch = self.launcher(implementation)
+        import torch
+
+        from opforge.backends import triton_offline
+
+        known = triton_offline.TARGETS
+        if target.rstrip("a") not in known and target not in known:
+            raise unknown("Triton target", target, known)
+        # Triton adds the "a" itself where the architecture has instructions of its own
+        chosen = known.get(target) or known[target.rstrip("a")]
+        operator = call.operator
+        tensors = [
+            torch.empty(collapsed_shape(spec.shape, call.axes), dtype=getattr(torch, spec.dtype_for(call.dtype)), device="meta") for spec in (*operator.inputs, *operator.outputs)
+        ]
+        launches = triton_offline.capture_launches(launch, *tensors, target=chosen, **call.scalars, **call.config.as_dict())
+        found: list[Artefact] = []
+        for number, captured in enumerate(launches):
+            started = time.perf_counter()
+            artefacts = triton_offline.compile_offline(captured)
+            took = time.perf_counter() - started
+            for stage, content in artefacts.asm.items():
+                path = folder / f"{implementation.name}-{number}-{artefacts.name}.{stage}"
+                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+                if stage in ("cubin", "amdgcn"):
+                    found.append(
+                        Artefact(
+                            kernel=artefacts.name,
+                            kind=stage,
+                            path=path,
+                            threads=artefacts.threads_per_block,
+                            seconds=took,
+                            facts={"shared_bytes": artefacts.shared_bytes, "grid": "x".join(map(str, captured.grid))},
+                        )
+                    )
+        return tuple(found)

@@ -1,0 +1,50 @@
+"""DeviceSpec: a chip as data, so that kernels can be compiled, judged and re-tuned for one that is not on the desk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """One measured limit of a machine: bytes/s or FLOP/s, with when and how it was measured."""
+
+    name: str
+    value: float
+    unit: str
+    measured_at: str
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSpec:
+    """A device descriptor. Bandwidth in bytes/s, arithmetic in FLOP/s by dtype, memory in bytes.
+
+    nominal_*   the vendor's sheet (`source` says which); measured figures live beside it as `ceilings`
+    target      what compilers call it: "sm_90a", "gfx942", "ascend910b", "host"
+    """
+
+    name: str
+    kind: str
+    target: str
+    units: int
+    warp_size: int
+    vector_bytes: int
+    registers_per_unit: int
+    shared_bytes_per_unit: int
+    shared_bytes_per_block: int
+    threads_per_unit: int
+    blocks_per_unit: int
+    cache_bytes: int
+    memory_bytes: int
+    nominal_bytes_per_s: float
+    nominal_flops_per_s: Mapping[str, float]
+    capabilities: tuple[str, ...]
+    source: str
+    ceilings: tuple[Ceiling, ...] = ()
+    matches: tuple[str, ...] = field(default_factory=tuple)
+
+    def ceiling(self, name: str) -> Ceiling | None:
+        """A measured ceiling by name ("copy", "matrix_bfloat16", …), or None when it was not measured."""
+        return next((ceiling for ceiling in self.ceilings if ceiling.name == name), None)

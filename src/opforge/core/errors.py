@@ -1,0 +1,41 @@
+"""Errors that people meet. Every message ends with the next step; every class knows its exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class OpforgeError(Exception):
+    """Anything opforge refuses to do. `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UsageError(OpforgeError):
+    """The request cannot be understood: an unknown name, a malformed file, a flag that does not fit."""
+
+    exit_code = 2
+
+
+class EnvironmentLacks(OpforgeError):
+    """Something must be installed or plugged in first. The message names it and the command that brings it."""
+
+    exit_code = 3
+
+
+def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
+    """A UsageError for a name that is not known, with the nearest known one.
+
+    >>> print(unknown("operator", "sofmax", ["softmax", "relu"]))
+    No operator named 'sofmax'. Did you mean 'softmax'? Known here: relu, softmax.
+    """
+    names = sorted(known)
+    close = get_close_matches(name, names, n=1)
+    parts = [f"No {kind} named {name!r}."]
+    if close:
+        parts.append(f"Did you mean {close[0]!r}?")
+    parts.append(f"Known here: {', '.join(names) or 'none'}.")
+    if hint:
+        parts.append(hint)
+    return UsageError(" ".join(parts))

@@ -1,0 +1,122 @@
+"""A small, safe expression language for shapes, costs, constraints and limits.
+
+Expressions are written as text beside the kernel (`"cols <= 16384"`, `"2*m*n*k"`), so they can be listed, recorded
+and evaluated without importing the kernel's toolchain. Python's syntax, a whitelist of nodes, no attribute access.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from opforge.core.errors import UsageError
+
+
+def _prod(value: int | tuple[int, ...]) -> int:
+    return math.prod(value) if isinstance(value, tuple) else value
+
+
+def _cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def _next_pow2(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "prod": _prod,
+    "cdiv": _cdiv,
+    "next_pow2": _next_pow2,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "len": len,
+    "sqrt": math.sqrt,
+    "log2": math.log2,
+}
+
+_OPERATIONS: dict[type, Callable[..., Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
+    ast.USub: operator.neg,
+    ast.Not: operator.not_,
+}
+
+
+@lru_cache(maxsize=4096)
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise UsageError(f"Expression {text!r} does not parse: {error.msg}. Write it as Python, over axis names.") from error
+
+
+def evaluate(text: str, names: Mapping[str, Any]) -> Any:
+    """The value of `text` over `names` (axes, dtype, config parameters).
+
+    >>> evaluate("2*prod(lead)*cols", {"lead": (4, 8), "cols": 10})
+    640
+
+    Raises UsageError for an unknown name or a construct outside the language.
+    """
+
+    def walk(node: ast.expr) -> Any:
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                if name in names:
+                    return names[name]
+                raise UsageError(f"Expression {text!r} uses {name!r}; known here: {', '.join(sorted(names))}.")
+            case ast.Tuple(elts=elements) | ast.List(elts=elements):
+                return tuple(walk(element) for element in elements)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+                return _OPERATIONS[type(op)](walk(left), walk(right))
+            case ast.UnaryOp(op=op, operand=operand) if type(op) in _OPERATIONS:
+                return _OPERATIONS[type(op)](walk(operand))
+            case ast.BoolOp(op=op, values=values):
+                result: Any = None
+                for value in values:
+                    result = walk(value)
+                    if bool(result) == isinstance(op, ast.Or):
+                        return result
+                return result
+            case ast.IfExp(test=test, body=body, orelse=orelse):
+                return walk(body) if walk(test) else walk(orelse)
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                previous = walk(left)
+                for op, comparator in zip(ops, comparators, strict=True):
+                    if type(op) not in _OPERATIONS:
+                        break
+                    current = walk(comparator)
+                    if not _OPERATIONS[type(op)](previous, current):
+                        return False
+                    previous = current
+                else:
+                    return True
+            case ast.Subscript(value=value, slice=index):
+                return walk(value)[walk(index)]
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in FUNCTIONS:
+                return FUNCTIONS[name](*(walk(argument) for argument in args))
+            case _:
+                pass
+        raise UsageError(f"Expression {text!r} uses something outside the expression language ({ast.dump(node)[:60]}).")
+
+    return walk(_parse(text))

@@ -1,0 +1,99 @@
+"""Implementation: one file that computes an operator on one backend, and what it says of itself.
+
+The statements (`SUPPORTS`, `SPACE`, `LIMITS`, `DEFAULT`, …) are literals in the file, read without running it, so that
+`opforge list` and `opforge show` need no toolchain.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge.core.expr import evaluate
+from opforge.core.operator import ScalarValue
+from opforge.core.shapes import Axes
+
+LAYOUTS = ("contiguous", "rows", "strided")
+"""What an implementation can read: contiguous; rows with any stride, each contiguous inside; any strides at all."""
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """The implementation takes this call."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The implementation does not take this call, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Config:
+    """One point of a tunable space: parameter names and values, in the space's order."""
+
+    values: tuple[tuple[str, int | str | bool], ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.values) or "default"
+
+    def as_dict(self) -> dict[str, int | str | bool]:
+        """The parameters by name."""
+        return dict(self.values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One file on one backend.
+
+    idea       the first line of the file's own words
+    supports   name → expression over axes, dtype, scalars: each must hold
+    space      tunable parameter → values it may take
+    limits     name → expression over axes, dtype, itemsize, scalars and the config: each must hold for a config to be tried
+    default    the config used when none was tuned
+    layouts    which memory layouts the inputs may have (see LAYOUTS)
+    flags      extra compiler flags, for native backends
+    """
+
+    name: str
+    operator: str
+    backend: str
+    source: Path
+    idea: str
+    dtypes: tuple[str, ...] | None = None
+    supports: Mapping[str, str] = field(default_factory=dict)
+    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    limits: Mapping[str, str] = field(default_factory=dict)
+    default: Config = Config()
+    layouts: tuple[str, ...] = ("contiguous",)
+    flags: tuple[str, ...] = ()
+    deterministic: bool = True
+
+    def accepts(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Accepted | Rejected:
+        """Whether this implementation takes a call of these axes, dtype and scalars (layouts are the runner's business)."""
+        if self.dtypes is not None and dtype not in self.dtypes:
+            return Rejected(f"{self.name} takes {', '.join(self.dtypes)}, not {dtype}")
+        names = {**axes, **scalars, "dtype": dtype}
+        for name, expression in self.supports.items():
+            if not evaluate(expression, names):
+                return Rejected(f"{name}: {expression} does not hold for {_short(axes)}")
+        return Accepted()
+
+    def allows(self, config: Config, axes: Axes, dtype: str, itemsize: int, scalars: Mapping[str, ScalarValue]) -> Accepted | Rejected:
+        """Whether a config is worth trying here; the reason names every limit that it breaks."""
+        names = {**axes, **scalars, **config.as_dict(), "dtype": dtype, "itemsize": itemsize}
+        broken = [name for name, expression in self.limits.items() if not evaluate(expression, names)]
+        return Rejected(f"not {' nor '.join(broken)}") if broken else Accepted()
+
+    def configs(self) -> Iterator[Config]:
+        """Every point of the space, limits not asked."""
+        for values in itertools.product(*self.space.values()):
+            yield Config(tuple(zip(self.space, values, strict=True)))
+
+
+def _short(axes: Axes) -> str:
+    return ", ".join(f"{name}={value}" for name, value in axes.items())

@@ -1,0 +1,223 @@
+"""Operator: what is computed, told once, for every backend.
+
+An operator's folder holds `op.py`, which builds one `Operator` from these nouns and imports nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import UsageError
+from opforge.core.expr import evaluate
+from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes, full_shape
+
+ScalarValue = bool | int | float | str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case)."""
+
+    name: str
+    shape: str
+    dtype: str = "T"
+    about: str = ""
+
+    def dtype_for(self, dtype: str) -> str:
+        """The dtype this tensor has in a case of `dtype`."""
+        return dtype if self.dtype == "T" else self.dtype
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scalar:
+    """One parameter that is not a tensor, with its default and, where it is a choice, the choices."""
+
+    name: str
+    default: ScalarValue
+    choices: tuple[ScalarValue, ...] = ()
+    about: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constraint:
+    """A named condition over axes, dtype and scalars that every call must satisfy."""
+
+    name: str
+    expression: str
+    about: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one call must do at the least: floating-point operations, bytes read, bytes written."""
+
+    flops: int
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved, read and written together."""
+        return self.bytes_read + self.bytes_written
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte moved: the abscissa of the roofline."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Law:
+    """A property that holds whatever the implementation. `holds(inputs, outputs, scalars)` gets float64 tensors by
+    name and returns None, or one sentence saying what is violated. Asked only on finite inputs."""
+
+    name: str
+    about: str
+    holds: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], str | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tolerance:
+    """How far a right answer may be from the float64 oracle, element by element:
+
+    `factor * eps(float32) * sqrt(length) * magnitude  +  roundings * (half an ulp of the output dtype at the result)`
+
+    and the smallest normal float32, because hardware may flush what is smaller.
+
+    length      expression over the axes: how many terms are accumulated. sqrt, because rounding errors have random signs
+                (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019)
+    magnitude   `magnitude(inputs, outputs, scalars) -> {output: tensor}`: the size of what was added up to give each
+                element, in float64. None means |result|: right for operators that only scale
+    roundings   how often an intermediate or the result is rounded to the output dtype; 1 is the final store alone
+    """
+
+    factor: float = 6.0
+    length: str = "1"
+    magnitude: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = None
+    roundings: float = 1.0
+    about: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One situation to verify: axes, distribution of the values, memory layout, scalars, and why it exists.
+
+    `dtype` None means every dtype of the operator. `seed` None means fresh from the operating system each time; a
+    recorded seed replays the case exactly.
+    """
+
+    name: str
+    axes: Mapping[str, AxisValue]
+    why: str
+    distribution: str = "normal"
+    layout: str = "contiguous"
+    dtype: str | None = None
+    scalars: Mapping[str, ScalarValue] = field(default_factory=dict)
+    seed: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A case somebody really runs: which layer of which published model. `scale` is "laptop" or "gpu"."""
+
+    name: str
+    axes: Mapping[str, AxisValue]
+    source: str
+    scale: str = "gpu"
+    scalars: Mapping[str, ScalarValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """An operator, defined once. See the fields' own nouns; `implementations` lists file stems in order of preference.
+
+    unit   which arithmetic units its FLOPs can be given to: "matrix" (products of matrices: matmul, convolution, attention)
+           or "vector" (everything else). The roofline takes its compute ceiling from it
+    """
+
+    name: str
+    about: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    reference: Callable[..., Any]
+    flops: str
+    scalars: tuple[Scalar, ...] = ()
+    dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
+    constraints: tuple[Constraint, ...] = ()
+    bytes_read: str | None = None
+    bytes_written: str | None = None
+    tolerance: Tolerance = Tolerance()
+    laws: tuple[Law, ...] = ()
+    cases: tuple[Case, ...] = ()
+    workloads: tuple[Workload, ...] = ()
+    implementations: tuple[str, ...] = ()
+    differentiable: tuple[str, ...] | None = None
+    source: str = ""
+    folder: Path | None = None
+    unit: str = "vector"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("vector", "matrix"):
+            raise UsageError(f'{self.name}: unit is {self.unit!r}. Say "matrix" for products of matrices, "vector" for everything else.')
+        known = {name for spec in self.inputs for name in axis_names(spec.shape)}
+        for spec in self.outputs:
+            for name in axis_names(spec.shape):
+                if name not in known:
+                    raise UsageError(f"{self.name}: output {spec.name} uses axis {name!r}, which no input has. Axes of the inputs: {sorted(known)}.")
+        for spec in (*self.inputs, *self.outputs):
+            if spec.dtype != "T" and spec.dtype not in DTYPES:
+                raise UsageError(f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}.")
+        names = [spec.name for spec in (*self.inputs, *self.outputs, *self.scalars)]
+        if len(set(names)) != len(names):
+            raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axis names, in order of first appearance."""
+        return tuple(dict.fromkeys(name for spec in self.inputs for name in axis_names(spec.shape)))
+
+    def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AxisValue]:
+        """The axes for inputs of these shapes; raises UsageError when they do not fit together."""
+        missing = [spec.name for spec in self.inputs if spec.name not in shapes]
+        if missing:
+            raise UsageError(f"{self.name} needs {', '.join(spec.name for spec in self.inputs)}; not given: {', '.join(missing)}.")
+        return bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs])
+
+    def scalar_values(self, given: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
+        """Every scalar's value: those given, checked, and the defaults for the others."""
+        known = {scalar.name: scalar for scalar in self.scalars}
+        for name, value in given.items():
+            if name not in known:
+                raise UsageError(f"{self.name} has no parameter {name!r}. It takes: {', '.join(known) or 'none'}.")
+            choices = known[name].choices
+            if choices and value not in choices:
+                raise UsageError(f"{self.name}: {name} = {value!r} is not one of {choices}.")
+        return {name: given.get(name, scalar.default) for name, scalar in known.items()}
+
+    def violated(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Constraint | None:
+        """The first constraint that does not hold, or None."""
+        names = {**axes, **scalars, "dtype": dtype}
+        return next((constraint for constraint in self.constraints if not evaluate(constraint.expression, names)), None)
+
+    def cost(self, axes: Axes, dtype: str) -> Cost:
+        """FLOPs and least traffic for these axes. Bytes default to each input read once and each output written once."""
+        names = {**axes, "dtype": dtype, "itemsize": DTYPES[dtype].itemsize}
+
+        def traffic(specs: tuple[TensorSpec, ...]) -> int:
+            total = 0
+            for spec in specs:
+                elements = 1
+                for extent in full_shape(spec.shape, axes):
+                    elements *= extent
+                total += elements * DTYPES[spec.dtype_for(dtype)].itemsize
+            return total
+
+        return Cost(
+            flops=int(evaluate(self.flops, names)),
+            bytes_read=int(evaluate(self.bytes_read, names)) if self.bytes_read else traffic(self.inputs),
+            bytes_written=int(evaluate(self.bytes_written, names)) if self.bytes_written else traffic(self.outputs),
+        )

@@ -1,0 +1,37 @@
+"""Operators as functions: `from opforge import ops; ops.softmax(x)`.
+
+Each name is an operator known here; the call takes the best implementation that has a Pass on this machine for the
+dtype, device and shape class, and PyTorch otherwise. `ops.softmax.why(x)` says which one it takes and why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from opforge.dispatch import Function
+
+
+def __getattr__(name: str) -> Function:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    from opforge.core.errors import UsageError
+    from opforge.dispatch import Chooser, Function
+    from opforge.registry import load
+
+    registry = load()
+    try:
+        operator = registry.operator(name)
+    except UsageError as error:
+        raise AttributeError(str(error)) from error
+    chooser = globals().setdefault("_chooser", Chooser(registry))
+    function = Function(operator, chooser)
+    # kept, so that the next access is an ordinary attribute (and torch.compile can trace through it)
+    globals()[name] = function
+    return function
+
+
+def __dir__() -> list[str]:
+    from opforge.registry import load
+
+    return sorted(load().names())

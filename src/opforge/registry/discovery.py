@@ -1,0 +1,136 @@
+"""Finds operator folders and loads their `op.py`.
+
+A home is a folder of operator folders. The package's own is always there; `--home` and `OPFORGE_HOME` add others, and
+installed packages add theirs through the entry point group `opforge.operators` (each entry names a module whose folder
+is a home, or a `pathlib.Path`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+from opforge.core.errors import OpforgeError, UsageError, unknown
+from opforge.core.implementation import Implementation
+from opforge.core.operator import Operator
+from opforge.registry.sources import read_implementation
+
+PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
+
+
+@dataclass(frozen=True)
+class Home:
+    """A folder of operator folders, and where it came from: "package", "option", "environment" or "entry point NAME"."""
+
+    path: Path
+    origin: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """The operators of some homes, loaded when asked for. A later home may not redefine an operator of an earlier one."""
+
+    homes: tuple[Home, ...]
+    _loaded: dict[str, Operator] = field(default_factory=dict, repr=False, compare=False)
+    _implementations: dict[str, tuple[Implementation, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def folders(self) -> Mapping[str, Path]:
+        """Operator name → folder, for every folder that holds an op.py."""
+        found: dict[str, Path] = {}
+        for home in self.homes:
+            for definition in sorted(home.path.glob("*/op.py")):
+                name = definition.parent.name
+                if name in found:
+                    raise UsageError(f"Operator {name!r} is defined twice: {found[name]} and {definition.parent}. Rename one folder.")
+                found[name] = definition.parent
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """Every operator's name, in alphabetical order."""
+        return tuple(sorted(self.folders))
+
+    def operator(self, name: str) -> Operator:
+        """The operator of that name. Raises UsageError with the nearest name, or with what is wrong in its op.py."""
+        if name not in self.folders:
+            raise unknown("operator", name, self.folders, f"Start a new one with: opforge new {name}")
+        if name not in self._loaded:
+            self._loaded[name] = _load_definition(name, self.folders[name])
+        return self._loaded[name]
+
+    def operators(self) -> Iterator[Operator]:
+        """Every operator, in alphabetical order."""
+        return (self.operator(name) for name in self.names())
+
+    def implementations(self, name: str) -> tuple[Implementation, ...]:
+        """The implementations of an operator, in the order its op.py prefers. A torch file comes twice: as it is, and
+        through torch.compile under the name `torch_compile` (or `torch_compile_IDEA` for a second file)."""
+        if name not in self._implementations:
+            operator = self.operator(name)
+            assert operator.folder is not None
+            found: list[Implementation] = []
+            for stem in operator.implementations:
+                implementation = read_implementation(name, operator.folder, stem)
+                found.append(implementation)
+                if implementation.backend == "torch":
+                    idea = stem.removeprefix("torch_")
+                    twin = "torch_compile" if idea == "eager" else f"torch_compile_{idea}"
+                    found.append(dataclasses.replace(implementation, name=twin, backend="compile", idea=f"{stem} through torch.compile"))
+            self._implementations[name] = tuple(found)
+        return self._implementations[name]
+
+    def implementation(self, operator: str, name: str) -> Implementation:
+        """One implementation by name. Raises UsageError with the nearest name."""
+        known = {implementation.name: implementation for implementation in self.implementations(operator)}
+        if name not in known:
+            raise unknown(f"implementation of {operator}", name, known)
+        return known[name]
+
+
+def load(homes: Iterable[Path] = ()) -> Registry:
+    """The registry of the package's operators, those in `homes`, in $OPFORGE_HOME, and in installed plugins.
+
+    Raises UsageError when a given home is not a folder.
+    """
+    found = [Home(PACKAGE_HOME, "package")]
+    given = [(path, "option") for path in homes]
+    given += [(Path(text), "environment") for text in os.environ.get("OPFORGE_HOME", "").split(os.pathsep) if text]
+    for path, origin in given:
+        if not path.is_dir():
+            raise UsageError(f"{path} is not a folder. A home holds one folder per operator; make one with: opforge new NAME --home {path}")
+        found.append(Home(path.resolve(), origin))
+    for entry in importlib.metadata.entry_points(group="opforge.operators"):
+        target = entry.load()
+        path = target if isinstance(target, Path) else Path(target.__file__).parent
+        found.append(Home(path.resolve(), f"entry point {entry.name}"))
+    return Registry(tuple({home.path: home for home in found}.values()))
+
+
+def _load_definition(name: str, folder: Path) -> Operator:
+    path = folder / "op.py"
+    # the folder is part of the name: two homes may each hold a folder of one name
+    module_name = f"opforge_operator_{name}_{sha256(str(folder).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except OpforgeError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except Exception as error:  # op.py is a guest's code: whatever it raises is reported with its file
+        raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
+    operator = getattr(module, "operator", None)
+    if not isinstance(operator, Operator):
+        raise UsageError(f"{path} defines no `operator = Operator(...)`. See: opforge show softmax --source")
+    if operator.name != name:
+        raise UsageError(f"{path} defines operator {operator.name!r} in a folder named {name!r}. Let them agree.")
+    return dataclasses.replace(operator, folder=folder)

@@ -1,0 +1,190 @@
+"""One block of memory for a call's inputs and outputs, with guard regions between them.
+
+The parent lays the arena out, fills it and owns it; the process that runs the kernel maps the same memory (or copies it
+to a device and back as one piece). Every byte outside the tensors is 0xFF, which is NaN in every floating-point format
+used here: a read outside a buffer poisons the result, a write outside it shows when the guards are compared afterwards.
+The memory has no name in any file system, so nothing is left behind however a process dies.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+
+GUARD_BYTES = 4096
+ALIGN_BYTES = 256
+POISON = 0xFF
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """Where one tensor lies: sizes and strides in elements, offset of its first element in bytes from the arena's start."""
+
+    name: str
+    role: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def span_bytes(self) -> int:
+        """Bytes from the first to one past the last element touched."""
+        if 0 in self.shape:
+            return 0
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+        return (last + 1) * DTYPES[self.dtype].itemsize
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides in elements.
+
+    >>> contiguous_strides((2, 3, 5))
+    (15, 5, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(1, extent)
+    return tuple(reversed(strides))
+
+
+def strides_for(layout: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
+    """Strides in elements, and elements to skip before the first, for a layout name.
+
+    contiguous  row-major          transposed  the last two axes swapped in memory    sliced  rows inside a wider matrix
+    strided     every second element    misaligned  contiguous, one element past an aligned address    expanded  first axis has stride 0
+    """
+    row_major = contiguous_strides(shape)
+    if layout == "misaligned":
+        return row_major, 1
+    if layout == "transposed" and len(shape) >= 2:
+        order = (*range(len(shape) - 2), len(shape) - 1, len(shape) - 2)
+        swapped = contiguous_strides([shape[axis] for axis in order])
+        strides = list(swapped)
+        strides[-1], strides[-2] = swapped[-2], swapped[-1]
+        return tuple(strides), 0
+    if layout == "sliced" and len(shape) >= 2:
+        return contiguous_strides((*shape[:-1], shape[-1] + 3)), 1
+    if layout == "expanded" and len(shape) >= 2:
+        return (0, *row_major[1:]), 0
+    if layout in ("strided", "transposed", "sliced", "expanded") and shape:
+        # a vector cannot be transposed, sliced or expanded into something else: every second element is its irregular layout
+        return (tuple(2 * stride for stride in row_major), 0) if layout == "strided" else (row_major, 0)
+    return row_major, 0
+
+
+class Arena:
+    """Slots over one anonymous shared mapping. `fd` can be passed to another process."""
+
+    def __init__(self, slots: Sequence[Slot], size: int, fd: int) -> None:
+        self.slots = tuple(slots)
+        self.size = size
+        self.fd = fd
+        self.memory = mmap.mmap(fd, size)
+
+    @classmethod
+    def allocate(cls, wanted: Sequence[tuple[str, str, str, tuple[int, ...], str]]) -> Arena:
+        """An arena for `(name, role, dtype, shape, layout)` of each tensor, every byte poisoned."""
+        slots: list[Slot] = []
+        position = GUARD_BYTES
+        for name, role, dtype, shape, layout in wanted:
+            strides, skip = strides_for(layout, shape)
+            position = -(-position // ALIGN_BYTES) * ALIGN_BYTES + skip * DTYPES[dtype].itemsize
+            slot = Slot(name=name, role=role, dtype=dtype, shape=shape, strides=strides, offset=position)
+            slots.append(slot)
+            position += slot.span_bytes + GUARD_BYTES
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("opforge-arena", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, position)
+        arena = cls(slots, position, fd)
+        arena.poison()
+        return arena
+
+    def poison(self) -> None:
+        """Fill everything with 0xFF."""
+        self.bytes().fill_(POISON)
+
+    def bytes(self) -> Any:
+        """The whole arena as a uint8 tensor that shares its memory."""
+        import torch
+
+        return torch.frombuffer(self.memory, dtype=torch.uint8)
+
+    def tensor(self, name: str) -> Any:
+        """The tensor in a slot, sharing the arena's memory."""
+        return view(self.bytes(), next(slot for slot in self.slots if slot.name == name))
+
+    def tensors(self, role: str) -> dict[str, Any]:
+        """Every tensor of a role ("input", "output") by name."""
+        whole = self.bytes()
+        return {slot.name: view(whole, slot) for slot in self.slots if slot.role == role}
+
+    def protected(self) -> Any:
+        """A copy of the bytes no kernel may change: everything but the outputs."""
+        whole = self.bytes().clone()
+        for slot in self.slots:
+            if slot.role == "output":
+                whole[slot.offset : slot.offset + slot.span_bytes] = 0
+        return whole
+
+    def violations(self, before: Any) -> list[str]:
+        """What changed outside the outputs since `before = protected()`: sentences that name the buffer."""
+        after = self.protected()
+        import torch
+
+        if torch.equal(before, after):
+            return []
+        changed = (before != after).nonzero().flatten()
+        found: list[str] = []
+        for slot in self.slots:
+            inside = ((changed >= slot.offset) & (changed < slot.offset + slot.span_bytes)).sum().item()
+            if slot.role == "input" and inside:
+                found.append(f"input {slot.name} was modified ({inside} bytes)")
+            end = slot.offset + slot.span_bytes
+            behind = ((changed >= end) & (changed < end + GUARD_BYTES)).sum().item()
+            ahead = ((changed >= slot.offset - GUARD_BYTES) & (changed < slot.offset)).sum().item()
+            if behind:
+                found.append(f"{behind} bytes were written past the end of {slot.name}")
+            elif ahead:
+                found.append(f"{ahead} bytes were written before the start of {slot.name}")
+        return found or [f"{len(changed)} bytes were written outside every tensor"]
+
+    def describe(self) -> dict[str, Any]:
+        """What another process needs besides the file descriptor."""
+        return {"size": self.size, "slots": [vars(slot) for slot in self.slots]}
+
+    @classmethod
+    def attach(cls, description: Mapping[str, Any], fd: int) -> Arena:
+        """The arena of another process."""
+        slots = [Slot(**{**slot, "shape": tuple(slot["shape"]), "strides": tuple(slot["strides"])}) for slot in description["slots"]]
+        return cls(slots, description["size"], fd)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes when the last tensor over it does."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def view(whole: Any, slot: Slot) -> Any:
+    """The tensor of a slot inside `whole`, a uint8 tensor of the arena's bytes on any device."""
+    import torch
+
+    dtype = getattr(torch, slot.dtype)
+    span = whole[slot.offset : slot.offset + slot.span_bytes]
+    if 0 in slot.shape:
+        return torch.empty(slot.shape, dtype=dtype, device=whole.device)
+    if span.storage_offset() % dtype.itemsize == 0:
+        return span.view(dtype).as_strided(slot.shape, slot.strides, span.storage_offset() // dtype.itemsize)
+    raise ValueError(f"slot {slot.name} is not aligned to its element size")

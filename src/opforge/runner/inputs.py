@@ -1,0 +1,118 @@
+"""Input values: distributions chosen to show what a kernel gets wrong."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import unknown
+from opforge.core.operator import Case, Operator
+from opforge.core.shapes import full_shape
+from opforge.runner.arena import Arena
+
+
+def fresh_seed() -> int:
+    """A seed nobody can know beforehand: 63 bits from the operating system."""
+    return secrets.randbits(63)
+
+
+def _normal(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+
+def _uniform(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    return torch.rand(shape, generator=generator, dtype=torch.float32) * 2 - 1
+
+
+def _large(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    # exp overflows in float32 from 88.7 on; 200 is far past it and a float16 still holds it and its square root of squares
+    return _normal(shape, largest, generator) * 200
+
+
+def _tiny(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    return _normal(shape, largest, generator) * 1e-4
+
+
+def _offset(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    # a mean of a hundred standard deviations: a variance computed as E[x^2] - E[x]^2 loses four digits
+    return _normal(shape, largest, generator) + 100
+
+
+def _skewed(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    return _normal(shape, largest, generator).exp()
+
+
+def _sparse(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    values = _normal(shape, largest, generator)
+    return values * (torch.rand(shape, generator=generator) < 0.1)
+
+
+def _constant_rows(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    if not shape:
+        return _normal(shape, largest, generator)
+    return _normal((*shape[:-1], 1), largest, generator).expand(shape).clone()
+
+
+def _integers(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    # small enough that sums of products are exact in float32: any rounding at all is then a wrong format somewhere
+    return torch.randint(-2, 3, shape, generator=generator).to(torch.float32)
+
+
+def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    values = _normal(shape, largest, generator)
+    flat = values.flatten()
+    specials = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, largest]
+    for position, special in enumerate(specials):
+        # spread over the tensor, so that most rows stay finite
+        if flat.numel():
+            flat[int((position + 0.5) / len(specials) * flat.numel())] = special
+    return flat.reshape(shape)
+
+
+DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
+    "normal": _normal,
+    "uniform": _uniform,
+    "large": _large,
+    "tiny": _tiny,
+    "offset": _offset,
+    "skewed": _skewed,
+    "sparse": _sparse,
+    "constant_rows": _constant_rows,
+    "integers": _integers,
+    "special": _special,
+}
+
+
+def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
+    """An arena for a case: inputs in the case's layout, outputs contiguous, everything poisoned."""
+    wanted = [(spec.name, "input", spec.dtype_for(dtype), full_shape(spec.shape, case.axes), case.layout) for spec in operator.inputs]
+    wanted += [(spec.name, "output", spec.dtype_for(dtype), full_shape(spec.shape, case.axes), "contiguous") for spec in operator.outputs]
+    return Arena.allocate(wanted)
+
+
+def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
+    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch."""
+    import torch
+
+    if case.distribution not in DISTRIBUTIONS:
+        raise unknown("distribution", case.distribution, DISTRIBUTIONS)
+    make = DISTRIBUTIONS[case.distribution]
+    generator = torch.Generator().manual_seed(seed)
+    for name, tensor in arena.tensors("input").items():
+        slot = next(slot for slot in arena.slots if slot.name == name)
+        shape = tuple(1 if stride == 0 else extent for extent, stride in zip(slot.shape, slot.strides, strict=True))
+        values = make(shape, DTYPES[slot.dtype].largest, generator)
+        target = tensor[tuple(slice(0, extent) for extent in shape)] if shape else tensor
+        target.copy_(values)
