@@ -33,11 +33,12 @@ echo "torch==$torch" >"$pins"
 if has triton; then echo "triton==$($venv/bin/python -c 'import importlib.metadata; print(importlib.metadata.version("triton"))')" >>"$pins"; fi
 
 pip install --constraint "$pins" --editable ".[dev]" || {
-  # no index: what the system brings may be enough
-  echo "setup: no package index answered; going on with what this machine has" >&2
+  # a machine that reaches no package index may have everything all the same
+  echo "setup: pip could not install opforge; going on with what this machine has" >&2
   echo "$PWD/src" >"$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/opforge.pth"
   printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m opforge "$@"\n' "$PWD" >$venv/bin/opforge && chmod +x $venv/bin/opforge
 }
 has triton || pip install --constraint "$pins" "triton==3.6.0" || echo "setup: Triton cannot be installed here; its kernels will be reported as missing" >&2
 has tilelang || pip install --constraint "$pins" "tilelang==0.1.15" || echo "setup: TileLang cannot be installed here; its kernels will be reported as missing" >&2
+$venv/bin/opforge --version >/dev/null || { echo "setup failed: see the messages of pip above" >&2; exit 3; }
 echo "$wanted" >"$stamp"

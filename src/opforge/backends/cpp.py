@@ -10,7 +10,7 @@ from typing import Any
 from opforge.backends import native
 from opforge.backends.modules import installed
 from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Way
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import ScalarValue
 
 # these two let sqrt, exp and comparisons be vectorised; nothing that changes an answer (-ffast-math) is on by default
@@ -49,6 +49,10 @@ class Cpp:
 
     def environment(self, device: str) -> Mapping[str, str]:
         return {"OPFORGE_PRELOAD": "torch tvm_ffi"}
+
+    def build(self, implementation: Implementation, config: Config, device: str) -> None:
+        """Compile without loading: none of the kernel's code runs."""
+        native.library(implementation, config, self.toolchain())
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         entry = native.library(implementation, call.config, self.toolchain())

@@ -13,7 +13,7 @@ from opforge.backends.modules import installed
 from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Stood, Way
 from opforge.backends.torch_eager import torch_runs_on
 from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import Config, Implementation
 
 DEVICE_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
 # the fibers of the emulator need frames that probe their stack; the stand-in CUDA headers come before any real ones
@@ -44,7 +44,7 @@ class Cuda:
         if device == "cpu":
             if shutil.which(host_compiler()) is None:
                 return Missing(what="no C++ compiler is on PATH for the emulator", remedy="install one with: apt-get install g++")
-            return Stood(how="CUDA emulator on the CPU")
+            return Stood(how="emulator")
         if device != "cuda":
             return Missing(what=f"CUDA kernels run on NVIDIA GPUs, not on {device}", remedy="use a triton or tilelang implementation there")
         if not torch_runs_on("cuda"):
@@ -86,6 +86,10 @@ class Cuda:
     def device_toolchain(self, target: str) -> native.Toolchain:
         """nvcc for a named target, making a shared library."""
         return native.Toolchain(compiler="nvcc", flags=(*DEVICE_FLAGS, gencode(target), "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "-cudart", "static"), target=target)
+
+    def build(self, implementation: Implementation, config: Config, device: str) -> None:
+        """Compile without loading: none of the kernel's code runs."""
+        native.library(implementation, config, self.toolchain(device))
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         entry = native.library(implementation, call.config, self.toolchain(call.device))

@@ -2,7 +2,7 @@
 
 Two modes behind one call (seed 002): a library built ahead (`opforge build`, in the operator's `built/` folder) is used
 when its key matches, otherwise the file is compiled on first use and kept in the user's cache. The key holds the text
-of the source and of every header of opforge, the flags, the compiler's version, the target and the TVM-FFI version, so
+of the source and of every header it includes, the flags, the compiler's version, the target and the TVM-FFI version, so
 a match is exact by construction.
 """
 
@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -62,12 +63,22 @@ def host_isa() -> str:
     return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
 
 
-@lru_cache(maxsize=1)
-def _headers() -> str:
-    digest = hashlib.sha256()
-    for path in sorted(INCLUDE.rglob("*.h")):
-        digest.update(path.relative_to(INCLUDE).as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
+_INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def headers_of(text: str, folder: Path) -> dict[str, str]:
+    """SHA-256 of every header that a source includes by name in quotes, and that those include, found beside it or in opforge's own folder."""
+    found: dict[str, str] = {}
+    pending = [(name, folder) for name in _INCLUDED.findall(text)]
+    while pending:
+        name, beside = pending.pop()
+        path = next((place for place in (beside / name, INCLUDE / name) if place.is_file()), None)
+        if path is None or name in found:
+            continue
+        content = path.read_text(encoding="utf-8")
+        found[name] = hashlib.sha256(content.encode()).hexdigest()
+        pending += [(inner, path.parent) for inner in _INCLUDED.findall(content)]
+    return found
 
 
 @lru_cache(maxsize=1)
@@ -91,10 +102,11 @@ def definitions(config: Config) -> tuple[str, ...]:
 def library_key(implementation: Implementation, config: Config, toolchain: Toolchain, compiler: str = "") -> str:
     """The name of a library: everything that goes into it. One built ahead leaves `compiler` out of its name, so that it
     serves machines without a compiler; one in the cache is made again after the compiler was upgraded."""
+    text = implementation.source.read_text(encoding="utf-8")
     return cache.key_of(
         {
-            "source": implementation.source.read_text(encoding="utf-8"),
-            "headers": _headers(),
+            "source": text,
+            "headers": str(sorted(headers_of(text, implementation.source.parent).items())),
             "flags": " ".join((*toolchain.flags, *implementation.flags, *definitions(config))),
             "compiler": compiler,
             "target": toolchain.target,

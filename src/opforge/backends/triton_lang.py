@@ -36,7 +36,7 @@ class Triton:
         if not installed("triton"):
             return Missing(what="Triton is not installed", remedy=f"install it with: {INSTALL}")
         if device == "cpu":
-            return Stood(how="Triton interpreter")
+            return Stood(how="interpreter")
         if not torch_runs_on(device):
             return Missing(what=f"torch sees no {device} device here", remedy="use --device cpu for the interpreter")
         return Native(how="compiled by Triton")

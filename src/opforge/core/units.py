@@ -108,3 +108,13 @@ def listed(words: list[str] | tuple[str, ...]) -> str:
     if len(words) < 2:
         return words[0] if words else "none"
     return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def trimmed(words: str) -> str:
+    """A quantity in words without zeros that say nothing, for the ticks of an axis.
+
+    >>> trimmed("10.0 ms"), trimmed("2.50 ms"), trimmed("100 us")
+    ('10 ms', '2.5 ms', '100 us')
+    """
+    value, _, unit = words.partition(" ")
+    return f"{value.rstrip('0').rstrip('.') if '.' in value else value} {unit}"

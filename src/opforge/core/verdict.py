@@ -38,6 +38,31 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Window:
+    """The neighbourhood of one element of an output: rows of its last two axes (one row for a vector), actual beside expected.
+
+    corner  index of the first element shown, in the output's own axes
+    wrong   which of them break the bound
+    """
+
+    output: str
+    corner: tuple[int, ...]
+    expected: tuple[tuple[float, ...], ...]
+    actual: tuple[tuple[float, ...], ...]
+    wrong: tuple[tuple[bool, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Something verification found out that is neither right nor wrong: "deterministic", "batch_invariant", "hidden_cases".
+    `holds` is None when it was not asked; `detail` says what was done, or why nothing was."""
+
+    name: str
+    holds: bool | None
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Checked:
     """One case that was run, with what was found for each output."""
 
@@ -48,16 +73,23 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Every case agreed with the oracle within its bound. `not_taken` lists cases the implementation's own statements refuse."""
+    """Every case agreed with the oracle within its bound. `not_taken` lists cases the implementation's own statements refuse;
+    `worst` shows the element closest to its bound among its neighbours."""
 
     checked: tuple[Checked, ...]
     not_taken: tuple[tuple[str, str], ...]
     isolation: str
+    statements: tuple[Statement, ...] = ()
+    worst: Window | None = None
 
     @property
     def worst_ratio(self) -> float:
         """The largest |error| / bound over all cases."""
         return max((metrics.worst_ratio for checked in self.checked for metrics in checked.metrics), default=0.0)
+
+    def states(self, name: str) -> bool | None:
+        """What a statement says: True, False, or None when it was not asked."""
+        return next((statement.holds for statement in self.statements if statement.name == name), None)
 
     @property
     def max_abs(self) -> float:
@@ -67,7 +99,11 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Mismatch:
-    """An output is wrong. The worst element, with the bound it broke; `law` names the law when it was one that failed."""
+    """An output is wrong. The worst element, with the bound it broke; `law` names the law when it was one that failed.
+
+    shrunk_from  the case that failed first, when `case` is a smaller one that fails in the same way
+    after        the case that the same launch had run before, on the same memory, when it was right for that one
+    """
 
     case: Case
     dtype: str
@@ -82,6 +118,9 @@ class Mismatch:
     cause: str
     metrics: Metrics | None
     isolation: str
+    shrunk_from: Case | None = None
+    after: Case | None = None
+    window: Window | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

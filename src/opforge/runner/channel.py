@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-LARGEST_MESSAGE = 1 << 26
+LARGEST_MESSAGE = 1 << 24
+WATCH_S = 0.03
+SEND_LIMIT_S = 30.0
 
 
 class Closed(Exception):
@@ -24,6 +27,7 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
     """One message, with descriptors. Raises Closed when nobody listens."""
     body = json.dumps(message).encode()
     frame = struct.pack("!I", len(body)) + body
+    sock.settimeout(SEND_LIMIT_S)
     try:
         sent = socket.send_fds(sock, [frame], list(fds)) if fds else 0
         sock.sendall(frame[sent:])
@@ -31,39 +35,52 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
         raise Closed(str(error)) from error
 
 
-def receive(sock: socket.socket, timeout_s: float | None = None) -> tuple[dict[str, Any], list[int]]:
-    """One message and its descriptors. Raises Closed, Late, or Closed again when what comes is not a message."""
+def receive(sock: socket.socket, timeout_s: float | None = None, watch: Callable[[], None] | None = None) -> tuple[dict[str, Any], list[int]]:
+    """One message and its descriptors. Raises Closed, Late, or Closed again when what comes is not a message.
+
+    watch   called every WATCH_S while nothing comes; what it raises ends the wait
+    """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    head, fds = _exactly(sock, 4, deadline)
-    (length,) = struct.unpack("!I", head)
-    if length > LARGEST_MESSAGE:
-        raise Closed(f"a message of {length} bytes")
-    body, more = _exactly(sock, length, deadline)
-    try:
-        message = json.loads(body)
-    except ValueError as error:
-        raise Closed(f"not a message: {error}") from error
-    if not isinstance(message, dict):
-        raise Closed("not a message")
-    return message, fds + more
-
-
-def _exactly(sock: socket.socket, count: int, deadline: float | None) -> tuple[bytes, list[int]]:
-    data = b""
     fds: list[int] = []
+    try:
+        (length,) = struct.unpack("!I", _exactly(sock, 4, deadline, fds, watch))
+        if length > LARGEST_MESSAGE:
+            raise Closed(f"a message of {length} bytes")
+        message = json.loads(_exactly(sock, length, deadline, fds, watch))
+        if not isinstance(message, dict):
+            raise Closed("not a message")
+    except (ValueError, RecursionError) as error:
+        close_all(fds)
+        raise Closed(f"not a message: {error}") from error
+    except BaseException:
+        close_all(fds)
+        raise
+    return message, fds
+
+
+def close_all(fds: Sequence[int]) -> None:
+    """Give descriptors back that nobody wants."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _exactly(sock: socket.socket, count: int, deadline: float | None, fds: list[int], watch: Callable[[], None] | None) -> bytes:
+    data = bytearray()
     while len(data) < count:
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             raise Late
-        sock.settimeout(left)
+        sock.settimeout(left if watch is None else WATCH_S if left is None else min(left, WATCH_S))
         try:
             piece, new, _, _ = socket.recv_fds(sock, min(count - len(data), 1 << 16), 4)
-        except TimeoutError as error:
-            raise Late from error
+        except TimeoutError:
+            if watch is not None:
+                watch()
+            continue
         except OSError as error:
             raise Closed(str(error)) from error
         fds += new
         if not piece:
             raise Closed("the other side closed the connection")
         data += piece
-    return data, fds
+    return bytes(data)

@@ -2,7 +2,7 @@
 
 Only `run` lies between the readings: inputs are packed, outputs allocated and code compiled before. The readings are
 taken through names bound when this module was imported, so that a kernel which replaces `time.perf_counter` later
-changes nothing here.
+changes nothing here. What a device sees of a call is taken by `device_clocks`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from collections.abc import Callable
 from time import perf_counter as _perf_counter
 from typing import Any
 
+Run = Callable[[], object]
 
-def host_samples(run: Callable[[], object], batch: int, count: int, clock: Callable[[], float] = _perf_counter) -> list[float]:
+
+def host_samples(run: Run, batch: int, count: int, clock: Callable[[], float] = _perf_counter) -> list[float]:
     """Host clock around `batch` calls, `count` times. For work that is done when the call returns (CPU kernels).
 
     >>> ticks = iter([0.0, 2.0, 10.0, 13.0])
@@ -29,44 +31,51 @@ def host_samples(run: Callable[[], object], batch: int, count: int, clock: Calla
     return samples
 
 
-def event_samples(run: Callable[[], object], batch: int, count: int, flush: Callable[[], object] | None) -> list[float]:
-    """Device events around `batch` calls. `flush` empties the cache before each sample, outside the events."""
-    import torch
+def clock_step(clock: Callable[[], float] = _perf_counter, tries: int = 200) -> float:
+    """The smallest step between two different readings, seconds: the clock's resolution and its own cost together.
 
-    pairs: list[tuple[Any, Any]] = []
+    >>> ticks = iter([0.0, 0.0, 3.0, 5.0, 5.0, 7.0])
+    >>> clock_step(ticks.__next__, tries=2)
+    2.0
+    """
+    smallest = float("inf")
+    for _ in range(tries):
+        first = clock()
+        second = clock()
+        while second == first:
+            second = clock()
+        smallest = min(smallest, second - first)
+    return smallest
+
+
+def launch_samples(run: Run, batch: int, count: int, wait: Run, clock: Callable[[], float] = _perf_counter) -> list[float]:
+    """What the host spends to start a call, seconds: `batch` calls without waiting for the device, which `wait` does outside the readings."""
+    samples: list[float] = []
     for _ in range(count):
-        start, end = torch.Event(enable_timing=True), torch.Event(enable_timing=True)
-        if flush is not None:
-            flush()
-        start.record()
+        wait()
+        start = clock()
         for _ in range(batch):
             run()
-        end.record()
-        pairs.append((start, end))
-    torch.accelerator.synchronize()
-    return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
+        samples.append((clock() - start) / batch)
+    wait()
+    return samples
 
 
-def graph_samples(run: Callable[[], object], batch: int, count: int, flush: Callable[[], object] | None) -> list[float]:
-    """A CUDA graph of `batch` calls, replayed between events: launch cost of the host is not in it."""
-    import torch
+def spread_out(runs: list[Run], batch: int) -> tuple[Run, int]:
+    """One run that goes round `runs`, and `batch` rounded up to whole rounds: no buffer is met again before all others were.
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(batch):
-            run()
-    graph.replay()
-    return [sample / batch for sample in event_samples(graph.replay, 1, count, flush)]
+    >>> seen = []
+    >>> run, batch = spread_out([lambda: seen.append("a"), lambda: seen.append("b")], 3)
+    >>> [run() for _ in range(batch)] and seen
+    ['a', 'b', 'a', 'b']
+    """
+    if len(runs) == 1:
+        return runs[0], batch
+    place = [0]
 
+    def run() -> Any:
+        here = runs[place[0]]
+        place[0] = (place[0] + 1) % len(runs)
+        return here()
 
-def cache_flusher(device: Any) -> Callable[[], object]:
-    """A function that overwrites twice the device's last-level cache, so that the next kernel finds none of its inputs there."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(device)
-    buffer = torch.empty(2 * properties.L2_cache_size, dtype=torch.uint8, device=device)
-    return buffer.zero_
+    return run, -(-batch // len(runs)) * len(runs)

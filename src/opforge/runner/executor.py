@@ -4,30 +4,61 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from opforge.backends import backend, cache
 from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config, Rejected
-from opforge.registry import load
-from opforge.runner import clocks
+from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.registry import Home, Registry
+from opforge.runner import sampling, sandbox
 from opforge.runner.arena import Arena, view
-from opforge.runner.launch import Launch, bind, synchronize
+from opforge.runner.guards import ALL, Guards, Limits
+from opforge.runner.launch import ContractBroken, Launch, bind, synchronize
+from opforge.runner.witness import replaced, snapshot, traced
+
+# these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
+COMPILED_FIRST = ("torch", "cpp", "cuda")
+LIBRARY = ("torch", "compile")
+"""Backends that are PyTorch themselves: calling its operations is what they are for."""
 
 
 class Executor:
-    """Launches by number, and the arenas they read and write."""
+    """Launches by number, and the arenas they read and write.
 
-    def __init__(self) -> None:
+    scratch   the worker's own folder; None in the caller's process, which is not confined
+    """
+
+    def __init__(self, *, scratch: Path | None = None, limits: Limits | None = None, guards: Guards = ALL) -> None:
         self.launches: dict[int, tuple[Launch, Arena, Any]] = {}
+        self.rotations: dict[int, sampling.Rotation] = {}
+        self.held: dict[int, Mapping[str, Any]] = {}
         self.next = 0
+        self.scratch = scratch
+        self.limits = limits
+        self.guards = guards
+        self.sealed = scratch is None
+        self.library = True
+        self.before = snapshot() if guards.snapshot and scratch is not None else {}
 
     def handle(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         """The answer to one message. Whatever a kernel raises becomes {"status": "failed"}."""
-        do = {"bind": self.bind, "run": self.run, "sample": self.sample, "collect": self.collect, "release": self.release, "overhead": self.overhead}
+        do = {
+            "bind": self.bind,
+            "run": self.run,
+            "sample": self.sample,
+            "collect": self.collect,
+            "release": self.release,
+            "overhead": self.overhead,
+            "launch_cost": self.launch_cost,
+        }
         try:
-            return do[message["do"]](message, fds)
+            answer = do[message["do"]](message, fds)
+            found = replaced(self.before)
+            if found:
+                return {"status": "failed", "reason": f"replaced {', '.join(found[:5])}; a kernel must leave clocks and other people's functions alone"}
+            return answer
         except EnvironmentLacks as error:
             return {"status": "lacks", "reason": str(error)}
         except Exception as error:  # the boundary to foreign code: every exception becomes a verdict in the parent
@@ -37,39 +68,85 @@ class Executor:
     def bind(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
         arena = Arena.attach(message["arena"], fds[0])
-        registry = load([Path(home) for home in message["homes"]])
+        # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked for
+        registry = Registry(tuple(Home(Path(home), "parent") for home in message["homes"]))
         operator = registry.operator(message["operator"])
         implementation = registry.implementation(message["operator"], message["implementation"])
+        axes = {name: tuple(value) if isinstance(value, list) else value for name, value in message["axes"].items()}
+        config = None if message["config"] is None else Config(tuple((name, value) for name, value in message["config"]))
+
+        def bind_to(memory: Any) -> Launch | Rejected:
+            tensors = {slot.name: view(memory, slot) for slot in arena.slots}
+            inputs = {spec.name: tensors[spec.name] for spec in operator.inputs}
+            outputs = {spec.name: tensors[spec.name] for spec in operator.outputs}
+            return bind(operator, implementation, inputs, outputs, message["scalars"], axes, message["dtype"], config, self.guards)
+
+        def run_on(memory: Any) -> Callable[[], object]:
+            again = bind_to(memory)
+            assert not isinstance(again, Rejected)  # it took the same call on other memory
+            return again.run
+
+        self.seal(implementation, config, message["device"], message["homes"])
         whole = arena.bytes()
         if message["device"] != "cpu":
             whole = whole.to(message["device"])
-        tensors = {slot.name: view(whole, slot) for slot in arena.slots}
-        axes = {name: tuple(value) if isinstance(value, list) else value for name, value in message["axes"].items()}
-        config = None if message["config"] is None else Config(tuple((name, value) for name, value in message["config"]))
-        launch = bind(
-            operator,
-            implementation,
-            {spec.name: tensors[spec.name] for spec in operator.inputs},
-            {spec.name: tensors[spec.name] for spec in operator.outputs},
-            message["scalars"],
-            axes,
-            message["dtype"],
-            config,
-        )
+        launch = bind_to(whole)
         if isinstance(launch, Rejected):
             arena.close()
             return {"status": "rejected", "reason": launch.reason}
         self.next += 1
         self.launches[self.next] = (launch, arena, whole)
+        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on)
         return {"status": "bound", "launch": self.next, "notes": list(launch.notes)}
 
+    def seal(self, implementation: Implementation, config: Config | None, device: str, homes: Sequence[str]) -> None:
+        """Once, before any of the kernel's own code runs: compile what can be compiled, then give up the right to write."""
+        self.library = implementation.backend in LIBRARY
+        if self.sealed:
+            return
+        assert self.scratch is not None and self.limits is not None
+        self.sealed = True
+        build = getattr(backend(implementation.backend), "build", None)
+        if build is not None:
+            build(implementation, implementation.default if config is None else config, device)
+        writable = [self.scratch]
+        stood = implementation.backend == "triton" and device == "cpu"
+        if implementation.backend not in COMPILED_FIRST and not stood:
+            # compilers that run at the first call keep what they make in a folder that only kernels of the same homes share
+            folder = cache.cache_root() / "jit" / cache.key_of({"homes": "\n".join(homes), "backend": implementation.backend})[:16]
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR"):
+                os.environ[name] = str(folder / name.split("_")[0].lower())
+            writable.append(folder)
+        sandbox.limit(self.limits, host_memory=device == "cpu")
+        if self.guards.files:
+            sandbox.confine_writes(writable)
+
     def run(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """Take the arena's bytes as they are now, run once, put the outputs back."""
-        launch, arena, whole = self.launches[message["launch"]]
+        """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the tensor operations
+        of PyTorch that a kernel of another backend called."""
+        number = message["launch"]
+        launch, arena, whole = self.launches[number]
         if message.get("upload", True) and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
-        launch.run()
-        return self.collect(message, fds)
+        operations: dict[str, int] = {}
+        if self.library or not self.guards.trace:
+            launch.run()
+        else:
+            operations = traced(launch.run)
+        answer = self.collect(message, fds)
+        if self.guards.new_memory:
+            self._hold(number, launch, whole)
+        return {**answer, "operations": operations}
+
+    def _hold(self, number: int, launch: Launch, whole: Any) -> None:
+        """Keep a result until the next one: memory that is handed out twice would change under its first owner."""
+        last, mine = self.held.get(number, {}), whole.untyped_storage().data_ptr()
+        outputs = {name: tensor for name, tensor in launch.read().items() if tensor.numel() and tensor.untyped_storage().data_ptr() != mine}
+        for name, tensor in outputs.items():
+            if name in last and last[name].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+                raise ContractBroken(f"{launch.implementation} returned {name} in the memory of its previous result, which its caller may still hold")
+        self.held[number] = outputs
 
     def collect(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Put what the last run left into the arena."""
@@ -86,25 +163,27 @@ class Executor:
 
     def sample(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Samples in seconds per call, by the clock the parent chose."""
-        launch, _, whole = self.launches[message["launch"]]
-        batch, count = message["batch"], message["count"]
-        if message["timer"] == "host":
-            samples = clocks.host_samples(launch.run, batch, count)
-        else:
-            flush = clocks.cache_flusher(whole.device) if message["cache"] == "cold" else None
-            take = clocks.graph_samples if message["timer"] == "cuda_graph" else clocks.event_samples
-            samples = take(launch.run, batch, count, flush)
-        return {"status": "ok", "samples": samples}
+        launch, arena, whole = self.launches[message["launch"]]
+        self.held.pop(message["launch"], None)
+        if message.get("upload") and whole.device.type != "cpu":
+            whole.copy_(arena.bytes())
+        return sampling.sample(self.rotations[message["launch"]], message)
+
+    def launch_cost(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """Seconds the host spends to start one call of an accelerator's kernel."""
+        launch, _, _ = self.launches[message["launch"]]
+        return {"status": "ok", "samples": sampling.launch_cost(launch.run, message["batch"], message["count"])}
 
     def overhead(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """The sampling loop around an empty call: what the loop itself costs, and how many threads CPU kernels use here."""
+        """What the sampling loop costs, the clocks' resolution, and how many threads CPU kernels use here."""
         import torch
 
-        samples = clocks.host_samples(lambda: None, message["batch"], message["count"])
-        return {"status": "ok", "samples": samples, "threads": torch.get_num_threads(), "cpus": len(os.sched_getaffinity(0))}
+        return sampling.about_clocks(message["batch"], message["count"], torch.device(message.get("device", "cpu")))
 
     def release(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Forget a launch and give its memory back."""
         _, arena, _ = self.launches.pop(message["launch"])
+        self.held.pop(message["launch"], None)
+        self.rotations.pop(message["launch"])
         arena.close()
         return {"status": "ok"}

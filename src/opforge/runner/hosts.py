@@ -143,15 +143,15 @@ class ForkedWorker:
 class _Server:
     """One forking server: a process with one environment."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, environment: Mapping[str, str], python: str) -> None:
         self.sock, theirs = socket.socketpair()
         self.exited: dict[int, int] = {}
         self.lock = threading.Lock()
         # -P keeps the working directory off the module path: a file called torch.py there must not be imported
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opforge.runner.server", str(theirs.fileno())],
+            [python, "-P", "-m", "opforge.runner.server", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **environment},
+            env={**os.environ, **environment, **_own_source(python)},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
@@ -159,7 +159,7 @@ class _Server:
             receive(self.sock, START_LIMIT_S)
         except (Closed, Late) as error:
             self.close()
-            raise EnvironmentLacks(f"The worker process did not start ({error}). Run `{sys.executable} -m opforge.runner.server 0` to see why.") from error
+            raise EnvironmentLacks(f"The worker process did not start ({error}). Run `{python} -m opforge.runner.server 0` to see why.") from error
 
     def spawn(self, sock: int, stderr: int) -> int:
         """Fork a worker; its process id."""
@@ -193,19 +193,30 @@ class _Server:
             self.process.wait()
 
 
+def _own_source(python: str) -> dict[str, str]:
+    """For another environment's interpreter: where this opforge is, so that only the toolchains are that environment's."""
+    if python == sys.executable:
+        return {}
+    return {"PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
+
+
 class Isolated:
-    """Kernels run in forked worker processes, one environment a server. The parent holds inputs, oracle, clock and verdict."""
+    """Kernels run in forked worker processes, one environment a server. The parent holds inputs, oracle, clock and verdict.
+
+    python   the interpreter of the workers: that of another virtual environment brings its versions of the toolchains
+    """
 
     isolation = "worker process, guarded shared memory"
 
-    def __init__(self) -> None:
+    def __init__(self, python: str = sys.executable) -> None:
+        self.python = python
         self.servers: dict[tuple[tuple[str, str], ...], _Server] = {}
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         key = tuple(sorted(environment.items()))
         server = self.servers.get(key)
         if server is None or server.process.poll() is not None:
-            server = self.servers[key] = _Server(environment)
+            server = self.servers[key] = _Server(environment, self.python)
         return ForkedWorker(server)
 
     def close(self) -> None:

@@ -68,6 +68,22 @@ def _integers(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return torch.randint(-2, 3, shape, generator=generator).to(torch.float32)
 
 
+def _twins(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    return _normal(shape, largest, generator)
+
+
+def _swapped(values: Any, generator: Any) -> Any:
+    """The twin: the same values with some of them in each other's places. The ends, every even position, the sum, the least
+    and the largest value agree, which is where a kernel that keeps its last answer would look before it trusts it."""
+    import torch
+
+    flat = values.flatten()
+    inner = torch.arange(1, max(1, flat.numel() - 1), 2)
+    chosen = inner[torch.randperm(len(inner), generator=generator)[: max(2, len(inner) // 4)]]
+    flat[chosen] = flat[chosen.roll(1)]
+    return flat.reshape(values.shape)
+
+
 def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     import torch
 
@@ -91,6 +107,7 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "sparse": _sparse,
     "constant_rows": _constant_rows,
     "integers": _integers,
+    "twins": _twins,
     "special": _special,
 }
 
@@ -103,16 +120,22 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
 
 
 def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
-    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch."""
+    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch.
+
+    Twins come in pairs: an even seed and the odd one after it give inputs that differ in a few places only.
+    """
     import torch
 
     if case.distribution not in DISTRIBUTIONS:
         raise unknown("distribution", case.distribution, DISTRIBUTIONS)
     make = DISTRIBUTIONS[case.distribution]
-    generator = torch.Generator().manual_seed(seed)
+    twins = case.distribution == "twins"
+    generator = torch.Generator().manual_seed(seed & ~1 if twins else seed)
     for name, tensor in arena.tensors("input").items():
         slot = next(slot for slot in arena.slots if slot.name == name)
         shape = tuple(1 if stride == 0 else extent for extent, stride in zip(slot.shape, slot.strides, strict=True))
         values = make(shape, DTYPES[slot.dtype].largest, generator)
+        if twins and seed & 1:
+            values = _swapped(values, torch.Generator().manual_seed(seed))
         target = tensor[tuple(slice(0, extent) for extent in shape)] if shape else tensor
         target.copy_(values)

@@ -10,6 +10,7 @@ from opforge.backends import Call, Kernel, backend
 from opforge.core.implementation import Accepted, Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, collapsed_shape, full_shape
+from opforge.runner.guards import ALL, Guards
 
 
 class ContractBroken(Exception):
@@ -53,6 +54,7 @@ def bind(
     axes: Axes,
     dtype: str,
     config: Config | None = None,
+    guards: Guards = ALL,
 ) -> Launch | Rejected:
     """A Launch of `implementation` on these tensors, or why it does not take them.
 
@@ -72,7 +74,7 @@ def bind(
     ordered_inputs = [inputs[spec.name] for spec in operator.inputs]
     ordered_outputs = [outputs[spec.name] for spec in operator.outputs]
     if kernel.allocates:
-        return _bind_allocating(operator, implementation, kernel, ordered_inputs, scalars, axes, dtype)
+        return _bind_allocating(operator, implementation, kernel, ordered_inputs, scalars, axes, dtype, guards)
     flat: list[Any] = []
     for spec, tensor in zip((*operator.inputs, *operator.outputs), (*ordered_inputs, *ordered_outputs), strict=True):
         collapsed = collapse(tensor, spec.shape, axes)
@@ -98,7 +100,7 @@ def bind(
 
 
 def _bind_allocating(
-    operator: Operator, implementation: Implementation, kernel: Kernel, inputs: Sequence[Any], scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str
+    operator: Operator, implementation: Implementation, kernel: Kernel, inputs: Sequence[Any], scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str, guards: Guards
 ) -> Launch:
     result: list[Any] = [None]
 
@@ -107,12 +109,12 @@ def _bind_allocating(
 
     def read() -> Mapping[str, Any]:
         synchronize(inputs[0])
-        return check_returned(operator, implementation.name, result[0], inputs, axes, dtype)
+        return check_returned(operator, implementation.name, result[0], inputs, axes, dtype, guards)
 
     return Launch(implementation=implementation.name, run=run, read=read, notes=kernel.notes)
 
 
-def check_returned(operator: Operator, name: str, returned: Any, inputs: Sequence[Any], axes: Axes, dtype: str) -> dict[str, Any]:
+def check_returned(operator: Operator, name: str, returned: Any, inputs: Sequence[Any], axes: Axes, dtype: str, guards: Guards = ALL) -> dict[str, Any]:
     """What came back, by output name; raises ContractBroken when it is not what the operator promises."""
     import torch
 
@@ -122,17 +124,17 @@ def check_returned(operator: Operator, name: str, returned: Any, inputs: Sequenc
     found: dict[str, Any] = {}
     storages = {tensor.untyped_storage().data_ptr() for tensor in inputs if tensor.numel()}
     for spec, value in zip(operator.outputs, values, strict=True):
-        if type(value) is not torch.Tensor:
+        if guards.exact_type and type(value) is not torch.Tensor:
             raise ContractBroken(f"{name} returned a {type(value).__name__} for {spec.name}, not a torch.Tensor")
         shape = full_shape(spec.shape, axes)
-        if tuple(value.shape) != shape:
+        if guards.exact_shape and tuple(value.shape) != shape:
             raise ContractBroken(f"{name} returned {spec.name} with shape {tuple(value.shape)}; expected {shape}")
         wanted = getattr(torch, spec.dtype_for(dtype))
-        if value.dtype != wanted:
+        if guards.exact_shape and value.dtype != wanted:
             raise ContractBroken(f"{name} returned {spec.name} as {value.dtype}; expected {wanted}")
         if value.device != inputs[0].device:
             raise ContractBroken(f"{name} returned {spec.name} on {value.device}; the inputs are on {inputs[0].device}")
-        if value.numel() and value.untyped_storage().data_ptr() in storages:
+        if guards.no_alias and value.numel() and value.untyped_storage().data_ptr() in storages:
             raise ContractBroken(f"{name} returned {spec.name} in the memory of an input; outputs must not alias inputs")
         found[spec.name] = value
     return found

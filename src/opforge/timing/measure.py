@@ -12,10 +12,13 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
-from opforge.core.timing import Timing
+from opforge.core.timing import Moment, Timing
 from opforge.core.verdict import Pass
+from opforge.timing import conditions as conditions_of
+from opforge.timing.timers import Choice, Trial, candidates, choose
 
 Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Sends a message to the worker that holds a launch, and returns its answer."""
@@ -23,6 +26,9 @@ Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 ROUND = 5
 FEWEST = 5
 DISAGREEMENT = 1.5
+TRIAL_SAMPLES = 7
+LOOK_EVERY_S = 0.1
+WARM_AGREEMENT = 1.1
 
 
 class MeasurementFailed(Exception):
@@ -60,26 +66,24 @@ class Contestant:
     batch: int = 1
     timer: str = "host"
     spent_s: float = 0.0
+    launch_s: float | None = None
+    seen_by: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
 
-    def take(self, count: int, cache: str, clock: Callable[[], float]) -> list[float]:
-        """`count` samples. Raises MeasurementFailed."""
-        message = {"do": "sample", "launch": self.launch, "batch": self.batch, "count": count, "timer": self.timer, "cache": cache}
+    def take(self, count: int, cache: str, clock: Callable[[], float], *, timer: str | None = None, lead: int = 0) -> list[float]:
+        """`count` samples, after `lead` calls that are not timed. Raises MeasurementFailed."""
+        message = {"do": "sample", "launch": self.launch, "batch": self.batch, "count": count, "timer": timer or self.timer, "cache": cache, "lead": lead}
         started = clock()
         answer = self.ask(message)
         took = clock() - started
-        if answer["status"] != "ok" and self.timer == "cuda_graph":
-            # some launches cannot be captured (they allocate or synchronise); the record says which clock was used instead
-            self.notes.append(f"no CUDA graph could be captured ({str(answer.get('reason'))[:120]}); timed with events, launch cost included")
-            self.timer = "cuda_event"
-            return self.take(count, cache, clock)
         if answer["status"] != "ok":
             raise MeasurementFailed(str(answer.get("reason", answer)))
         samples = [float(sample) for sample in answer["samples"]]
+        batch = int(answer.get("batch", self.batch))
         if len(samples) != count or not all(sample > 0 for sample in samples):
             raise MeasurementFailed("the worker's samples are not what was asked for")
-        if sum(samples) * self.batch > took * DISAGREEMENT:
-            raise MeasurementFailed(f"the worker reports {sum(samples) * self.batch:.3g} s of work inside {took:.3g} s of this process's clock")
+        if sum(samples) * batch > took * DISAGREEMENT:
+            raise MeasurementFailed(f"the worker reports {sum(samples) * batch:.3g} s of work inside {took:.3g} s of this process's clock")
         self.spent_s += took
         return samples
 
@@ -88,44 +92,93 @@ def measure(
     contestants: Sequence[Contestant],
     plan: Plan,
     *,
-    timer: str,
+    timer: str = "",
     overhead_s: float,
+    resolution_s: float = 0.0,
     conditions: tuple[str, ...] = (),
+    device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
     order: random.Random | None = None,
+    probe: Callable[[], Moment] | None = None,
 ) -> dict[str, Timing | str]:
     """The Timing of each contestant by name, or why it could not be timed.
+
+    timer        the clock to use; "" tries those of `device` on each kernel and lets the trials decide
+    overhead_s   what the sampling loop costs per call; stated in the Timing, never subtracted
+    probe        reads the machine's state between rounds
 
     Warm-up of each ends when three rounds agree within 10 % or a quarter of its budget is spent; only then are samples
     kept, all of them, in order. Each goes on until its median is known to `plan.precision` or its budget is spent.
     """
     shuffle = order or random.Random()
+    moments: list[Moment] = [probe()] if probe else []
     for contestant in contestants:
-        contestant.timer = timer
         try:
-            _warm_up(contestant, plan, clock)
+            get_ready(contestant, plan, timer, device, clock)
         except MeasurementFailed as error:
             contestant.failure = str(error)
     active = [contestant for contestant in contestants if contestant.failure is None]
+    if len({contestant.timer for contestant in active}) > 1:
+        for contestant in active:
+            contestant.notes.append("not every implementation here was timed by the same clock; compare with care")
+    last_look = clock()
     while active:
         shuffle.shuffle(active)
         for contestant in active:
             try:
-                contestant.samples += contestant.take(ROUND, plan.cache, clock)
+                contestant.samples += contestant.take(ROUND, plan.cache, clock, lead=1 if len(contestants) > 1 else 0)
             except MeasurementFailed as error:
                 contestant.failure = str(error)
+        if probe and clock() - last_look >= LOOK_EVERY_S:
+            moments.append(probe())
+            last_look = clock()
         active = [contestant for contestant in active if contestant.failure is None and not _enough(contestant, plan)]
-    return {contestant.name: contestant.failure or _timing(contestant, plan, overhead_s, conditions) for contestant in contestants}
+    if probe:
+        moments.append(probe())
+    said = (*conditions, *conditions_of.words(moments))
+    return {contestant.name: contestant.failure or _timing(contestant, plan, overhead_s, resolution_s, said, tuple(moments)) for contestant in contestants}
+
+
+def get_ready(contestant: Contestant, plan: Plan, timer: str, device: str, clock: Callable[[], float]) -> None:
+    """Warm up, choose the clock and the batch; `timer` "" tries those of `device`. Raises MeasurementFailed."""
+    possible = (timer,) if timer else candidates(device)
+    contestant.timer = possible[-1]
+    _warm_up(contestant, plan, clock)
+    if len(possible) > 1:
+        choice = _try_clocks(contestant, plan, possible, clock)
+        contestant.timer = choice.timer
+        contestant.notes.append(choice.why)
+    if contestant.timer != "host":
+        answer = contestant.ask({"do": "launch_cost", "launch": contestant.launch, "batch": 20, "count": 5})
+        contestant.launch_s = median(answer["samples"]) if answer["status"] == "ok" else None
+    contestant.spent_s = 0.0
 
 
 def _warm_up(contestant: Contestant, plan: Plan, clock: Callable[[], float]) -> None:
-    history: list[float] = []
-    while len(history) < 3 or max(history[-3:]) > 1.1 * min(history[-3:]):
-        history += contestant.take(1, plan.cache, clock)
-        if contestant.spent_s > plan.budget_s / 4:
-            break
-    contestant.batch = max(1, math.ceil(plan.sample_s / min(history)))
-    contestant.spent_s = 0.0
+    """Single calls until they are stable, then batches until those are: caches, thread pools and clocks take their time."""
+    for _ in range(2):
+        history: list[float] = []
+        while len(history) < 3 or max(history[-3:]) > WARM_AGREEMENT * min(history[-3:]):
+            history += contestant.take(1, plan.cache, clock)
+            if contestant.spent_s > plan.budget_s / 4:
+                break
+        contestant.batch = max(1, math.ceil(plan.sample_s / min(history)))
+
+
+def _try_clocks(contestant: Contestant, plan: Plan, possible: Sequence[str], clock: Callable[[], float]) -> Choice:
+    trials: dict[str, Trial] = {}
+    for name in possible:
+        try:
+            found = median(contestant.take(TRIAL_SAMPLES, plan.cache, clock, timer=name))
+        except MeasurementFailed as error:
+            trials[name] = Trial(median_s=None, reason=str(error))
+        else:
+            trials[name] = Trial(median_s=found)
+            contestant.seen_by[name] = found
+    choice = choose(trials)
+    if isinstance(choice, str):
+        raise MeasurementFailed(choice)
+    return choice
 
 
 def _enough(contestant: Contestant, plan: Plan) -> bool:
@@ -134,11 +187,11 @@ def _enough(contestant: Contestant, plan: Plan) -> bool:
         return taken >= FEWEST
     if taken < plan.samples:
         return False
-    low, high = _timing(contestant, plan, 0.0, ()).interval_s
-    return high - low <= plan.precision * sorted(contestant.samples)[taken // 2]
+    low, high = _timing(contestant, plan, 0.0, 0.0, (), ()).interval_s
+    return high - low <= plan.precision * median(contestant.samples)
 
 
-def _timing(contestant: Contestant, plan: Plan, overhead_s: float, conditions: tuple[str, ...]) -> Timing:
+def _timing(contestant: Contestant, plan: Plan, overhead_s: float, resolution_s: float, conditions: tuple[str, ...], moments: tuple[Moment, ...]) -> Timing:
     return Timing(
         samples_s=tuple(contestant.samples),
         batch=contestant.batch,
@@ -146,4 +199,8 @@ def _timing(contestant: Contestant, plan: Plan, overhead_s: float, conditions: t
         cache=plan.cache,
         overhead_s=overhead_s,
         conditions=(*conditions, *contestant.notes),
+        resolution_s=resolution_s,
+        launch_s=contestant.launch_s,
+        seen_by=dict(contestant.seen_by),
+        moments=moments,
     )

@@ -1,0 +1,106 @@
+"""Writes the pages that are generated from the code, so that nothing is written twice.
+
+docs/map.md        the rooms, their arrows, their sizes, drawn from the imports
+docs/verbs/*.md    one page per verb, from its --help
+README tables      between `<!-- table: FILE -->` and `<!-- end -->`, from the records in FILE
+
+`--check` writes nothing and exits 1 when a page is not what the code says.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "opforge"
+sys.path.insert(0, str(ROOT / "tests"))
+
+from test_arrows import FLOORS, arrows  # noqa: E402  the test draws them; the page shows what it drew
+
+
+def rooms() -> dict[str, Path]:
+    """The rooms that exist, by name."""
+    return {path.name: path for path in SOURCE.iterdir() if path.is_dir() and (path / "__init__.py").exists() and path.name in FLOORS}
+
+
+def map_page() -> str:
+    """docs/map.md."""
+    found = rooms()
+    drawn: dict[str, set[str]] = defaultdict(set)
+    for room, target, _ in arrows():
+        drawn[room].add(target)
+    floors: dict[int, list[str]] = defaultdict(list)
+    for room in found:
+        floors[FLOORS[room]].append(room)
+    lines = ["# The map", "", "Generated from the imports by `make docs`; `tests/test_arrows.py` fails on an arrow that points up or sideways.", "", "```mermaid", "graph TD"]
+    for floor in sorted(floors, reverse=True):
+        lines.append(f"  subgraph floor{floor}[floor {floor}]")
+        lines += [f"    {room}" for room in sorted(floors[floor])]
+        lines.append("  end")
+    for room in sorted(drawn):
+        lines += [f"  {room} --> {target}" for target in sorted(drawn[room])]
+    lines += ["```", "", "| floor | room | what it is | modules | lines |", "|---|---|---|---|---|"]
+    for floor in sorted(floors, reverse=True):
+        for room in sorted(floors[floor]):
+            files = [path for path in found[room].rglob("*.py") if room != "ops" or path.parent == found[room]]
+            total = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
+            about = (ast.get_docstring(ast.parse((found[room] / "__init__.py").read_text(encoding="utf-8"))) or "").split("\n\n")[0].replace("\n", " ")
+            lines.append(f"| {floor} | `{room}` | {about} | {len(files)} | {total} |")
+    return "\n".join(lines) + "\n"
+
+
+def verb_pages() -> dict[str, str]:
+    """One page per verb, from its help text."""
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src"), "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
+
+    def help_of(*words: str) -> str:
+        done = subprocess.run([sys.executable, "-m", "opforge", *words, "--help"], capture_output=True, text=True, check=True, env=environment)
+        return "\n".join(line.rstrip() for line in done.stdout.replace("python -m opforge", "opforge").strip().splitlines())
+
+    front = help_of()
+    from opforge.cli.app import app
+
+    pages = {"README.md": f"# Verbs\n\nGenerated from `--help` by `make docs`.\n\n```\n{front}\n```\n"}
+    for command in app.registered_commands:
+        pages[f"{command.name}.md"] = f"# opforge {command.name}\n\n```\n{help_of(str(command.name))}\n```\n"
+    return pages
+
+
+def with_tables(text: str) -> str:
+    """A README with its tables made anew from the records they name."""
+
+    def table(match: re.Match[str]) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "opforge", "report", "--from", str(ROOT / match[1]), "--table"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
+        )
+        return f"<!-- table: {match[1]} -->\n{done.stdout.strip()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+def main() -> int:
+    """Write the pages, or with --check compare them."""
+    check = "--check" in sys.argv[1:]
+    pages = {ROOT / "docs" / "map.md": map_page()}
+    pages |= {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
+    pages |= {path: with_tables(path.read_text(encoding="utf-8")) for path in (ROOT / "README.md", ROOT / "README.zh-CN.md") if path.exists()}
+    stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    if check:
+        for path in stale:
+            print(f"{path.relative_to(ROOT)} is not what the code says; renew it with: make docs")
+        return int(bool(stale))
+    for path in stale:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(pages[path], encoding="utf-8")
+        print(f"wrote {path.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""`opforge build`: native kernels compiled ahead, found later by source, flags and architecture."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opforge.cli.shared import All, Json, Names, print_json, selected, settings
+from opforge.core.errors import EnvironmentLacks
+
+
+def build(
+    context: typer.Context,
+    operators: Names = None,
+    everything: All = False,
+    target: Annotated[list[str] | None, typer.Option(help="host, or a GPU target such as sm_90a; may be given several times. Default: host, and the GPU that is here.")] = None,
+    json: Json = False,
+) -> None:
+    """Compile native kernels ahead of time into each operator's built/ folder. At run time they are used when source, flags and architecture match; otherwise kernels are compiled on first use."""
+    import shutil
+
+    from opforge.backends import native
+    from opforge.backends.cpp import Cpp
+    from opforge.backends.cuda import Cuda
+    from opforge.backends.torch_eager import torch_runs_on
+
+    registry = settings(context).registry()
+    names = selected(registry, operators, everything)
+    cuda = Cuda()
+    targets = tuple(target or ("host",))
+    made: list[dict[str, str]] = []
+    for name in names:
+        for implementation in registry.implementations(name):
+            chains = []
+            if implementation.backend == "cpp" and "host" in targets:
+                chains.append(Cpp().toolchain())
+            if implementation.backend == "cuda":
+                chains += [cuda.device_toolchain(item) for item in targets if item != "host"]
+                if not target and torch_runs_on("cuda"):
+                    chains.append(cuda.toolchain("cuda"))
+            for chain in chains:
+                if shutil.which(chain.compiler) is None:
+                    raise EnvironmentLacks(
+                        f"{chain.compiler} is not on PATH; it is needed to build {implementation.source.name}. Install it, or leave --target {chain.target} away."
+                    )
+                entry = native.build_ahead(implementation, implementation.default, chain)
+                made.append({"operator": name, "implementation": implementation.name, "target": chain.target, "path": str(entry.path), "seconds": entry.facts["seconds"]})
+                if not json:
+                    typer.echo(f"built {name}/{implementation.name} for {chain.target} in {entry.facts['seconds']} s: {entry.path}")
+    if json:
+        print_json(made)

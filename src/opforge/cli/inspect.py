@@ -1,0 +1,37 @@
+"""`opforge inspect OP IMPLEMENTATION`: what a compiler makes of a kernel, for a target that need not be here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opforge.cli.shared import Json, dtypes, print_json, settings
+from opforge.core.errors import UsageError
+
+
+def inspect(
+    context: typer.Context,
+    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    implementation: Annotated[str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations by name.")],
+    target: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …")] = "sm_90a",
+    dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float16",
+    workload: Annotated[str, typer.Option(help="Compile for this workload's shape. Default: the operator's first.")] = "",
+    json: Json = False,
+) -> None:
+    """Compile one implementation offline for a target: registers, spills, shared memory, occupancy, and which matrix instructions are in it."""
+    from opforge.inspect import inspect_implementation
+    from opforge.report import inspection_lines
+
+    registry = settings(context).registry()
+    definition = registry.operator(operator)
+    registry.implementation(operator, implementation)
+    shape = next((item for item in definition.workloads if item.name == workload), None) if workload else definition.workloads[0]
+    if shape is None:
+        raise UsageError(f"{operator} has no workload {workload!r}. It has: {', '.join(item.name for item in definition.workloads)}.")
+    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtypes([dtype])[0], axes=shape.axes)
+    if json:
+        print_json(found)
+        return
+    for line in inspection_lines(found):
+        typer.echo(line)

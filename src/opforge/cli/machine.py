@@ -1,0 +1,33 @@
+"""`opforge machine`: what this device can do at best."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opforge.cli.shared import Device, Json, device_or_default, print_json
+from opforge.core import units
+
+
+def machine(
+    device: Device = "",
+    again: Annotated[bool, typer.Option("--again", help="Measure again even if ceilings are already known.")] = False,
+    json: Json = False,
+) -> None:
+    """Measure this device's ceilings once (copy, read, matrix products by dtype, launch floor) and keep them as the roofline's roof."""
+    from opforge.machine import detect, measure_ceilings
+
+    where = device_or_default(device)
+    spec = detect(where)
+    if again or not spec.ceilings:
+        spec = measure_ceilings(where)
+    if json:
+        print_json(spec)
+        return
+    typer.echo(f"{spec.name}: {spec.units} units, {units.size(spec.memory_bytes)} memory, last-level cache {units.size(spec.cache_bytes)}")
+    if spec.nominal_bytes_per_s:
+        typer.echo(f"  vendor     memory {units.bytes_per_s(spec.nominal_bytes_per_s)}  ({spec.source})")
+    for ceiling in spec.ceilings:
+        words = {"B/s": units.bytes_per_s, "FLOP/s": units.flops_per_s, "s": units.seconds}[ceiling.unit](ceiling.value)
+        typer.echo(f"  measured   {ceiling.name:<16} {words:<14} {ceiling.how}, {ceiling.measured_at[:10]}")

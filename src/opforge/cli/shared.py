@@ -1,0 +1,125 @@
+"""What verbs share: settings, choices that are checked, JSON on request, exit codes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import EnvironmentLacks, UsageError, unknown
+from opforge.core.record import Record, to_json
+from opforge.core.verdict import FAILURES
+from opforge.registry import Registry, load
+from opforge.registry.sources import BACKENDS
+
+if TYPE_CHECKING:
+    from opforge.runner import Host
+    from opforge.store import Store
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Device = Annotated[str, typer.Option(help="Torch device type: cpu, cuda, … Default: the accelerator if there is one.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="float32, float16 or bfloat16; may be given several times. Default: all.")]
+Backends = Annotated[list[str] | None, typer.Option("--backend", help="torch, compile, triton, cuda, tilelang or cpp; may be given several times. Default: all.")]
+Implementations = Annotated[list[str] | None, typer.Option("--implementation", "-i", help="One implementation by name; may be given several times. Default: all.")]
+InProcess = Annotated[bool, typer.Option("--in-process", help="Run kernels in this process, for a debugger. A crash ends everything, and the record says so.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="OPERATOR…", help="Operators by name.")]
+All = Annotated[bool, typer.Option("--all", help="Every operator.")]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What stands before the verb."""
+
+    homes: tuple[Path, ...] = ()
+    store: str = ""
+
+    def registry(self) -> Registry:
+        """The operators of the package, of every --home, and of plugins."""
+        return load(self.homes)
+
+    def open_store(self) -> Store:
+        """The records."""
+        from opforge.store import Store
+
+        return Store.open(self.store or None)
+
+
+def settings(context: typer.Context) -> Settings:
+    """The Settings of this call."""
+    found = context.obj
+    assert isinstance(found, Settings)
+    return found
+
+
+def selected(registry: Registry, names: Sequence[str] | None, everything: bool) -> tuple[str, ...]:
+    """The operators named, checked; every one with --all. Raises UsageError when neither was given."""
+    if everything:
+        return registry.names()
+    if not names:
+        raise UsageError(f"Name an operator, or say --all. Known here: {', '.join(registry.names())}.")
+    for name in names:
+        if name not in registry.names():
+            raise unknown("operator", name, registry.names(), f"Start a new one with: opforge new {name}")
+    return tuple(dict.fromkeys(names))
+
+
+def checked(kind: str, given: Iterable[str] | None, known: Iterable[str]) -> tuple[str, ...]:
+    """Values of a repeatable option, each known. Raises UsageError with the nearest one."""
+    known = tuple(known)
+    values = tuple(given or ())
+    for value in values:
+        if value not in known:
+            raise unknown(kind, value, known)
+    return values
+
+
+def dtypes(given: Iterable[str] | None) -> tuple[str, ...]:
+    """Checked --dtype values."""
+    return checked("dtype", given, DTYPES)
+
+
+def backend_names(given: Iterable[str] | None) -> tuple[str, ...]:
+    """Checked --backend values."""
+    return checked("backend", given, (*BACKENDS, "compile"))
+
+
+def device_or_default(given: str) -> str:
+    """The device asked for if torch has it, else the accelerator that is here, else the CPU.
+
+    Raises EnvironmentLacks when the device asked for is not here.
+    """
+    from opforge.backends.modules import installed
+    from opforge.backends.torch_eager import INSTALL, torch_runs_on
+
+    if not installed("torch"):
+        raise EnvironmentLacks(f"This needs PyTorch, which is not installed. Install it with: {INSTALL}")
+    import torch
+
+    if given:
+        if not torch_runs_on(given):
+            raise EnvironmentLacks(f"torch sees no {given!r} device here. See what is here with: opforge doctor")
+        return given
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return accelerator.type if accelerator is not None else "cpu"
+
+
+def make_host(in_process: bool) -> Host:
+    """Worker processes, or this process when --in-process was given."""
+    from opforge.runner import InProcess, Isolated
+
+    return InProcess() if in_process else Isolated()
+
+
+def print_json(value: Any) -> None:
+    """Any noun or plain data, as JSON on standard output."""
+    typer.echo(json.dumps(to_json(value), indent=1))
+
+
+def exit_code(records: Sequence[Record]) -> int:
+    """1 when any verdict is a failure, else 0."""
+    return int(any(isinstance(record.verdict, FAILURES) for record in records))

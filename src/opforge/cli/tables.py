@@ -1,0 +1,28 @@
+"""Record tables on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from opforge.core.record import Record
+
+
+def print_table(records: Sequence[Record]) -> None:
+    """The report room's rows, as a rich table; plain text where there is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from opforge.report import confessions, rows
+
+    # outside a terminal nothing may be cut: logs and pipes get the whole width they need
+    console = Console(width=None if Console().is_terminal else 220)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    found = rows(records)
+    for title in found.columns:
+        table.add_column(title, justify="right" if title in found.numeric else "left", no_wrap=title in found.numeric)
+    for row in found.rows:
+        table.add_row(*(Text(cell, style=style) for cell, style in zip(row.cells, row.styles, strict=True)))
+    console.print(table)
+    for words in confessions(records):
+        console.print(Text(f"  {words}", style="yellow"))

@@ -1,0 +1,142 @@
+"""Measuring what this device can do at best."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.core.device import Ceiling, DeviceSpec
+from opforge.core.errors import EnvironmentLacks
+from opforge.machine import host
+from opforge.machine.catalogue import detect
+from opforge.machine.kept import save_ceilings
+from opforge.machine.probes import Probe, batch_for, probes
+
+ROUNDS = 20
+FEWEST = 3
+SAMPLE_S = {"cpu": 0.01}
+DEVICE_SAMPLE_S = 0.005
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(kw_only=True)
+class _Running:
+    probe: Probe
+    batch: int = 1
+    samples_s: list[float] = field(default_factory=list)
+
+
+def measure_ceilings(device: str, *, budget_s: float = 10.0, progress: Progress | None = None, clock: Callable[[], float] = time.perf_counter) -> DeviceSpec:
+    """Measure this machine's `device` (a torch device type) and keep what was found; the DeviceSpec with it.
+
+    The probes take turns, round after round, so that a disturbance of a second spoils no single one. A sample is a batch
+    of at least 10 ms on a processor, 5 ms on an accelerator: long enough to be sustained. The ceiling is the fastest
+    sample, because it is what the device can do and everything that disturbs only makes samples slower.
+
+    budget_s   seconds for all rounds, made up of at least 3 and at most 20 of them; preparing takes some seconds more
+    progress   called with what is being done and the fraction that is done
+
+    A probe that the device refuses (a dtype it lacks) is said to `progress` and left out. Raises EnvironmentLacks when torch
+    has no such device or the cache folder cannot be written.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise EnvironmentLacks(f"Measuring needs PyTorch, which cannot be imported ({error}). Install it with: pip install torch") from error
+    say = progress or _silent
+    spec = detect(device)
+    with _exact_float32(), torch.no_grad():
+        running = _prepare(device, spec, say, clock)
+        start, done = clock(), 0
+        while done < ROUNDS and (done < FEWEST or clock() - start < budget_s):
+            for turn in running:
+                share = max(done / ROUNDS, min(1.0, (clock() - start) / budget_s))
+                say(f"{turn.probe.name}, round {done + 1}", min(0.99, 0.1 + 0.9 * share))
+                turn.samples_s.append(_sample(device, turn.probe, turn.batch, clock))
+            done += 1
+    say("keeping the result", 1.0)
+    save_ceilings(spec, [_ceiling(device, turn) for turn in running])
+    return detect(device)
+
+
+def _prepare(device: str, spec: DeviceSpec, say: Progress, clock: Callable[[], float]) -> list[_Running]:
+    running: list[_Running] = []
+    say("making buffers", 0.0)
+    for make in probes(device, spec):
+        try:
+            turn = _Running(probe=make())
+            _sample(device, turn.probe, 1, clock)
+            once = _sample(device, turn.probe, 1, clock)
+        except (RuntimeError, AttributeError, TypeError) as error:
+            # what a device or a version of torch lacks shows in one of these; the others are measured all the same
+            say(f"one probe is left out: {str(error).splitlines()[0] if str(error) else type(error).__name__}", 0.0)
+            continue
+        turn.batch = batch_for(once, SAMPLE_S.get(device, DEVICE_SAMPLE_S))
+        running.append(turn)
+        say(f"prepared {turn.probe.name}", 0.1)
+    return running
+
+
+def _sample(device: str, probe: Probe, batch: int, clock: Callable[[], float]) -> float:
+    """Seconds per run over `batch` runs, on the device's own clock where it has one."""
+    import torch
+
+    run = probe.run
+    if device == "cpu" or probe.on_host:
+        start = clock()
+        for _ in range(batch):
+            run()
+        elapsed = clock() - start
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        return elapsed / batch
+    begin, end = torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)
+    begin.record()
+    for _ in range(batch):
+        run()
+    end.record()
+    torch.accelerator.synchronize()
+    milliseconds: float = begin.elapsed_time(end)
+    return milliseconds / 1e3 / batch
+
+
+def _silent(words: str, fraction: float) -> None:  # noqa: ARG001 - the shape of Progress
+    return None
+
+
+def _ceiling(device: str, turn: _Running) -> Ceiling:
+    probe = turn.probe
+    return Ceiling(
+        name=probe.name,
+        value=probe.value(min(turn.samples_s)),
+        unit=probe.unit,
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        how=f"{probe.about}; fastest of {len(turn.samples_s)} samples of {turn.batch} {'run' if turn.batch == 1 else 'runs'}; {_conditions(device)}",
+    )
+
+
+def _conditions(device: str) -> str:
+    import torch
+
+    if device != "cpu":
+        return f"torch {torch.__version__}"
+    average = host.load_average()
+    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {'unknown' if average is None else f'{average:.1f}'}"
+
+
+@contextmanager
+def _exact_float32() -> Iterator[None]:
+    """float32 products in IEEE float32, whatever the process chose; its choice comes back."""
+    import torch
+
+    chosen: Any = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(chosen)

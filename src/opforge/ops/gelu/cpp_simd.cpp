@@ -1,0 +1,34 @@
+// One parallel pass in float32 vectors, with erf and exp that vectorise: gelu(x, y, approximate).
+#include "opforge/elementwise_host.h"
+#include "opforge/math.h"
+
+namespace {
+
+inline float gelu_erf(float x) { return 0.5f * x * (1.0f + opforge::erf(x * 0.70710678f)); }
+
+// 0.5 x (1 + tanh u) is x / (1 + exp(-2u)), which does not cancel.
+inline float gelu_tanh(float x) {
+  const float twice_u = x * std::fma(0.071354813f * x, x, 1.5957691f);
+  return x / (1.0f + opforge::exp(-twice_u));
+}
+
+void gelu(opforge::TensorView x, opforge::TensorView y, int64_t approximate) {
+  OPFORGE_CHECK_SAME_SHAPE(x, y);
+  OPFORGE_CHECK_SAME_DTYPE(x, y);
+  OPFORGE_CHECK_CONTIGUOUS(x);
+  OPFORGE_CHECK_CONTIGUOUS(y);
+  OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
+  const auto by_erf = [](float v) { return gelu_erf(v); };
+  const auto by_tanh = [](float v) { return gelu_tanh(v); };
+  OPFORGE_DISPATCH_DTYPE(
+      x, T, {
+        if (approximate == 1)
+          opforge::map(x.numel(), opforge::data<T>(y), by_tanh, opforge::data<const T>(x));
+        else
+          opforge::map(x.numel(), opforge::data<T>(y), by_erf, opforge::data<const T>(x));
+      });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, gelu)

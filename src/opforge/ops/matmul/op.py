@@ -1,0 +1,95 @@
+"""Matrix product: c[i, j] = sum over l of a[i, l] * b[l, j]."""
+
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+
+
+def reference(a, b):
+    return a @ b
+
+
+def magnitude(inputs, outputs, scalars):
+    # what is added up for c[i, j] are the products: their absolute sum bounds the rounding errors of any order of summation
+    return {"c": inputs["a"].abs() @ inputs["b"].abs()}
+
+
+def _sums_agree(name, got, expected, room):
+    # asked this way round, NaN fails
+    excess = (got - expected).abs() - room
+    return None if bool((excess <= 0).all()) else f"{name} differs from what the operands give by {(got - expected).abs().max().item():.3g}"
+
+
+def _room(inputs, outputs):
+    # each element of c was accumulated in float32 and rounded once, at worst to bfloat16
+    length = max(1, inputs["a"].shape[1])
+    return outputs["c"].abs() * 2.0**-8 + 6 * 2.0**-23 * length**0.5 * (inputs["a"].abs() @ inputs["b"].abs()) + 2.0**-24
+
+
+def row_sums(inputs, outputs, scalars):
+    room = _room(inputs, outputs).sum(dim=1)
+    return _sums_agree("a row sum of c", outputs["c"].sum(dim=1), inputs["a"] @ inputs["b"].sum(dim=1), room)
+
+
+def column_sums(inputs, outputs, scalars):
+    room = _room(inputs, outputs).sum(dim=0)
+    return _sums_agree("a column sum of c", outputs["c"].sum(dim=0), inputs["a"].sum(dim=0) @ inputs["b"], room)
+
+
+def _axes(m, n, k):
+    return {"m": m, "n": n, "k": k}
+
+
+operator = Operator(
+    name="matmul",
+    about="matrix product of two matrices, accumulated in float32",
+    source="blocking: Goto and van de Geijn, Anatomy of high-performance matrix multiplication, ACM TOMS 34(3), 2008",
+    inputs=(TensorSpec(name="a", shape="m k"), TensorSpec(name="b", shape="k n")),
+    outputs=(TensorSpec(name="c", shape="m n"),),
+    reference=reference,
+    flops="2 * m * n * k",
+    tolerance=Tolerance(length="k", magnitude=magnitude),
+    laws=(
+        Law(name="row_sums", about="c @ 1 = a @ (b @ 1): Freivalds' check with a vector of ones", holds=row_sums),
+        Law(name="column_sums", about="1 @ c = (1 @ a) @ b", holds=column_sums),
+    ),
+    cases=(
+        Case(name="one_block", axes=_axes(64, 64, 64), why="whole blocks everywhere: no mask is at work"),
+        Case(name="integers", axes=_axes(48, 80, 96), distribution="integers", why="every partial sum is exact in float32: any error at all is a wrong index or format"),
+        Case(name="odd", axes=_axes(65, 63, 33), why="one past and one short of a block, rows that are not aligned to 16 bytes"),
+        Case(name="prime", axes=_axes(37, 101, 53), why="no block divides any axis"),
+        Case(name="past_a_block", axes=_axes(129, 136, 72), why="a second block of rows and columns with almost nothing in it, and a tail in k"),
+        Case(name="vector_matrix", axes=_axes(1, 130, 77), why="m = 1: decoding one token"),
+        Case(name="matrix_vector", axes=_axes(67, 1, 90), why="n = 1: a single column, so both strides of b look contiguous"),
+        Case(name="outer_product", axes=_axes(19, 23, 1), why="k = 1: one product, rounded once"),
+        Case(name="one_element", axes=_axes(1, 1, 1), why="the smallest call"),
+        Case(name="no_terms", axes=_axes(5, 9, 0), why="k = 0: an empty sum is zero, and outputs start as NaN"),
+        Case(name="no_rows", axes=_axes(0, 9, 7), why="an empty result: nothing may be launched"),
+        Case(name="long_k", axes=_axes(4, 4, 8192), why="an accumulator in float16 or bfloat16, or TF32 products, drift away with k"),
+        Case(name="few_digits", axes=_axes(33, 40, 24), distribution="uniform", why="k is short, so the bound is tight: float32 products done in TF32 fall out of it"),
+        Case(
+            name="offset",
+            axes=_axes(34, 35, 300),
+            distribution="offset",
+            why="every product is positive: a bfloat16 accumulator stops growing, float16 results overflow to infinity",
+        ),
+        Case(name="tiny", axes=_axes(32, 48, 40), distribution="tiny", why="float16 subnormals in and out: flushed to zero they are wrong"),
+        Case(name="special", axes=_axes(9, 20, 28), distribution="special", why="NaN and infinity stay in their own rows and columns; at k = 28 all of b's lie in one column"),
+        Case(name="transposed", axes=_axes(66, 70, 50), layout="transposed", why="both operands stored column by column"),
+        Case(name="sliced", axes=_axes(40, 72, 48), layout="sliced", why="rows inside a wider matrix, starting one element in"),
+        Case(name="strided", axes=_axes(21, 30, 25), layout="strided", why="every second element: no axis has stride 1"),
+        Case(name="misaligned", axes=_axes(64, 72, 32), layout="misaligned", why="sizes invite vector loads, the address forbids them"),
+    ),
+    workloads=(
+        Workload(name="square_256", axes=_axes(256, 256, 256), source="256 x 256: fits in the second-level cache of a CPU core", scale="laptop"),
+        Workload(name="projection_gpt2", axes=_axes(512, 768, 768), source="GPT-2 small: attention output projection, 512 tokens", scale="laptop"),
+        Workload(name="mlp_gpt2", axes=_axes(256, 3072, 768), source="GPT-2 small: first layer of the MLP, 256 tokens", scale="laptop"),
+        Workload(name="square_1024", axes=_axes(1024, 1024, 1024), source="1024 x 1024: the size most CPU comparisons state", scale="laptop"),
+        Workload(name="decode_gpt2", axes=_axes(1, 3072, 768), source="GPT-2 small: first layer of the MLP, one token", scale="laptop"),
+        Workload(name="attention_out_llama3_8b", axes=_axes(4096, 4096, 4096), source="Llama 3 8B: q and output projections, 4096 tokens"),
+        Workload(name="mlp_up_llama3_8b", axes=_axes(512, 14336, 4096), source="Llama 3 8B: MLP up and gate projections, 512 tokens"),
+        Workload(name="long_context_llama3_8b", axes=_axes(16384, 4096, 4096), source="Llama 3 8B: q and output projections, 16384 tokens"),
+        Workload(name="square_8192", axes=_axes(8192, 8192, 8192), source="8192 cubed: the size vendors quote their peak at"),
+        Workload(name="decode_16_llama3_70b", axes=_axes(16, 8192, 8192), source="Llama 3 70B: q and output projections, 16 sequences decoding"),
+        Workload(name="decode_128_llama3_70b", axes=_axes(128, 8192, 28672), source="Llama 3 70B: MLP down projection, 128 sequences decoding"),
+    ),
+    implementations=("triton_tiled", "tilelang_tiled", "cuda_mma", "cuda_tiled", "cpp_blocked", "torch_eager"),
+)

@@ -1,0 +1,147 @@
+"""Tiles in shared memory and T.gemm on the tensor cores; float32 in plain multiply-adds; packed cache blocks on the C target.
+
+moves     a is read cdiv(n, BLOCK_N) times and b cdiv(m, BLOCK_M) times, mostly from the second-level cache
+limits    tiles are loaded element by element behind masks, so that any size and address is right; `pipelined` loads them by
+          T.copy (TMA on Hopper), overlapped with the products, where rows begin at multiples of 16 bytes
+precision T.gemm would round float32 operands to TF32: they take a route of their own
+"""
+
+import tilelang.language as T
+
+from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
+
+SPACE = {"BLOCK_M": (64, 128, 256), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "num_stages": (2, 3, 4), "threads": (128, 256), "pipelined": (False, True)}
+SUPPORTS = {"an_operand_to_point_at": "k > 0"}
+LIMITS = {
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K * 2 * num_stages <= 232448",
+    "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
+    "rows_begin_at_16_bytes": "not pipelined or (k % 8 == 0 and n % 8 == 0)",
+}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 3, "threads": 256, "pipelined": False}
+
+
+def program(*, dtype, target, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined):
+    if target == "c":
+        return blocked_in_cache(dtype)
+    if dtype == "float32":
+        return plain_float32()
+    if pipelined:
+        return tensor_cores_pipelined(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads)
+    return tensor_cores(dtype, BLOCK_M, BLOCK_N, BLOCK_K, threads)
+
+
+def blocked_in_cache(dtype, block_m=128, block_n=256, block_k=64):
+    """For a CPU: a's and b's blocks are packed as float32, and eight terms are added to a row of c at a time, which g++ vectorises."""
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+    stored = storage(dtype, "c")
+
+    def eight_terms(left, right, i, l, j):
+        products = [left[i, l + t] * right[l + t, j] for t in range(8)]
+        return ((products[0] + products[1]) + (products[2] + products[3])) + ((products[4] + products[5]) + (products[6] + products[7]))
+
+    @T.prim_func
+    def matmul(a: T.Tensor((m, k), stored), b: T.Tensor((k, n), stored), c: T.Tensor((m, n), stored)):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m)) as (bx, by):
+            left = T.alloc_local((block_m, block_k), "float32")
+            right = T.alloc_local((block_k, block_n), "float32")
+            total = T.alloc_local((block_m, block_n), "float32")
+            for i, j in T.grid(block_m, block_n):
+                total[i, j] = T.float32(0)
+            for step in T.serial(T.ceildiv(k, block_k)):
+                for i, l in T.grid(block_m, block_k):
+                    left[i, l] = T.float32(0)
+                    if both(by * block_m + i < m, step * block_k + l < k):
+                        left[i, l] = to_float32(a[by * block_m + i, step * block_k + l], dtype, "c")
+                for l, j in T.grid(block_k, block_n):
+                    right[l, j] = T.float32(0)
+                    if both(step * block_k + l < k, bx * block_n + j < n):
+                        right[l, j] = to_float32(b[step * block_k + l, bx * block_n + j], dtype, "c")
+                for i in T.serial(T.min(block_m, m - by * block_m)):
+                    for l in T.serial(block_k // 8):
+                        for j in T.serial(block_n):
+                            total[i, j] += eight_terms(left, right, i, 8 * l, j)
+            for i, j in T.grid(block_m, block_n):
+                if both(by * block_m + i < m, bx * block_n + j < n):
+                    c[by * block_m + i, bx * block_n + j] = from_float32(total[i, j], dtype, "c")
+
+    return matmul
+
+
+def tensor_cores(dtype, block_m, block_n, block_k, threads):
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+
+    @T.prim_func
+    def matmul(a: T.Tensor((m, k), dtype), b: T.Tensor((k, n), dtype), c: T.Tensor((m, n), dtype)):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (bx, by):
+            left = T.alloc_shared((block_m, block_k), dtype)
+            right = T.alloc_shared((block_k, block_n), dtype)
+            sums = T.alloc_fragment((block_m, block_n), "float32")
+            T.clear(sums)
+            for step in T.serial(T.ceildiv(k, block_k)):
+                # both operands are zero beyond k: zero times whatever lies there could be NaN
+                for i, l in T.Parallel(block_m, block_k):
+                    left[i, l] = T.if_then_else(both(by * block_m + i < m, step * block_k + l < k), a[by * block_m + i, step * block_k + l], T.Cast(dtype, 0))
+                for l, j in T.Parallel(block_k, block_n):
+                    right[l, j] = T.if_then_else(both(step * block_k + l < k, bx * block_n + j < n), b[step * block_k + l, bx * block_n + j], T.Cast(dtype, 0))
+                T.gemm(left, right, sums)
+            for i, j in T.Parallel(block_m, block_n):
+                if both(by * block_m + i < m, bx * block_n + j < n):
+                    c[by * block_m + i, bx * block_n + j] = T.Cast(dtype, sums[i, j])
+
+    return matmul
+
+
+def tensor_cores_pipelined(dtype, block_m, block_n, block_k, num_stages, threads):
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+
+    @T.prim_func
+    def matmul(a: T.Tensor((m, k), dtype), b: T.Tensor((k, n), dtype), c: T.Tensor((m, n), dtype)):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (bx, by):
+            left = T.alloc_shared((block_m, block_k), dtype)
+            right = T.alloc_shared((block_k, block_n), dtype)
+            sums = T.alloc_fragment((block_m, block_n), "float32")
+            T.clear(sums)
+            for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=num_stages):
+                T.copy(a[by * block_m, step * block_k], left)
+                T.copy(b[step * block_k, bx * block_n], right)
+                T.gemm(left, right, sums)
+            T.copy(sums, c[by * block_m, bx * block_n])
+
+    return matmul
+
+
+def plain_float32(block_m=64, block_n=64, block_k=16, tile_m=8, tile_n=4):
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+
+    @T.prim_func
+    def matmul(a: T.Tensor((m, k), "float32"), b: T.Tensor((k, n), "float32"), c: T.Tensor((m, n), "float32")):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=(block_m // tile_m) * (block_n // tile_n)) as (bx, by):
+            left = T.alloc_shared((block_k, block_m), "float32")
+            right = T.alloc_shared((block_k, block_n), "float32")
+            column = T.alloc_local((tile_m,), "float32")
+            row = T.alloc_local((tile_n,), "float32")
+            sums = T.alloc_local((tile_m, tile_n), "float32")
+            thread = T.get_thread_binding()
+            ty = thread // (block_n // tile_n)
+            tx = thread % (block_n // tile_n)
+            for i, j in T.grid(tile_m, tile_n):
+                sums[i, j] = T.float32(0)
+            for step in T.serial(T.ceildiv(k, block_k)):
+                for i, l in T.Parallel(block_m, block_k):
+                    left[l, i] = T.if_then_else(both(by * block_m + i < m, step * block_k + l < k), a[by * block_m + i, step * block_k + l], T.float32(0))
+                for l, j in T.Parallel(block_k, block_n):
+                    right[l, j] = T.if_then_else(both(step * block_k + l < k, bx * block_n + j < n), b[step * block_k + l, bx * block_n + j], T.float32(0))
+                for l in T.serial(block_k):
+                    for i in T.unroll(tile_m):
+                        column[i] = left[l, ty * tile_m + i]
+                    for j in T.unroll(tile_n):
+                        row[j] = right[l, tx * tile_n + j]
+                    for i in T.unroll(tile_m):
+                        for j in T.unroll(tile_n):
+                            sums[i, j] += column[i] * row[j]
+            for i in T.unroll(tile_m):
+                for j in T.unroll(tile_n):
+                    if both(by * block_m + ty * tile_m + i < m, bx * block_n + tx * tile_n + j < n):
+                        c[by * block_m + ty * tile_m + i, bx * block_n + tx * tile_n + j] = sums[i, j]
+
+    return matmul

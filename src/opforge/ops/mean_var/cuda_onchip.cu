@@ -1,0 +1,53 @@
+// The row stays on the chip: x is read once, mean and variance are two passes over registers.
+//
+// moves     rows * cols * itemsize bytes read, next to nothing written; see opforge/device_rows.h
+// limits    one block per row at most: few, long rows leave most of a GPU idle;
+//           a row longer than a block's shared memory (227 KiB on H100) is read twice
+/* opforge
+layouts = ["contiguous", "rows"]
+*/
+#include "opforge/device_rows.h"
+
+namespace {
+
+template <typename T>
+struct MeanVar {
+  T* means;
+  T* variances;
+
+  template <class Row>
+  __device__ __forceinline__ void operator()(Row& row, int64_t r) const {
+    float sum = 0.0f;
+    row.visit([&](int64_t, auto& x) {
+      for (float v : x) sum += v;
+    });
+    const float mean = row.reduce(sum, opforge::Sum()) / row.cols();
+    float squares = 0.0f;
+    row.visit([&](int64_t, auto& x) {
+      for (float v : x) squares += (v - mean) * (v - mean);
+    });
+    const float variance = row.reduce(squares, opforge::Sum()) / row.cols();
+    if (row.leads()) {
+      means[r] = opforge::store_from_float<T>(mean);
+      variances[r] = opforge::store_from_float<T>(variance);
+    }
+  }
+};
+
+void mean_var(opforge::TensorView x, opforge::TensorView mean, opforge::TensorView var) {
+  OPFORGE_CHECK_ROWS(x);
+  OPFORGE_CHECK(x.size(1) >= 1, ValueError, "x must have at least one column");
+  OPFORGE_CHECK_PER_ROW(mean, x);
+  OPFORGE_CHECK_PER_ROW(var, x);
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_CHECK_DEVICE(mean);
+  OPFORGE_CHECK_DEVICE(var);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    const MeanVar<T> op{opforge::data<T>(mean), opforge::data<T>(var)};
+    opforge::launch_rows<T>(op, opforge::as_rows<const T>(x), true, opforge::current_stream(x));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, mean_var)

@@ -1,0 +1,102 @@
+"""Mean and population variance over the last axis: mean = sum(x) / cols, var = sum((x - mean)^2) / cols."""
+
+from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance, Workload
+
+FACTOR = 6.0
+EPSILON = 2.0**-23  # of float32
+SUMMED = "cols / 32 + log2(max(cols, 2))"
+
+
+def reference(x):
+    mean = x.mean(dim=-1)
+    centred = x - mean.unsqueeze(-1)
+    return mean, (centred * centred).mean(dim=-1)
+
+
+def magnitude(inputs, outputs, scalars):
+    # With e = FACTOR * EPSILON * sqrt(length):
+    #   mean  is off by e * mean|x|
+    #   var   sums squares, relative error e; the mean's error adds its own square, because deviations add up to zero. That square
+    #         is second order, and all there is when a row is constant: (e * mean|x|)^2, written here as e times something
+    # A variance taken as E[x^2] - E[x]^2 is off by e * mean(x^2), far more when the mean outweighs the deviation.
+    x, var = inputs["x"], outputs["var"]
+    cols = x.shape[-1]
+    size = x.abs().mean(dim=-1)
+    length = cols / 32 + max(cols - 1, 1).bit_length()
+    return {"mean": size, "var": var + FACTOR * EPSILON * length**0.5 * size * size}
+
+
+def between_extremes(inputs, outputs, scalars):
+    x, mean = inputs["x"], outputs["mean"]
+    # a mean is rounded to the output dtype, bfloat16 at the coarsest: half an ulp is 2^-8 of it
+    slack = 2.0**-8 * x.abs().amax(dim=-1)
+    outside = ((mean < x.amin(dim=-1) - slack) | (mean > x.amax(dim=-1) + slack)).sum().item()
+    return None if not outside else f"{outside} means lie outside the values of their row"
+
+
+def within_popoviciu(inputs, outputs, scalars):
+    # T. Popoviciu, 1935: a variance is at most a quarter of the square of the range; and it is not negative
+    x, var = inputs["x"], outputs["var"]
+    spread = x.amax(dim=-1) - x.amin(dim=-1)
+    # the rounding of var to bfloat16, and of a float32 mean
+    ceiling = spread * spread / 4 * (1 + 2.0**-7) + (2.0**-14 * x.abs().amax(dim=-1)) ** 2
+    outside = ((var < 0) | (var > ceiling)).sum().item()
+    return None if not outside else f"{outside} variances are negative or exceed a quarter of the squared range"
+
+
+operator = Operator(
+    name="mean_var",
+    about="mean and population variance (correction 0) over the last axis",
+    source="Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, The American Statistician 37, 1983",
+    inputs=(TensorSpec(name="x", shape="*lead cols"),),
+    outputs=(TensorSpec(name="mean", shape="*lead"), TensorSpec(name="var", shape="*lead")),
+    constraints=(Constraint(name="has_columns", expression="cols >= 1", about="the mean of nothing is not defined"),),
+    reference=reference,
+    flops="4 * prod(lead) * cols",
+    tolerance=Tolerance(
+        factor=FACTOR,
+        length=SUMMED,
+        magnitude=magnitude,
+        about="a sum is shared by at least 32 accumulators, so that cols / 32 terms follow one another",
+    ),
+    laws=(
+        Law(name="between_extremes", about="min(x) <= mean <= max(x)", holds=between_extremes),
+        Law(name="within_popoviciu", about="0 <= var <= (max - min)^2 / 4", holds=within_popoviciu),
+    ),
+    cases=(
+        Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call"),
+        Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
+        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
+        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
+        Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="the mean is the value, the variance exactly 0"),
+        Case(name="two_columns", axes={"lead": (5,), "cols": 2}, why="correction 1 instead of 0 would double the variance"),
+        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
+        Case(name="wide", axes={"lead": (2,), "cols": 50257}, why="past registers: the row waits in shared memory or is read again"),
+        Case(name="wider", axes={"lead": (1,), "cols": 70001}, why="past the shared memory of a block"),
+        Case(name="offset", axes={"lead": (64,), "cols": 257}, distribution="offset", why="E[x^2] - E[x]^2 loses four digits here; two passes lose none"),
+        Case(name="skewed", axes={"lead": (4,), "cols": 1500}, distribution="skewed", why="a few values carry most of the variance"),
+        Case(name="large_values", axes={"lead": (4,), "cols": 500}, distribution="large", why="squares beyond float16's range"),
+        Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="a variance below float16's smallest normal number"),
+        Case(name="constant_rows", axes={"lead": (4,), "cols": 96}, distribution="constant_rows", why="the variance is 0, never negative"),
+        Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", why="the mean of a row with one infinity is infinite, its variance NaN"),
+        Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
+        Case(name="vector", axes={"lead": (), "cols": 100}, why="a vector: the results are scalars"),
+        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
+        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
+        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+    ),
+    workloads=(
+        Workload(name="bert_base", axes={"lead": (4, 512), "cols": 768}, source="BERT-base: statistics of a layer norm, hidden size 768, 4 sequences of 512", scale="laptop"),
+        Workload(
+            name="sd15_unet_2",
+            axes={"lead": (2, 32), "cols": 40960},
+            source="Stable Diffusion 1.5 UNet: group norm of 320 channels at 64x64, 32 groups of 10 channels, batch 2",
+            scale="laptop",
+        ),
+        Workload(name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: statistics of a layer norm, hidden size 1024, 64 sequences of 512"),
+        Workload(name="sd15_unet_16", axes={"lead": (16, 32), "cols": 40960}, source="Stable Diffusion 1.5 UNet: group norm of 320 channels at 64x64, 32 groups of 10 channels, batch 16"),
+        Workload(name="gpt3_175b", axes={"lead": (2, 2048), "cols": 12288}, source="GPT-3 175B: statistics of a layer norm, d_model 12288, 2 contexts of 2048"),
+    ),
+    implementations=("cuda_onchip", "triton_onchip", "tilelang_twopass", "cpp_twopass", "torch_eager"),
+)

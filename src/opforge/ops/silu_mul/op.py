@@ -1,0 +1,78 @@
+"""SwiGLU's elementwise part: y = silu(gate) * up, with silu(g) = g / (1 + exp(-g))."""
+
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+
+FACTOR = 6.0
+EPS_FLOAT32 = 2.0**-23
+LEAST_NORMAL_FLOAT16 = 2.0**-14
+HALF_STEP_FLOAT16 = 2.0**-25
+
+
+def reference(gate, up):
+    return gate / (1 + (-gate).exp()) * up
+
+
+def magnitude(inputs, outputs, scalars):
+    gate, up, y = inputs["gate"], inputs["up"], outputs["y"]
+    sigmoid = gate.sigmoid()
+    # an argument of exp carries an error of eps * |gate|, of which silu feels the share 1 - sigmoid
+    size = y.abs() * (1 + gate.abs() * (1 - sigmoid))
+    # a silu rounded to float16 before the product loses up to half a step of float16's subnormals, whatever its size; the
+    # same few 1e-8 cover float32, where 1 + exp(-gate) overflows below gate = -88.7 and silu is flushed from -2e-37 to 0
+    step = up.abs() * HALF_STEP_FLOAT16 / (FACTOR * EPS_FLOAT32)
+    return {"y": size + step.masked_fill((gate * sigmoid).abs() >= LEAST_NORMAL_FLOAT16, 0.0)}
+
+
+def no_larger_than_the_product(inputs, outputs, scalars):
+    y, product = outputs["y"], inputs["gate"] * inputs["up"]
+    # silu and the product may each be rounded to bfloat16, or to float16's subnormals
+    wrong = (y.abs() > product.abs() * (1 + 1 / 64) + (1 + inputs["up"].abs()) * HALF_STEP_FLOAT16).sum().item()
+    return None if wrong == 0 else f"{wrong} results are larger than |gate * up|"
+
+
+def sign_of_the_product(inputs, outputs, scalars):
+    wrong = (outputs["y"] * inputs["gate"] * inputs["up"] < 0).sum().item()
+    return None if wrong == 0 else f"{wrong} results have not the sign of gate * up"
+
+
+operator = Operator(
+    name="silu_mul",
+    about="silu(gate) * up: the gate of a SwiGLU feed-forward layer",
+    source="Shazeer, GLU Variants Improve Transformer, 2020; the order of the arguments is Liger Kernel's",
+    inputs=(TensorSpec(name="gate", shape="*shape"), TensorSpec(name="up", shape="*shape")),
+    outputs=(TensorSpec(name="y", shape="*shape"),),
+    reference=reference,
+    # an exp counted as one
+    flops="5 * prod(shape)",
+    # PyTorch's `silu(gate) * up` rounds silu to the output dtype and then the product. A rounding costs at most half an ulp, but half an
+    # ulp of silu is up to twice as much, relative to its value, as half an ulp of the product: 2 for the first, 1 for the second
+    tolerance=Tolerance(factor=FACTOR, magnitude=magnitude, roundings=3.0, about="silu and the product may each be rounded to the output dtype"),
+    laws=(
+        Law(name="no_larger_than_the_product", about="a sigmoid is at most 1", holds=no_larger_than_the_product),
+        Law(name="sign_of_the_product", about="a sigmoid is positive", holds=sign_of_the_product),
+    ),
+    cases=(
+        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
+        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
+        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
+        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
+        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end; swapped arguments show"),
+        Case(name="constant_rows", axes={"shape": (17, 64)}, distribution="constant_rows", why="the same gate along a row"),
+        Case(name="large", axes={"shape": (4099,)}, distribution="large", why="exp overflows: the result is gate * up or 0"),
+        Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the result is gate * up / 2"),
+        Case(name="skewed", axes={"shape": (1025,)}, distribution="skewed", why="positive gates only, a few of them large"),
+        Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN, infinities, signed zeros, a product that overflows"),
+        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
+        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
+        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+    ),
+    workloads=(
+        Workload(name="mlp_qwen2.5_0.5b", axes={"shape": (512, 4864)}, source="Qwen2.5 0.5B: MLP, 512 tokens", scale="laptop"),
+        Workload(name="mlp_llama3.2_1b", axes={"shape": (512, 8192)}, source="Llama 3.2 1B: MLP, 512 tokens", scale="laptop"),
+        Workload(name="mlp_llama3_8b", axes={"shape": (4096, 14336)}, source="Llama 3 8B: MLP, 4096 tokens"),
+        Workload(name="mlp_llama3_70b", axes={"shape": (4096, 28672)}, source="Llama 3 70B: MLP, 4096 tokens"),
+        Workload(name="mlp_llama3_8b_decode", axes={"shape": (64, 14336)}, source="Llama 3 8B: MLP, 64 sequences decoding: launch-bound"),
+    ),
+    implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+)

@@ -1,0 +1,15 @@
+"""Records and bounds into words and pictures. Functions return text; nothing here prints or writes."""
+
+from opforge.report.markdown_tables import benchmark_table as benchmark_table, markdown as markdown
+from opforge.report.page import html as html
+from opforge.report.tabular import (
+    Grid as Grid,
+    Line as Line,
+    Row as Row,
+    confessions as confessions,
+    csv_text as csv_text,
+    json_text as json_text,
+    rows as rows,
+    table as table,
+)
+from opforge.report.words import describe as describe, notes as notes

@@ -1,0 +1,128 @@
+"""Records as Markdown: the report of a run, and the table of a README."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opforge.core import units
+from opforge.core.record import Record
+from opforge.report.bars import rate
+from opforge.report.sections import failures, not_run, stood_in
+from opforge.report.summary import comparable, sentences
+from opforge.report.tabular import speedup_words
+from opforge.report.view import BACKENDS, Group, memory_bound, of_roof, timing_of, unique
+from opforge.report.words import axes, clean, notes, verdict_word
+
+_SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&commat;", "://": "&colon;//", "#": "&num;"}
+
+
+def escaped(text: str) -> str:
+    """`text` as Markdown text that is neither markup, nor a link, nor a mention, nor the end of a table's cell.
+
+    >>> escaped("a|b <script> torch_eager *x*")
+    'a\\\\|b &lt;script&gt; torch_eager \\\\*x\\\\*'
+    """
+    plain = clean(text)
+    for raw, entity in _ENTITIES.items():
+        plain = plain.replace(raw, entity)
+    return _SPECIAL.sub(lambda match: "\\" + match.group(), plain)
+
+
+def markdown(records: Sequence[Record]) -> str:
+    """The report as Markdown: the result in words, a table per comparison, failures, and what has no time and why."""
+    found = comparable(records)
+    several = len(unique(group.run for group in found)) > 1 or len(unique(group.device for group in found)) > 1
+    parts = ["\n".join(escaped(sentence) for sentence in sentences(records, found))]
+    for operator in unique(group.operator for group in found):
+        parts.append(f"## {escaped(operator)}")
+        parts += [_comparison(group, several) for group in found if group.operator == operator]
+    broken = [f"- **{escaped(entry['operator'])} / {escaped(entry['implementation'])}**, {escaped(entry['dtype'])}: {escaped(entry['sentence'])}" for entry in failures(records)]
+    for heading, items in (("Failures", broken), ("Verified, without a time", _reasons(stood_in(records))), ("Not run", _reasons(not_run(records)))):
+        if items:
+            parts += [f"## {heading}", "\n".join(items)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"- {escaped(entry['reason'])}: " + "; ".join(escaped(f"{name} ({dtypes})") for name, dtypes in entry["what"]) for entry in entries]
+
+
+def _comparison(group: Group, several: bool) -> str:
+    where = f" on {group.device}, run {group.run}" if several else ""
+    first = group.timed[0]
+    head = escaped(f"{group.workload}, {group.dtype}{where}: {axes(first)}; {units.size(first.cost.bytes)} moved, {units.flops(first.cost.flops)}")
+    rows = []
+    remarks = []
+    for record in group.records:
+        timing, fraction, name = timing_of(record), of_roof(record), escaped(group.label(record))
+        lead = "**" if record in group.leaders else ""
+        time = f"{lead}{units.seconds(timing.median_s)}{lead}" if timing is not None else ""
+        rows.append(
+            [
+                f"{lead}{name}{lead}",
+                time,
+                rate(record),
+                units.percent(fraction) if fraction is not None else "",
+                speedup_words(group, record),
+                escaped(verdict_word(record)),
+            ]
+        )
+        remarks += [f"- {name}: {escaped(note)}" for note in notes(record)]
+    body = _table(["implementation", "median", "rate", "of roof", "times torch eager", "verdict"], rows, "l" + "r" * 4 + "l")
+    return "\n\n".join([f"### {head}", body, *(["\n".join(remarks)] if remarks else [])])
+
+
+def benchmark_table(records: Sequence[Record]) -> str:
+    """The README's table: a row per operator, workload and dtype, a column per backend.
+
+    A cell is the median time and the achieved rate of the backend's fastest verified implementation; the fastest of a
+    row is bold, with all that its samples cannot tell it from. Of several runs, a row shows the last one on each device.
+    """
+    latest: dict[tuple[str, str, str, str], Group] = {}
+    for group in comparable(records):
+        key = (group.operator, group.workload, group.dtype, group.device)
+        other = latest.get(key)
+        if other is None or _date(group) >= _date(other):
+            latest[key] = group
+    if not latest:
+        return "No timed records. Make some with: opforge bench --all\n"
+    present = unique(record.backend for group in latest.values() for record in group.timed)
+    columns = [name for name in BACKENDS if name in present] + sorted(set(present) - set(BACKENDS))
+    devices = unique(group.device for group in latest.values())
+    parts = []
+    for device in devices:
+        rows = [_benchmark_row(group, columns) for group in latest.values() if group.device == device]
+        dates = sorted(_date(group)[:10] for group in latest.values() if group.device == device)
+        span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+        parts.append(f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from.")
+        parts.append(_table(["operator", "workload", "dtype", *(escaped(name) for name in columns), "of roof"], rows, "lll" + "r" * (len(columns) + 1)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _benchmark_row(group: Group, columns: Sequence[str]) -> list[str]:
+    leaders = group.leaders
+    cells = []
+    for backend in columns:
+        mine = next((record for record in group.timed if record.backend == backend), None)
+        timing = timing_of(mine) if mine is not None else None
+        if mine is None or timing is None:
+            cells.append("")
+            continue
+        words = f"{units.seconds(timing.median_s)} ({rate(mine)})"
+        cells.append(f"**{words}**" if mine in leaders else words)
+    fraction = of_roof(group.timed[0])
+    limit = "memory" if memory_bound(group.timed[0]) else "arithmetic"
+    roof = f"{units.percent(fraction)} of {limit}" if fraction is not None else ""
+    return [escaped(group.operator), escaped(group.workload), escaped(group.dtype), *cells, roof]
+
+
+def _date(group: Group) -> str:
+    return max(clean(record.created_at) for record in group.records)
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    rule = ["---:" if side == "r" else ":---" for side in align]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))

@@ -1,0 +1,150 @@
+"""The report as one page of HTML that needs nothing else: no network, no script, no other file."""
+
+from __future__ import annotations
+
+import importlib.resources
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from opforge.core import units
+from opforge.core.device import DeviceSpec
+from opforge.core.record import Record
+from opforge.report import sections, summary, svg
+from opforge.report.roof_chart import roofline, roofs
+from opforge.report.view import Group, slots, timing_of, unique
+from opforge.report.words import clean, clean_lines
+
+
+def html(records: Sequence[Record], *, title: str, device: DeviceSpec | None = None) -> str:
+    """The page for these records. `device` brings the roofs of the roofline; with records of several devices, those of its name.
+
+    Everything that comes from a record or from `title` is shown as text, never as markup. The same records give the same page.
+    """
+    import jinja2
+    from markupsafe import Markup
+
+    def printable(value: object) -> object:
+        # the last gate: whatever section forgot to, no text leaves with characters that steer or reorder
+        return clean_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("opforge.report", "templates"),
+        autoescape=True,
+        finalize=printable,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # pictures were escaped where they were drawn; nothing else on the page is taken for markup
+    environment.filters["drawn"] = Markup
+    style = importlib.resources.files("opforge.report").joinpath("templates/report.css").read_text(encoding="utf-8")
+    return environment.get_template("report.html.j2").render(style=Markup(style), **_content(records, title, device))
+
+
+def _content(records: Sequence[Record], title: str, device: DeviceSpec | None) -> dict[str, Any]:
+    names = _anchors(unique(record.operator for record in records))
+    found = _group_anchors(summary.comparable(records))
+    groups = [group for _, group in found]
+    count = summary.counts(records)
+    return {
+        "title": clean(title),
+        "when": _when(records),
+        "machines": _machines(records, device),
+        "tiles": _tiles(count),
+        "sentences": summary.sentences(records, groups),
+        "fastest": summary.fastest(groups, names),
+        "overview": summary.overview(records, found),
+        "legend": [(clean(name), _swatch(slot)) for name, slot in slots(record for record in records if timing_of(record)).items()],
+        "failures": sections.failures(records),
+        "rooflines": _rooflines(records, device, found),
+        "operators": sections.operators(records, found, names),
+        "stood_in": sections.stood_in(records),
+        "not_run": sections.not_run(records),
+    }
+
+
+def _anchors(names: Iterable[str]) -> dict[str, str]:
+    """An anchor for each name: readable, safe, and its own."""
+    found: dict[str, str] = {}
+    for name in names:
+        slug = "op-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "x")
+        found[name] = slug if slug not in found.values() else f"{slug}-{len(found)}"
+    return found
+
+
+def _group_anchors(groups: Sequence[Group]) -> list[tuple[str, Group]]:
+    keys = [f"{group.operator} {group.workload} {group.dtype}" for group in groups]
+    taken: dict[str, str] = {}
+    for place, key in enumerate(keys):
+        taken[str(place)] = "at-" + re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")
+    return [
+        (anchor if list(taken.values()).index(anchor) == place else f"{anchor}-{place}", group) for place, (anchor, group) in enumerate(zip(taken.values(), groups, strict=True))
+    ]
+
+
+def _when(records: Sequence[Record]) -> str:
+    times = sorted(clean(record.created_at)[:16].replace("T", " ") for record in records)
+    if not times:
+        return "no records"
+    return times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
+
+
+def _tiles(count: dict[str, int]) -> list[tuple[str, str, str]]:
+    return [
+        (str(count["operators"]), "operators", ""),
+        (str(count["implementations"]), "implementations", ""),
+        (str(count["passed"]), "passed", "good" if count["passed"] else ""),
+        (str(count["failed"]), "failed", "bad" if count["failed"] else ""),
+        (str(count["not run"]), "not run here", ""),
+        (str(count["timed"]), "kernels timed", ""),
+    ]
+
+
+def _machines(records: Sequence[Record], device: DeviceSpec | None) -> list[dict[str, Any]]:
+    """Each environment once: device, host, isolation, every fact."""
+    found: dict[tuple[str, str, str], list[Record]] = {}
+    for record in records:
+        found.setdefault((record.device, record.environment.host, record.environment.fingerprint), []).append(record)
+    machines = []
+    for (name, host, fingerprint), members in found.items():
+        isolation = unique(str(words) for member in members if (words := getattr(member.verdict, "isolation", "")))
+        rows = [("device", name), ("host", host), ("environment", fingerprint), ("isolation", "; ".join(isolation) or "nothing was run")]
+        timings = [timing for member in members if (timing := timing_of(member)) is not None]
+        if timings:
+            rows += [("timer", ", ".join(unique(timing.timer for timing in timings))), ("cache", ", ".join(unique(timing.cache for timing in timings)))]
+            rows.append(("loop overhead", units.seconds(max(timing.overhead_s for timing in timings)) + " per call at most, stated and not subtracted"))
+        facts = list(members[0].environment.facts.items())
+        if device is not None and device.name == name:
+            facts += [(f"ceiling.{ceiling.name}", f"{_ceiling(ceiling.value, ceiling.unit)}; {ceiling.how}; {ceiling.measured_at}") for ceiling in device.ceilings]
+        machines.append({"rows": [(key, clean(value)) for key, value in rows], "facts": [(clean(key), clean(value)) for key, value in sorted(facts)]})
+    return machines
+
+
+def _ceiling(value: float, unit: str) -> str:
+    return units.flops_per_s(value) if unit.lower().startswith("flop") else units.bytes_per_s(value) if unit.lower().startswith(("b/", "byte")) else f"{units.number(value)} {unit}"
+
+
+def _swatch(slot: int) -> str:
+    return svg.picture(14, 14, "", svg.marker(slot, 7, 7, 5, f"b{slot}"))
+
+
+def _rooflines(records: Sequence[Record], device: DeviceSpec | None, found: Sequence[tuple[str, Group]]) -> list[dict[str, Any]]:
+    anchors = {record.id: anchor for anchor, group in found for record in group.records}
+    colours = slots(records)
+    names = unique(record.device for record in records)
+    pictures = []
+    for name in names:
+        mine = [record for record in records if record.device == name]
+        spec = device if device is not None and (len(names) == 1 or device.name == name) else None
+        picture = roofline(mine, spec, colours, anchors)
+        if not picture:
+            continue
+        plain = sum(timing_of(record) is not None and record.cost.intensity <= 0 for record in mine)
+        notes = [f"{units.plural(plain, 'timed kernel')} without arithmetic cannot stand on this picture."] if plain else []
+        if spec is None:
+            notes.append("No description of this device was given, so no roofs are drawn. See: opforge machine")
+        elif any(roof.nominal for roof in roofs(spec, unique(record.dtype for record in mine))):
+            notes.append("Dashed roofs are the vendor's figures, not measured. Measure this machine with: opforge machine")
+        pictures.append({"device": clean(name), "picture": picture, "notes": notes, "of": f"{name}" if len(names) > 1 else ""})
+    return pictures

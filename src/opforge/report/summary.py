@@ -1,0 +1,133 @@
+"""The top of the page: counts, the fastest of each operator, and one table that shows everything at a glance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opforge.core import units
+from opforge.core.record import Record
+from opforge.core.verdict import FAILURES, Pass
+from opforge.report.view import BASELINE, Group, by_implementation, geometric_mean, groups, of_roof, slots, standing, timing_of, unique
+from opforge.report.words import INTERPRETED, axes, clean, untimed, verdict_word
+
+_STEPS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
+"""Edges between the shades of a ratio; 0.8 to 1.25 is "about the same"."""
+
+
+def counts(records: Sequence[Record]) -> dict[str, int]:
+    """How many operators, implementations and kernels there are, and how they stand."""
+    standings = [standing(members) for members in by_implementation(records).values()]
+    return {
+        "operators": len(unique(record.operator for record in records)),
+        "implementations": len(standings),
+        "passed": standings.count("passed"),
+        "failed": standings.count("failed"),
+        "not run": standings.count("not run"),
+        "timed": sum(timing_of(record) is not None for record in records),
+    }
+
+
+def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, ...]:
+    """The result in words."""
+    if not records:
+        return ("No records. Make some with: opforge bench --all",)
+    count = counts(records)
+    words = [
+        f"{units.plural(count['operators'], 'operator')} with {units.plural(count['implementations'], 'implementation')}: "
+        f"{count['passed']} passed verification, {count['failed']} failed, {count['not run']} could not be run."
+    ]
+    ratios = [ratio for group in found if (ratio := group.speedup(group.timed[0])) is not None]
+    mean = geometric_mean(ratios)
+    if mean is not None:
+        words.append(
+            f"In {units.plural(len(ratios), 'comparison')} of operator, workload and dtype, the fastest verified implementation "
+            f"runs at {units.ratio(mean)} the speed of torch eager (geometric mean; from {units.ratio(min(ratios))} to {units.ratio(max(ratios))})."
+        )
+    elif count["timed"]:
+        words.append(f"{BASELINE} was not timed in these runs, so no speed-up is stated.")
+    stood = unique(clean(record.backend) for record in records if isinstance(record.verdict, Pass) and timing_of(record) is None and untimed(record) == INTERPRETED)
+    if stood:
+        words.append(f"On this device {units.listed(list(stood))} was verified by interpreter, not timed.")
+    return tuple(words)
+
+
+def fastest(found: Sequence[Group], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
+    """One row per operator and device: who is fastest how often, against torch eager, and under the roof."""
+    rows = []
+    several = len(unique(group.device for group in found)) > 1
+    for operator, device in dict.fromkeys((group.operator, group.device) for group in found):
+        timed = [group for group in found if (group.operator, group.device) == (operator, device) and group.leaders]
+        if not timed:
+            continue
+        wins: dict[str, int] = {}
+        for group in timed:
+            wins[group.timed[0].implementation] = wins.get(group.timed[0].implementation, 0) + 1
+        ranked = sorted(wins, key=lambda name: (-wins[name], name))
+        ratios = [ratio for group in timed if (ratio := group.speedup(group.timed[0])) is not None]
+        fractions = [fraction for group in timed if (fraction := of_roof(group.timed[0])) is not None]
+        mean, roof = geometric_mean(ratios), geometric_mean(fractions)
+        rows.append(
+            {
+                "operator": clean(operator) + (f" on {clean(device)}" if several else ""),
+                "anchor": anchors[operator],
+                "who": [(clean(name), f"{wins[name]} of {len(timed)}") for name in ranked],
+                "ratio": units.ratio(mean) if mean is not None else "–",
+                "range": f"{units.ratio(min(ratios))} to {units.ratio(max(ratios))}" if len(ratios) > 1 else "",
+                "shade": shade(mean),
+                "roof": units.percent(roof) if roof is not None else "–",
+            }
+        )
+    return rows
+
+
+def overview(records: Sequence[Record], found: Sequence[tuple[str, Group]]) -> dict[str, Any]:
+    """Rows of operator, workload and dtype; a column per backend; the fastest of each backend, shaded by its ratio to torch eager."""
+    columns = list(slots(records))
+    without_workload = {(record.operator, record.dtype, record.backend, record.run): record for record in records if timing_of(record) is None}
+    rows = []
+    for anchor, group in found:
+        cells = []
+        for backend in columns:
+            mine = [record for record in group.timed if record.backend == backend]
+            other = without_workload.get((group.operator, group.dtype, backend, group.run))
+            cells.append(_cell(group, mine[0]) if mine else _blank(other))
+        rows.append(
+            {
+                "operator": clean(group.operator),
+                "workload": clean(group.workload),
+                "dtype": group.dtype,
+                "axes": axes(group.records[0]),
+                "anchor": anchor,
+                "cells": cells,
+            }
+        )
+    return {"columns": [clean(name) for name in columns], "rows": rows}
+
+
+def _cell(group: Group, record: Record) -> dict[str, str]:
+    timing, speedup = timing_of(record), group.speedup(record)
+    assert timing is not None
+    return {
+        "main": units.seconds(timing.median_s) if speedup is None else units.ratio(speedup),
+        "small": "" if speedup is None else units.seconds(timing.median_s),
+        "shade": shade(speedup) + (" best" if record in group.leaders else ""),
+        "tip": clean(group.label(record)),
+    }
+
+
+def _blank(record: Record | None) -> dict[str, str]:
+    if record is None:
+        return {"main": "", "small": "", "shade": "none", "tip": "no implementation"}
+    word = "failed" if isinstance(record.verdict, FAILURES) else "verified" if isinstance(record.verdict, Pass) else "not run"
+    return {"main": "", "small": word, "shade": "none bad" if word == "failed" else "none", "tip": clean(f"{record.implementation}: {verdict_word(record)}")}
+
+
+def shade(ratio: float | None) -> str:
+    """The class of a ratio's shade: r0 (far slower) to r6 (far faster)."""
+    return "rn" if ratio is None else f"r{sum(ratio >= step for step in _STEPS)}"
+
+
+def comparable(records: Sequence[Record]) -> tuple[Group, ...]:
+    """The groups that hold at least one time."""
+    return tuple(group for group in groups(records) if group.timed)

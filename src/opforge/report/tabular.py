@@ -1,0 +1,213 @@
+"""Records as rows: for a terminal (words and a style for each row), as CSV and as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from opforge.core import units
+from opforge.core.record import Record, to_json
+from opforge.core.verdict import FAILURES, Pass, Unsupported
+from opforge.report.bars import rate
+from opforge.report.sections import failures, not_run
+from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
+from opforge.report.words import clean, describe, error_share, notes, untimed, verdict_word
+
+_FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a spreadsheet may take for a formula at the start of a cell, the full-width forms included (OWASP, CSV injection)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a terminal's table. Every text is on one line and free of control characters, but not of markup: escape it.
+
+    style     "good" (timed), "plain" (verified, no time), "bad" (a failure), "idle" (not run)
+    best      fastest of its operator, workload and dtype, or not to be told apart from the fastest
+    detail    one sentence: the verdict in words
+    notes     what the row must confess, each with what to do
+    """
+
+    operator: str
+    workload: str
+    dtype: str
+    implementation: str
+    backend: str
+    verdict: str
+    error: str
+    time: str
+    rate: str
+    roof: str
+    speedup: str
+    style: str
+    best: bool
+    detail: str
+    notes: tuple[str, ...]
+
+
+def table(records: Sequence[Record]) -> list[Row]:
+    """One Row per record: comparable ones stand together, the fastest first, those without a time after them."""
+    return [_row(group, record) for group in groups(records) for record in group.records]
+
+
+def _row(group: Group, record: Record) -> Row:
+    timing, verdict = timing_of(record), record.verdict
+    fraction = of_roof(record)
+    return Row(
+        operator=clean(record.operator),
+        workload=clean(record.workload),
+        dtype=clean(record.dtype),
+        implementation=clean(group.label(record)),
+        backend=clean(record.backend),
+        verdict=verdict_word(record),
+        error=error_share(verdict.worst_ratio) if isinstance(verdict, Pass) else "",
+        time=units.seconds(timing.median_s) if timing is not None else "",
+        rate=rate(record) if timing is not None else "",
+        roof=units.percent(fraction) if fraction is not None else "",
+        speedup=speedup_words(group, record),
+        style="good" if timing is not None else "bad" if isinstance(verdict, FAILURES) else "idle" if isinstance(verdict, Unsupported) else "plain",
+        best=record in group.leaders,
+        detail=untimed(record) if isinstance(verdict, Pass) and timing is None else describe(verdict),
+        notes=tuple(clean(note) for note in notes(record)),
+    )
+
+
+def speedup_words(group: Group, record: Record) -> str:
+    """ "1.83x", "baseline", or "" where there is nothing to compare."""
+    ratio = group.speedup(record)
+    if ratio is None:
+        return ""
+    return "baseline" if record.implementation == BASELINE else units.ratio(ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One line of a Grid: as many styles as cells; a style is a word that terminals' libraries know ("bold green", "dim", "")."""
+
+    cells: tuple[str, ...]
+    styles: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A table for a terminal. `numeric` names the columns that stand to the right."""
+
+    columns: tuple[str, ...]
+    numeric: frozenset[str]
+    rows: tuple[Line, ...]
+
+
+_NUMERIC = ("error/bound", "median", "rate", "of roof", "vs eager")
+_TONES = {"good": "green", "plain": "cyan", "bad": "bold red", "idle": "dim"}
+
+
+def rows(records: Sequence[Record]) -> Grid:
+    """`table` as cells and styles. What a line shares with the one above it is dim, so that groups can be seen."""
+    lines = []
+    above: tuple[str, str, str] = ("", "", "")
+    for row in table(records):
+        place = (row.operator, row.workload, row.dtype)
+        heads = ["dim" if place[: count + 1] == above[: count + 1] else "bold" if count == 0 else "" for count in range(3)]
+        above = place
+        strong = "bold" if row.best else "dim" if row.style == "idle" else ""
+        time = "yellow" if row.notes else strong
+        cells = (*place, row.implementation, row.verdict, row.error, row.time, row.rate, row.roof, row.speedup)
+        lines.append(Line(cells=cells, styles=(*heads, strong, _TONES[row.style], "", time, "", "", strong)))
+    columns = ("operator", "workload", "dtype", "implementation", "verdict", *_NUMERIC)
+    return Grid(columns=columns, numeric=frozenset(_NUMERIC), rows=tuple(lines))
+
+
+def confessions(records: Sequence[Record]) -> list[str]:
+    """What belongs under a table: the failures in words, the weaknesses of times, and the reasons why something was not run."""
+    found = [f"{entry['operator']}/{entry['implementation']} {entry['dtype']}: {entry['sentence']}" for entry in failures(records)]
+    for row in table(records):
+        found += [f"{row.operator}/{row.workload}/{row.implementation} {row.dtype}: {note}" for note in row.notes]
+    for entry in not_run(records):
+        found.append(f"not run: {entry['reason']}: {', '.join(f'{name} ({dtypes})' for name, dtypes in entry['what'])}")
+    return found
+
+
+def json_text(records: Sequence[Record]) -> str:
+    """All of the records, nothing left out: a JSON list that `core.record.from_json` reads back."""
+    return json.dumps([to_json(record) for record in records], indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def csv_text(records: Sequence[Record]) -> str:
+    """One line per record (RFC 4180). SI units; empty where there is no such number. Text that a spreadsheet would run gets an apostrophe."""
+    out = io.StringIO()
+    lines: list[Mapping[str, str | int | float | None]] = []
+    for group in groups(records):
+        lines += [_flat(group, record) for record in group.records]
+    writer = csv.DictWriter(out, fieldnames=list(lines[0]) if lines else list(_COLUMNS))
+    writer.writeheader()
+    for line in lines:
+        writer.writerow({name: _cell(value) for name, value in line.items()})
+    return out.getvalue()
+
+
+_COLUMNS = ("operator", "workload", "dtype", "implementation", "backend", "verdict", "median_s")
+"""The first columns: all there is to write of no records at all."""
+
+
+def _cell(value: str | int | float | None) -> str | int | float:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        plain = clean(value)
+        return f"'{plain}" if plain.startswith(_FORMULA) else plain
+    return value
+
+
+def _flat(group: Group, record: Record) -> dict[str, str | int | float | None]:
+    timing, verdict = timing_of(record), record.verdict
+    passed = verdict if isinstance(verdict, Pass) else None
+    low, high = timing.interval_s if timing is not None else (None, None)
+    return {
+        "operator": record.operator,
+        "workload": record.workload,
+        "dtype": record.dtype,
+        "implementation": record.implementation,
+        "backend": record.backend,
+        "verdict": type(verdict).__name__,
+        "median_s": timing.median_s if timing is not None else None,
+        "interval_low_s": low,
+        "interval_high_s": high,
+        "p10_s": timing.quantile_s(0.1) if timing is not None else None,
+        "p99_s": timing.quantile_s(0.99) if timing is not None else None,
+        "p90_s": timing.quantile_s(0.9) if timing is not None else None,
+        "spread": timing.spread if timing is not None else None,
+        "samples": len(timing.samples_s) if timing is not None else None,
+        "batch": timing.batch if timing is not None else None,
+        "timer": timing.timer if timing is not None else None,
+        "cache": timing.cache if timing is not None else None,
+        "overhead_s": timing.overhead_s if timing is not None else None,
+        "launch_s": timing.launch_s if timing is not None else None,
+        "times_torch_eager": group.speedup(record),
+        "roof_s": roof_of(record),
+        "of_roof": of_roof(record),
+        "limiter": record.limiter,
+        "flops": record.cost.flops,
+        "bytes_read": record.cost.bytes_read,
+        "bytes_written": record.cost.bytes_written,
+        "flops_per_s": record.cost.flops / timing.median_s if timing is not None else None,
+        "bytes_per_s": record.cost.bytes / timing.median_s if timing is not None else None,
+        "worst_error_over_bound": passed.worst_ratio if passed else None,
+        "max_abs_error": passed.max_abs if passed else None,
+        "cases_checked": len(passed.checked) if passed else None,
+        "cases_not_taken": len(passed.not_taken) if passed else None,
+        "isolation": str(getattr(verdict, "isolation", "")),
+        "words": describe(verdict),
+        "notes": "; ".join(notes(record)),
+        "axes": json.dumps(to_json(record.axes)),
+        "scalars": json.dumps(to_json(record.scalars)),
+        "config": str(record.config),
+        "device": record.device,
+        "host": record.environment.host,
+        "environment": record.environment.fingerprint,
+        "source_sha256": record.source_sha256,
+        "created_at": record.created_at,
+        "run": record.run,
+        "id": record.id,
+    }

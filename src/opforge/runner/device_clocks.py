@@ -1,0 +1,158 @@
+"""Clocks of a GPU: events, replay of a CUDA graph, and the kernel times that CUPTI sees; and the flush that makes a cache cold."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opforge.runner.clocks import Run
+
+FLUSH_FACTOR = 2
+PROBE_REPEATS = 25
+
+
+class ClockUnfit(Exception):
+    """This clock cannot time this launch; the message says why."""
+
+
+def event_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:
+    """Device events around `batch` calls, seconds per call. `flush` empties the cache before each sample, outside the events."""
+    import torch
+
+    pairs: list[tuple[Any, Any]] = []
+    for _ in range(count):
+        start, end = torch.Event(enable_timing=True), torch.Event(enable_timing=True)
+        if flush is not None:
+            flush()
+        start.record()
+        for _ in range(batch):
+            run()
+        end.record()
+        pairs.append((start, end))
+    torch.accelerator.synchronize()
+    return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
+
+
+def graph_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:
+    """A CUDA graph of `batch` calls, replayed between events, seconds per call: launch cost of the host is not in it.
+
+    Raises ClockUnfit when the calls cannot be captured (they allocate through the driver, or wait for the device).
+    """
+    import torch
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(batch):
+                run()
+    except RuntimeError as error:
+        raise ClockUnfit(f"no CUDA graph could be captured: {str(error).splitlines()[0][:160]}") from error
+    graph.replay()
+    torch.cuda.synchronize()
+    return [sample / batch for sample in event_samples(graph.replay, 1, count, flush)]
+
+
+def cupti_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:
+    """The time in which the device was busy with `batch` calls, as CUPTI saw it through torch's profiler, seconds per call.
+
+    Gaps between kernels are not in it, and neither is `flush`. Raises ClockUnfit where the profiler sees no device work,
+    or where calls differ in how much they launch, so that its records cannot be told apart.
+    """
+    flushes = 0 if flush is None else len(_busy(flush, 1))
+    intervals = _busy(run, batch, flush, count)
+    each, rest = divmod(len(intervals), count)
+    if not intervals or rest or each <= flushes:
+        raise ClockUnfit(f"CUPTI saw {len(intervals)} pieces of device work in {count} samples; they cannot be told apart")
+    return [union(intervals[position * each + flushes : (position + 1) * each]) / 1e9 / batch for position in range(count)]
+
+
+def union(intervals: Sequence[tuple[int, int]]) -> int:
+    """Length of the union of (start, duration) intervals: work that overlaps is counted once.
+
+    >>> union([(0, 10), (5, 10), (30, 5)])
+    20
+    """
+    total, reached = 0, -1
+    for start, duration in sorted(intervals):
+        end = start + duration
+        if end > reached:
+            total += end - max(start, reached)
+            reached = end
+    return total
+
+
+def _busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> list[tuple[int, int]]:
+    """(start, duration) in ns of every kernel, copy and fill on the device, in order of start."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+        for _ in range(count):
+            if flush is not None:
+                flush()
+            for _ in range(batch):
+                run()
+        torch.cuda.synchronize()
+    events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
+    return sorted((event.start_ns(), event.duration_ns()) for event in events if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0)
+
+
+def cache_flusher(device: Any) -> Run:
+    """A function that gives back the cache's persisting part and overwrites twice the device's last-level cache, so that
+    the next kernel finds none of its inputs there. It does both on the device, in the order of the current stream."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(device)
+    buffer = torch.empty(FLUSH_FACTOR * properties.L2_cache_size, dtype=torch.uint8, device=device)
+    reset = persisting_reset()
+
+    def flush() -> None:
+        reset()
+        buffer.zero_()
+
+    return flush
+
+
+def persisting_reset() -> Callable[[], object]:
+    """The driver's cuCtxResetPersistingL2Cache; a function that does nothing where the driver has none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1").cuCtxResetPersistingL2Cache  # type: ignore[no-any-return]
+    except (OSError, AttributeError):
+        return lambda: None
+
+
+def rotation_size(footprint_bytes: int, cache_bytes: int, most: int = 64) -> int:
+    """How many copies of a launch's memory are needed so that going round them overflows twice the cache; 1 when `most` would not do.
+
+    >>> rotation_size(40 << 20, 50 << 20), rotation_size(200 << 20, 50 << 20), rotation_size(4096, 50 << 20)
+    (4, 1, 1)
+    """
+    if footprint_bytes >= FLUSH_FACTOR * cache_bytes:
+        return 1
+    copies = -(-FLUSH_FACTOR * cache_bytes // max(1, footprint_bytes)) + 1
+    return copies if copies <= most else 1
+
+
+def cold_probe(device: Any) -> tuple[float, float]:
+    """Seconds that reading a quarter of the last-level cache takes warm, and after the flush. Cold must be clearly slower."""
+    import torch
+
+    quarter = torch.cuda.get_device_properties(device).L2_cache_size // 4
+    source = torch.ones(quarter // 4, dtype=torch.float32, device=device)
+    target = torch.empty((), dtype=torch.float32, device=device)
+
+    def read() -> None:
+        torch.sum(source, dim=0, out=target)
+
+    for _ in range(3):
+        read()
+    warm = sorted(event_samples(read, 1, PROBE_REPEATS, read))[PROBE_REPEATS // 2]
+    cold = sorted(event_samples(read, 1, PROBE_REPEATS, cache_flusher(device)))[PROBE_REPEATS // 2]
+    return warm, cold

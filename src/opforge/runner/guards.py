@@ -1,0 +1,86 @@
+"""What a worker may use, and which guards are up. All of them are, except in the red-team harness, which takes one away
+at a time to show that it is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """The guards of the runner.
+
+    files          a worker can write to its own scratch folder and nothing else (Landlock)
+    exact_type     an output is a torch.Tensor and no subclass, which could compute when it is looked at
+    exact_shape    an output has the promised shape, dtype and device, not one that broadcasts or casts
+    no_alias       an output does not lie in an input's memory
+    new_memory     a kernel that allocates returns other memory while its last result is still held
+    blind_bind     inputs hold their values only after the kernel was bound
+    snapshot       clocks and comparison functions are the same objects before and after
+    trace          tensor operations are counted where the backend is not PyTorch
+    freeze         a worker is stopped whenever nothing is asked of it
+    children       no process is left when the answer comes
+    nonce          an answer repeats the number of its request
+    """
+
+    files: bool = True
+    exact_type: bool = True
+    exact_shape: bool = True
+    no_alias: bool = True
+    new_memory: bool = True
+    blind_bind: bool = True
+    snapshot: bool = True
+    trace: bool = True
+    freeze: bool = True
+    children: bool = True
+    nonce: bool = True
+
+    def without(self, *names: str) -> Guards:
+        """These guards with some taken away."""
+        return dataclasses.replace(self, **dict.fromkeys(names, False))
+
+    def lowered(self) -> list[str]:
+        """The names of those that are down, for a message."""
+        return [item.name for item in dataclasses.fields(self) if not getattr(self, item.name)]
+
+    @classmethod
+    def from_lowered(cls, names: Iterable[str]) -> Guards:
+        """The guards that a message describes."""
+        return cls().without(*names)
+
+
+ALL = Guards()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one worker may use.
+
+    memory_bytes   anonymous memory of the worker and everything it started, beyond what it was born with (host memory;
+                   the arena and device memory are not counted)
+    processes      processes it may have started at one time
+    file_bytes     the largest file it may write
+    descriptors    open files
+    flood_bytes    what it may write to stdout and stderr before the rest is thrown away
+    """
+
+    memory_bytes: int
+    processes: int = 48
+    file_bytes: int = 256 << 20
+    descriptors: int = 1024
+    flood_bytes: int = 1 << 20
+
+
+def default_limits() -> Limits:
+    """Half of the memory that is available now, at most 8 GiB on a machine with less than 64 GiB."""
+    available = 4 << 30
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - a pseudo-file, read line by line
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    available = int(line.split()[1]) << 10
+    except OSError:
+        pass  # no /proc on this system: the careful figure above stands
+    return Limits(memory_bytes=available // 2 if available > 64 << 30 else min(available // 2, 8 << 30))

@@ -1,0 +1,95 @@
+"""Samples of one bound launch by the clock that the parent chose, and what the parent wants to know of the clocks themselves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opforge.runner import clocks, device_clocks
+from opforge.runner.clocks import Run
+from opforge.runner.device_clocks import ClockUnfit
+
+MEMORY_FOR_ROTATION = 0.25
+
+
+class Rotation:
+    """Copies of a launch's memory with a launch bound to each, so that calls in a row find nothing of theirs in the cache."""
+
+    def __init__(self, run: Run, whole: Any, rebind: Callable[[Any], Run]) -> None:
+        self.runs = [run]
+        self.whole = whole
+        self.rebind = rebind
+        self.copies: list[Any] = []
+
+    def grown(self) -> list[Run]:
+        """The runs of a full rotation; only the one where no rotation can overflow the cache within a quarter of the free memory."""
+        import torch
+
+        if len(self.runs) == 1:
+            footprint = self.whole.numel()
+            wanted = device_clocks.rotation_size(footprint, torch.cuda.get_device_properties(self.whole.device).L2_cache_size)
+            free, _ = torch.cuda.mem_get_info(self.whole.device)
+            if footprint * wanted <= MEMORY_FOR_ROTATION * free:
+                for _ in range(wanted - 1):
+                    copy = self.whole.clone()
+                    self.copies.append(copy)
+                    self.runs.append(self.rebind(copy))
+        return self.runs
+
+
+def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
+    """The answer to "sample": seconds per call by `timer`, with the batch that was really taken.
+
+    `lead` calls are made first and not timed: another side has just had the caches. An unfit clock is an answer,
+    {"status": "unfit"}, and no failure of the kernel.
+    """
+    run, whole = rotation.runs[0], rotation.whole
+    batch, count, timer = int(message["batch"]), int(message["count"]), message["timer"]
+    for _ in range(int(message.get("lead", 0))):
+        run()
+    if timer == "host":
+        return {"status": "ok", "samples": clocks.host_samples(run, batch, count), "batch": batch}
+    flush: Run | None = None
+    if message["cache"] == "cold":
+        runs = rotation.grown() if timer == "cuda_graph" else rotation.runs
+        run, batch = clocks.spread_out(runs, batch)
+        flush = device_clocks.cache_flusher(whole.device)
+        if len(runs) == 1 and whole.numel() < device_clocks.FLUSH_FACTOR * _cache_bytes(whole):
+            batch = 1  # a second call would find what the first one left in the cache
+    take = {"cuda_graph": device_clocks.graph_samples, "cuda_event": device_clocks.event_samples, "cupti": device_clocks.cupti_samples}[timer]
+    try:
+        return {"status": "ok", "samples": take(run, batch, count, flush), "batch": batch}
+    except ClockUnfit as error:
+        return {"status": "unfit", "reason": str(error)}
+
+
+def launch_cost(run: Run, batch: int, count: int) -> list[float]:
+    """Seconds the host spends to start one call, without waiting for the device."""
+    import torch
+
+    return clocks.launch_samples(run, batch, count, torch.accelerator.synchronize)
+
+
+def about_clocks(batch: int, count: int, device: Any) -> dict[str, Any]:
+    """The sampling loop around an empty call, the host clock's step, the threads CPU kernels use here, and on a GPU
+    whether the flush makes the cache cold."""
+    import torch
+
+    answer: dict[str, Any] = {
+        "status": "ok",
+        "samples": clocks.host_samples(lambda: None, batch, count),
+        "step": clocks.clock_step(),
+        "threads": torch.get_num_threads(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    }
+    if device is not None and device.type == "cuda":
+        answer["event_step"] = min(sample for sample in device_clocks.event_samples(lambda: None, 1, count, None))
+        answer["warm_s"], answer["cold_s"] = device_clocks.cold_probe(device)
+    return answer
+
+
+def _cache_bytes(whole: Any) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(whole.device).L2_cache_size)

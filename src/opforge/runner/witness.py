@@ -1,0 +1,75 @@
+"""What a worker sees of the kernel inside its own process: functions that were replaced, tensor operations that were
+called. Code in the same process can lie to this; what cannot be lied to is in the parent."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+WATCHED = (
+    ("time", ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "sleep")),
+    ("torch", ("allclose", "equal", "isclose", "isnan", "isfinite", "empty", "empty_like", "zeros", "frombuffer", "manual_seed")),
+    ("torch.testing", ("assert_close",)),
+    ("torch.cuda", ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream")),
+    ("torch.accelerator", ("synchronize",)),
+    ("torch.utils.benchmark", ("Timer",)),
+    ("opforge.runner.clocks", ("host_samples", "launch_samples", "spread_out", "_perf_counter")),
+    ("opforge.runner.device_clocks", ("event_samples", "graph_samples", "cupti_samples", "flusher")),
+    ("opforge.runner.sampling", ("sample", "launch_cost", "about_clocks", "clocks", "device_clocks")),
+    ("opforge.runner.executor", ("bind", "view", "synchronize", "sampling", "Arena", "snapshot", "replaced", "traced")),
+    ("opforge.runner.launch", ("check_returned", "synchronize", "backend", "bind", "_bind_allocating")),
+    ("opforge.runner.server", ("send", "receive", "work")),
+    ("opforge.runner.channel", ("send", "receive", "_exactly")),
+)
+METHODS = (
+    ("opforge.runner.executor", "Executor", ("handle", "run", "sample", "collect", "bind", "overhead")),
+    ("opforge.runner.arena", "Arena", ("attach", "tensors", "bytes", "tensor")),
+    ("torch", "Tensor", ("copy_", "data_ptr", "untyped_storage", "numel")),
+)
+
+
+def snapshot() -> dict[str, object]:
+    """The watched functions as they are, by name. Modules that nobody has imported are left out."""
+    found: dict[str, object] = {}
+    modules = {**sys.modules}
+    if "__main__" in modules and getattr(modules["__main__"], "__spec__", None) is not None:
+        # a server started with `python -m` runs under this name
+        modules.setdefault(modules["__main__"].__spec__.name, modules["__main__"])
+    for name, attributes in WATCHED:
+        if name in modules:
+            found |= {f"{name}.{attribute}": vars(modules[name]).get(attribute) for attribute in attributes if attribute in vars(modules[name])}
+    for name, owner, attributes in METHODS:
+        cls = vars(modules[name]).get(owner) if name in modules else None
+        if cls is not None:
+            found |= {f"{owner}.{attribute}": getattr(cls, attribute, None) if name == "torch" else vars(cls).get(attribute) for attribute in attributes}
+    found |= {f"builtins.{name}": getattr(builtins, name) for name in ("sum", "len", "abs", "all", "any", "isinstance", "type", "open")}
+    found |= {"statistics.median": statistics.median, "os.write": os.write, "os.sched_getaffinity": getattr(os, "sched_getaffinity", None), "time module": sys.modules.get("time", time)}
+    return found
+
+
+def replaced(before: dict[str, object]) -> list[str]:
+    """What is another object than it was, by name. What was loaded since does not count."""
+    now = snapshot()
+    return [name for name, value in before.items() if value is not None and name in now and now[name] is not value]
+
+
+def traced(run: Callable[[], Any]) -> dict[str, int]:
+    """Call `run` and count the tensor operations that went through PyTorch's dispatcher, by name."""
+    mode_class = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    counts: dict[str, int] = {}
+
+    class Count(mode_class):  # type: ignore[misc,valid-type]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            name = str(function)
+            counts[name] = counts.get(name, 0) + 1
+            return function(*args, **(kwargs or {}))
+
+    with Count():
+        run()
+    return counts

@@ -1,0 +1,5 @@
+"""Every result is a record: kept, found again, exported and imported. Nothing that was recorded is changed."""
+
+from opforge.store.answers import Health as Health, Point as Point
+from opforge.store.records import Store as Store
+from opforge.store.rows import Damaged as Damaged, read_lines as read_lines

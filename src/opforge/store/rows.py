@@ -1,0 +1,128 @@
+"""A record as a row and back. Everything that enters or leaves the store passes here and is checked."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.record import Record, from_json, to_json
+from opforge.core.verdict import Pass
+
+ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
+
+Row = dict[str, Any]
+
+
+class Damaged(OpforgeError):
+    """What was read is not what was written."""
+
+
+def row_of(record: Record) -> Row:
+    """The row for a record. Raises UsageError for one that the store must not hold: a malformed id or time, no samples,
+    or a time without a Pass."""
+    if not ID.fullmatch(record.id):
+        raise UsageError(f"Record id {record.id!r:.60} is not 8 to 36 hexadecimal digits and dashes. Make one with uuid.uuid4().hex.")
+    timing = record.timing
+    if timing is not None:
+        if not isinstance(record.verdict, Pass):
+            raise UsageError(f"Record {record.id} has a time without a Pass (its verdict is {type(record.verdict).__name__}). Verify first; only what passes is timed.")
+        if not timing.samples_s or not all(math.isfinite(sample) and sample >= 0 for sample in timing.samples_s):
+            raise UsageError(f"Record {record.id} has a timing with no samples, or samples that are not finite. Time it again, or leave the timing out.")
+    body = json.dumps(to_json(record), separators=(",", ":"), sort_keys=True)
+    row = {
+        "id": record.id,
+        "created_at": instant(record.created_at),
+        "operator": record.operator,
+        "implementation": record.implementation,
+        "workload": record.workload,
+        "dtype": record.dtype,
+        "device": record.device,
+        "fingerprint": record.environment.fingerprint,
+        "run": record.run,
+        "verdict": type(record.verdict).__name__,
+        "median_s": timing.median_s if timing is not None else None,
+        "sha256": digest(body),
+        "body": body,
+    }
+    for name in ("operator", "implementation", "workload", "dtype", "device", "run"):
+        if not _storable(str(row[name])):
+            raise UsageError(f"Record {record.id}: {name} {row[name]!r:.60} holds characters that no database takes. Write it in plain text.")
+    return row
+
+
+def record_of(body: str, sha256: str) -> Record:
+    """The record of a row. Raises Damaged when the body is not what was written, UsageError when it is no Record."""
+    if digest(body) != sha256:
+        raise Damaged("A record does not match its checksum; it was damaged on disk. Set the store aside and keep the others with: opforge doctor")
+    return parse(body)
+
+
+def parse(line: str) -> Record:
+    """The Record that a line of JSON holds. Nothing in it is executed. Raises UsageError."""
+    try:
+        found = from_json(json.loads(line))
+    except UsageError:
+        raise
+    except (ValueError, RecursionError, TypeError, OverflowError, AttributeError) as error:
+        # foreign data can make the nouns' own checks stumble: whatever it is, it is not a Record
+        raise UsageError(f"This is not a record in JSON: {error}. Write such lines with: opforge records export FILE") from error
+    if not isinstance(found, Record):
+        raise UsageError(f"This is a {type(found).__name__}, not a Record. Write such lines with: opforge records export FILE")
+    return found
+
+
+def read_rows(lines: Iterable[str]) -> Iterator[Row]:
+    """Rows for JSON lines, empty ones skipped. Raises UsageError that names the line."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            yield row_of(parse(line))
+        except UsageError as error:
+            raise UsageError(f"Line {number}: {error} Nothing was imported.") from error
+
+
+def read_lines(lines: Iterable[str]) -> Iterator[Record]:
+    """Records of JSON lines, without a store. Raises UsageError that names the line."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = parse(line)
+            row_of(record)
+        except UsageError as error:
+            raise UsageError(f"Line {number}: {error}") from error
+        yield record
+
+
+def instant(text: str) -> str:
+    """A time in UTC with a fixed width, so that text order is time order.
+
+    >>> instant("2026-11-21T10:00:00+01:00")
+    '2026-11-21T09:00:00.000000+00:00'
+
+    Raises UsageError for anything but an ISO 8601 time with a zone.
+    """
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError("it has no time zone")
+        return moment.astimezone(datetime.UTC).isoformat(timespec="microseconds")
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{text!r:.60} is not a time ({error}). Write it as 2026-11-21T09:00:00+00:00.") from error
+
+
+def digest(body: str) -> str:
+    """SHA-256 of a body, in hex."""
+    return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _storable(text: str) -> bool:
+    """Neither NUL, which PostgreSQL refuses, nor half a surrogate pair, which has no UTF-8."""
+    return "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)

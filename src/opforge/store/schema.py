@@ -1,0 +1,63 @@
+"""The tables. A record is one row: what is searched for in columns, the whole fact as JSON in `body`."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+"""Raised with every change that an older opforge could not read."""
+
+APPLICATION = 0x6F70_6667
+"""SQLite's application_id ("opfg"): tells a store from any other SQLite file."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """SQLAlchemy's tables: records, and meta (key, value)."""
+
+    metadata: Any
+    records: Any
+    meta: Any
+
+
+@functools.cache
+def tables() -> Tables:
+    """The tables, built at first use: SQLAlchemy is imported here and not with this module.
+
+    records   sequence (order of arrival), the columns that are searched, `median_s` and `verdict` for lists without
+              reading bodies, `created_at` in UTC with a fixed width so that text order is time order, `body` (JSON
+              text) and `sha256` of it
+    """
+    from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text, text
+
+    metadata = MetaData()
+    records = Table(
+        "records",
+        metadata,
+        Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("id", String(36), nullable=False, unique=True),
+        Column("created_at", String(32), nullable=False),
+        Column("operator", Text, nullable=False),
+        Column("implementation", Text, nullable=False),
+        Column("workload", Text, nullable=False),
+        Column("dtype", Text, nullable=False),
+        Column("device", Text, nullable=False),
+        Column("fingerprint", String(12), nullable=False),
+        Column("run", Text, nullable=False),
+        Column("verdict", Text, nullable=False),
+        Column("median_s", Float, nullable=True),
+        Column("sha256", String(64), nullable=False),
+        Column("body", Text, nullable=False),
+        sqlite_autoincrement=True,
+    )
+    column = records.c
+    Index("records_history", column.operator, column.implementation, column.workload, column.dtype, column.fingerprint, column.created_at)
+    Index("records_time", column.created_at)
+    Index("records_run", column.run, column.created_at)
+    Index("records_passes", column.operator, column.device, column.dtype, column.implementation, column.workload, column.fingerprint, column.created_at)
+    timed = text("median_s IS NOT NULL")
+    Index("records_timed", column.created_at, sqlite_where=timed, postgresql_where=timed)
+    meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
+    return Tables(metadata, records, meta)

@@ -1,0 +1,207 @@
+"""A against B: a word about two sides that took turns, from their pairs of samples. Pure functions; nothing here measures.
+
+Per pair the logarithm of time of a / time of b is taken, so that what disturbs both sides of a pair cancels. The median
+of these has a bootstrap interval (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 13.3), and the
+word comes from where that interval lies against a dead band around 1. Measured on identical code, rules in common use
+(two runs one after the other, a t-test, a rank test) raise an alarm in up to 43 % of comparisons; see docs/timing.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, fmean, median
+from typing import Any
+
+from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE, Comparison, GeometricMean
+
+RESAMPLES = 4000
+CONTRADICTS = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """How two sides are judged.
+
+    band         dead band: ratios within 1/(1+band) .. 1+band are no difference
+    confidence   of the interval at the last look
+    looks        pairs after which the verdict is asked for; it ends at the first that is sure. Looks before the last one
+                 ask for more (the error is shared out over them), so that looking thrice does not mean three chances
+    """
+
+    band: float = 0.01
+    confidence: float = 0.99
+    looks: tuple[int, ...] = (30, 60, 120)
+
+    def confidence_at(self, pairs: int) -> float:
+        """The confidence of the interval after `pairs` pairs: at the looks before the last, a fifth of the error.
+
+        >>> Rule().confidence_at(30), Rule().confidence_at(120)
+        (0.998, 0.99)
+        """
+        return self.confidence if pairs >= self.looks[-1] else 1 - (1 - self.confidence) / 5
+
+
+def compare(
+    a: str,
+    b: str,
+    samples_a_s: Sequence[float],
+    samples_b_s: Sequence[float],
+    *,
+    rule: Rule = Rule(),  # noqa: B008 - frozen
+    workload: str = "",
+    dtype: str = "",
+    spent_s: float = 0.0,
+    seed: int = 0,
+) -> Comparison:
+    """The Comparison of side `a` with side `b` from paired samples (seconds per call, pair by pair).
+
+    seed   of the bootstrap: the same pairs get the same verdict, whenever it is asked again from the record
+    """
+    if len(samples_a_s) != len(samples_b_s) or len(samples_a_s) < 5:
+        raise ValueError(f"pairs are needed, five at least; got {len(samples_a_s)} and {len(samples_b_s)} samples")
+    logs = [math.log(mine / other) for mine, other in zip(samples_a_s, samples_b_s, strict=True)]
+    confidence = rule.confidence_at(len(logs))
+    low, high = (math.exp(value) for value in bootstrap_median(logs, confidence, seed))
+    word = place(low, high, rule.band)
+    rank_p, direction = mann_whitney(samples_a_s, samples_b_s)
+    notes: tuple[str, ...] = ()
+    if word in (FASTER, SLOWER) and rank_p < CONTRADICTS and (direction > 0) != (word == SLOWER):
+        word, notes = UNSURE, (f"the rank test contradicts the pairs (p = {rank_p:.2g}): the machine changed while measuring; measure again",)
+    return Comparison(
+        a=a,
+        b=b,
+        workload=workload,
+        dtype=dtype,
+        word=word,
+        ratio=math.exp(median(logs)),
+        low=low,
+        high=high,
+        band=rule.band,
+        confidence=confidence,
+        p=sign_test(logs, math.log1p(rule.band)),
+        rank_p=rank_p,
+        samples_a_s=tuple(samples_a_s),
+        samples_b_s=tuple(samples_b_s),
+        spent_s=spent_s,
+        notes=notes,
+    )
+
+
+def place(low: float, high: float, band: float) -> str:
+    """The word for an interval of time ratios against a dead band.
+
+    >>> place(1.02, 1.06, 0.01), place(0.95, 0.98, 0.01), place(0.995, 1.004, 0.01), place(1.0, 1.05, 0.01)
+    ('SLOWER', 'FASTER', 'SAME', 'UNSURE')
+    """
+    if low > 1 + band:
+        return SLOWER
+    if high < 1 / (1 + band):
+        return FASTER
+    return SAME if low >= 1 / (1 + band) and high <= 1 + band else UNSURE
+
+
+def bootstrap_median(values: Sequence[float], confidence: float, seed: int = 0) -> tuple[float, float]:
+    """Percentile bootstrap interval of the median."""
+    import numpy as np
+
+    return _percentiles(_resampled_medians(np.asarray(values), np.random.default_rng(seed)), confidence)
+
+
+def sign_test(logs: Sequence[float], edge: float) -> float:
+    """Two-sided p of "the median of these logs lies within -edge .. edge", exact (binomial), on the side it is seen on.
+
+    >>> round(sign_test([0.05] * 10, 0.01), 4), sign_test([0.001, -0.001] * 5, 0.01)
+    (0.002, 1.0)
+    """
+    n = len(logs)
+    beyond = max(sum(value > edge for value in logs), sum(value < -edge for value in logs))
+    if 2 * beyond <= n:
+        return 1.0
+    tail = sum(math.comb(n, k) for k in range(beyond, n + 1))
+    return min(1.0, 2 * tail / 2**n)
+
+
+def mann_whitney(a: Sequence[float], b: Sequence[float]) -> tuple[float, int]:
+    """Two-sided p of the Mann-Whitney test (normal approximation, ties corrected), and 1 where a tends to be larger, else -1."""
+    merged = sorted([(value, 0) for value in a] + [(value, 1) for value in b])
+    n, m = len(a), len(b)
+    rank_sum, ties, start = 0.0, 0.0, 0
+    while start < n + m:
+        end = start
+        while end < n + m and merged[end][0] == merged[start][0]:
+            end += 1
+        rank = (start + end + 1) / 2
+        rank_sum += rank * sum(side == 0 for _, side in merged[start:end])
+        ties += (end - start) ** 3 - (end - start)
+        start = end
+    u = rank_sum - n * (n + 1) / 2
+    centre = n * m / 2
+    variance = n * m / 12 * (n + m + 1 - ties / ((n + m) * (n + m - 1)))
+    direction = 1 if u > centre else -1
+    if variance <= 0:
+        return 1.0, direction
+    z = max(0.0, abs(u - centre) - 0.5) / math.sqrt(variance)
+    return min(1.0, 2 * (1 - NormalDist().cdf(z))), direction
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Holm's step-down adjustment (Scand. J. Statist. 6, 1979): each p as if it had been the only one.
+
+    >>> holm([0.01, 0.04, 0.03])
+    (0.03, 0.06, 0.06)
+    """
+    count, reached = len(p_values), 0.0
+    adjusted = [0.0] * count
+    for rank, position in enumerate(sorted(range(count), key=lambda position: p_values[position])):
+        reached = max(reached, min(1.0, (count - rank) * p_values[position]))
+        adjusted[position] = reached
+    return tuple(adjusted)
+
+
+def corrected(comparisons: Sequence[Comparison], alpha: float = 0.01) -> tuple[Comparison, ...]:
+    """The comparisons with FASTER and SLOWER taken back to UNSURE where they do not outlast Holm's correction for their number."""
+    found = []
+    for comparison, p in zip(comparisons, holm([comparison.p for comparison in comparisons]), strict=True):
+        if comparison.word in (FASTER, SLOWER) and p > alpha:
+            note = f"{comparison.word} alone, but not among {len(comparisons)} comparisons (Holm p = {p:.2g}); ask for this workload alone to settle it"
+            comparison = replace(comparison, word=UNSURE, notes=(*comparison.notes, note))
+        found.append(comparison)
+    return tuple(found)
+
+
+def geometric_mean(comparisons: Sequence[Comparison], *, band: float = 0.01, confidence: float = 0.99, seed: int = 0) -> GeometricMean:
+    """The geometric mean of the ratios, each resampled from its own pairs, and its word.
+
+    Raises ValueError for no comparison at all.
+    """
+    import numpy as np
+
+    if not comparisons:
+        raise ValueError("there is nothing to take the mean of")
+    generator = np.random.default_rng(seed)
+    sides = [(np.asarray(comparison.samples_a_s), np.asarray(comparison.samples_b_s)) for comparison in comparisons]
+    means = sum(_resampled_medians(np.log(a / b), generator) for a, b in sides) / len(sides)
+    low, high = (math.exp(value) for value in _percentiles(means, confidence))
+    ratio = math.exp(fmean(math.log(comparison.ratio) for comparison in comparisons))
+    return GeometricMean(ratio=ratio, low=low, high=high, word=place(low, high, band), comparisons=len(comparisons))
+
+
+def sentence(comparison: Comparison) -> str:
+    """The verdict for a reader: what, by how much, how sure."""
+    interval = f"{100 * comparison.confidence:g} % interval {comparison.low:.3f} to {comparison.high:.3f}, {comparison.pairs} pairs"
+    return f"{comparison.word}: {comparison.a} takes {comparison.ratio:.3f} times as long as {comparison.b} ({interval})"
+
+
+def _resampled_medians(values: Any, generator: Any) -> Any:
+    import numpy as np
+
+    return np.median(values[generator.integers(0, len(values), (RESAMPLES, len(values)))], axis=1)
+
+
+def _percentiles(values: Any, confidence: float) -> tuple[float, float]:
+    import numpy as np
+
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)

@@ -1,0 +1,56 @@
+"""Takes pairs of samples from two sides, in random order within each pair, until the verdict is sure or the last look is over."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from opforge.core.comparison import UNSURE, Comparison
+from opforge.timing.compare import Rule, compare
+
+Take = Callable[[], float]
+"""One sample of a side: seconds per call."""
+
+
+def duel(
+    a: str,
+    b: str,
+    take_a: Take,
+    take_b: Take,
+    rule: Rule,
+    *,
+    workload: str = "",
+    dtype: str = "",
+    order: random.Random | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    limit_s: float = float("inf"),
+    settled: Callable[[Comparison], bool] = lambda comparison: comparison.word != UNSURE,
+) -> Comparison:
+    """The Comparison of two sides that are ready to be sampled.
+
+    limit_s   no look is begun after this many seconds; the verdict then rests on the pairs there are
+    settled   whether a comparison needs no more pairs
+    Whatever a side raises passes through.
+    """
+    shuffle = order or random.Random()
+    samples_a: list[float] = []
+    samples_b: list[float] = []
+    started = clock()
+    found: Comparison | None = None
+    for pairs in rule.looks:
+        if found is not None and clock() - started > limit_s:
+            return replace(found, notes=(*found.notes, f"stopped at {found.pairs} of {rule.looks[-1]} pairs: the time was up; raise --budget for a surer verdict"))
+        while len(samples_a) < pairs:
+            if shuffle.random() < 0.5:
+                mine, other = take_a(), take_b()
+            else:
+                other, mine = take_b(), take_a()
+            samples_a.append(mine)
+            samples_b.append(other)
+        found = compare(a, b, samples_a, samples_b, rule=rule, workload=workload, dtype=dtype, spent_s=clock() - started)
+        if settled(found):
+            return found
+    assert found is not None  # a Rule has one look at least
+    return found

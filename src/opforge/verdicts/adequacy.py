@@ -1,0 +1,254 @@
+"""The check is checked: outputs that are no answer must be refused by the bound alone, without the laws' help.
+
+For every case and every workload shape (scaled down where it is huge) of an operator, each impostor is made from the
+truth or the inputs and handed to the comparison. One that gets through shows that the operator's tolerance is too wide
+for these values. An impostor that happens to be right (each element within one ulp of the truth: "shuffled rows" of a
+single row, zeros for a zero result) is excused, and counted as such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import OpforgeError
+from opforge.core.operator import Case, Operator
+from opforge.core.shapes import AxisValue
+from opforge.runner import allocate, fill, fresh_seed
+from opforge.verdicts.compare import right_elements
+from opforge.verdicts.oracle import UNDERFLOW, Expectation, Truth, consult, half_ulp
+from opforge.verdicts.suite import elements
+from opforge.verdicts.threads import threads_for
+
+MOST_ELEMENTS = 1 << 16
+"""Tensors of a workload are scaled down to this many elements; lengths of reductions stay as long as that allows."""
+
+QUICK_ELEMENTS = 1 << 12
+
+
+class Inadequate(OpforgeError):
+    """An operator whose tolerance accepts what is no answer. Nothing of it is verified or timed until that is mended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Impostor:
+    """One wrong answer offered. `outcome` is "rejected", "excused" (it happens to be right) or "accepted"."""
+
+    name: str
+    situation: str
+    dtype: str
+    outcome: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adequacy:
+    """What became of all impostors of one operator."""
+
+    operator: str
+    impostors: tuple[Impostor, ...]
+
+    def count(self, outcome: str) -> int:
+        """How many had this outcome."""
+        return sum(impostor.outcome == outcome for impostor in self.impostors)
+
+    @property
+    def score(self) -> float:
+        """Rejected over those that had to be; 1.0 is adequate."""
+        due = len(self.impostors) - self.count("excused")
+        return self.count("rejected") / due if due else 1.0
+
+    @property
+    def accepted(self) -> tuple[Impostor, ...]:
+        """Those that got through."""
+        return tuple(impostor for impostor in self.impostors if impostor.outcome == "accepted")
+
+
+def adequacy(operator: Operator, *, dtypes: Sequence[str] = (), most_elements: int = MOST_ELEMENTS) -> Adequacy:
+    """Offer every impostor to the bound, for all cases and workload shapes in `dtypes` (default: all of the operator's)."""
+    found: list[Impostor] = []
+    with threads_for(most_elements - 1):
+        for dtype in dtypes or operator.dtypes:
+            for case in situations(operator, dtype, most_elements):
+                found += _offered(operator, case, dtype)
+    return Adequacy(operator=operator.name, impostors=tuple(found))
+
+
+def require(operator: Operator, *, dtypes: Sequence[str] = ()) -> None:
+    """Raises Inadequate when an impostor gets through on small versions of the cases and workloads: quick enough to be asked
+    before an operator is used."""
+    found = adequacy(operator, dtypes=dtypes, most_elements=QUICK_ELEMENTS)
+    if found.accepted:
+        first = found.accepted[0]
+        raise Inadequate(
+            f"{operator.name}: its tolerance accepts {first.name!r} in {first.situation} ({first.dtype}) as a right answer, "
+            f"and {len(found.accepted) - 1} more. Narrow the tolerance in op.py, and see all with: opforge verify --adequacy {operator.name}"
+        )
+
+
+def situations(operator: Operator, dtype: str, most_elements: int) -> Iterator[Case]:
+    """The operator's cases and workload shapes for a dtype, each with a tensor of at most `most_elements`, seeds fresh."""
+    for case in operator.cases:
+        if case.dtype in (None, dtype):
+            yield _scaled(operator, dataclasses.replace(case, layout="contiguous", seed=fresh_seed()), dtype, most_elements)
+    for workload in operator.workloads:
+        case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars, seed=fresh_seed())
+        yield _scaled(operator, case, dtype, most_elements)
+
+
+def _scaled(operator: Operator, case: Case, dtype: str, most: int) -> Case:
+    """The case with axes halved, the variadic ones and the shortest reductions first, until it fits and constraints still hold."""
+    axes: dict[str, AxisValue] = dict(case.axes)
+    scalars = operator.scalar_values(case.scalars)
+
+    def fits(candidate: Mapping[str, AxisValue]) -> bool:
+        trial = dataclasses.replace(case, axes=candidate)
+        return elements(operator, trial) <= most and operator.cost(candidate, dtype).flops <= 256 * most
+
+    while not fits(axes):
+        options = []
+        for name, value in axes.items():
+            smaller: AxisValue = tuple(max(1, extent // 2) for extent in value) if isinstance(value, tuple) else value // 2
+            size = math.prod(value) if isinstance(value, tuple) else value
+            candidate = {**axes, name: smaller}
+            if smaller != value and size > 1 and operator.violated(candidate, dtype, scalars) is None:
+                # batch axes shrink before anything is summed over fewer terms
+                options.append((not isinstance(value, tuple), -size, name, candidate))
+        if not options:
+            return dataclasses.replace(case, axes=axes)
+        axes = min(options, key=lambda option: option[:3])[3]
+    return dataclasses.replace(case, axes=axes)
+
+
+def _offered(operator: Operator, case: Case, dtype: str) -> list[Impostor]:
+    import torch
+
+    arena = allocate(operator, case, dtype)
+    try:
+        assert case.seed is not None
+        fill(arena, operator, case, case.seed)
+        inputs = {name: tensor.clone() for name, tensor in arena.tensors("input").items()}
+        truth = consult(operator, case, dtype, inputs)
+        fill(arena, operator, case, case.seed ^ 1)
+        other = consult(operator, case, dtype, arena.tensors("input"))
+    finally:
+        arena.close()
+    found = []
+    for name, make in IMPOSTORS.items():
+        made = make(operator, case, dtype, inputs, truth, other)
+        if made is None:
+            continue
+        stored = [value.to(torch.float64).to(getattr(torch, expectation.dtype)) for value, expectation in zip(made, truth.expectations, strict=True)]
+        found.append(Impostor(name=name, situation=case.name, dtype=dtype, outcome=_outcome(stored, truth.expectations)))
+    return found
+
+
+def _outcome(outputs: Sequence[Any], expectations: Sequence[Expectation]) -> str:
+    pairs = list(zip(outputs, expectations, strict=True))
+    if not all(bool(right_elements(actual, expectation).all()) for actual, expectation in pairs):
+        return "rejected"
+    # an ulp either way: what any correct implementation may return
+    narrow = [dataclasses.replace(e, bound=2 * half_ulp(e.expected, e.dtype) + UNDERFLOW) for _, e in pairs]
+    return "excused" if all(bool(right_elements(actual, e).all()) for (actual, _), e in zip(pairs, narrow, strict=True)) else "accepted"
+
+
+Maker = Callable[[Operator, Case, str, Mapping[str, Any], Truth, Truth], "list[Any] | None"]
+
+
+def _each(change: Callable[[Any], Any]) -> Maker:
+    """An impostor that changes the true outputs, one by one."""
+
+    def make(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
+        return [change(expectation.expected.clone()) for expectation in truth.expectations]
+
+    return make
+
+
+def _zeros(y: Any) -> Any:
+    return y * 0 if not y.isnan().any() and not y.isinf().any() else y.new_zeros(y.shape)
+
+
+def _constant(y: Any) -> Any:
+    return y.flatten()[:1].expand(y.numel()).reshape(y.shape).clone() if y.numel() else y
+
+
+def _mean(y: Any) -> Any:
+    kept = y[y.isfinite()]
+    return y.new_full(y.shape, float(kept.mean())) if kept.numel() else y
+
+
+def _shifted(y: Any) -> Any:
+    return y.flatten().roll(1).reshape(y.shape)
+
+
+def _shuffled_rows(y: Any) -> Any:
+    return y.flip(0) if y.ndim >= 2 else y.flatten().flip(0).reshape(y.shape)
+
+
+def _last_row_first(y: Any) -> Any:
+    if y.ndim and y.shape[0]:
+        y[-1] = y[0].clone()
+    return y
+
+
+def _too_large(y: Any) -> Any:
+    return y * 1.01
+
+
+def _negated(y: Any) -> Any:
+    return -y
+
+
+def _tail(value: float) -> Callable[[Any], Any]:
+    def change(y: Any) -> Any:
+        if y.ndim and y.shape[-1]:
+            y[..., -1] = value
+        return y if y.ndim else y.new_full(y.shape, value)
+
+    return change
+
+
+def _first_input(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
+    given = truth.inputs[operator.inputs[0].name]
+    fitting = [expectation.expected.shape == given.shape or expectation.expected.numel() == given.numel() for expectation in truth.expectations]
+    return [given.reshape(expectation.expected.shape) for expectation in truth.expectations] if all(fitting) else None
+
+
+def _kept_answer(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
+    return [expectation.expected for expectation in other.expectations]
+
+
+def _half_precision(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
+    """The reference in bfloat16 behind a float32 door; a dtype that is narrow itself has no such impostor."""
+    import torch
+
+    if DTYPES[dtype].significand <= DTYPES["bfloat16"].significand or dtype == "float16":
+        return None
+    narrow = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in (inputs[spec.name] for spec in operator.inputs)]
+    try:
+        returned = operator.reference(*narrow, **operator.scalar_values(case.scalars))
+    except (RuntimeError, NotImplementedError):
+        # torch has no bfloat16 kernel for an operation of this reference
+        return None
+    return list(returned if isinstance(returned, tuple) else (returned,))
+
+
+IMPOSTORS: dict[str, Maker] = {
+    "zeros": _each(_zeros),
+    "constant": _each(_constant),
+    "mean": _each(_mean),
+    "first input": _first_input,
+    "shifted by one": _each(_shifted),
+    "shuffled rows": _each(_shuffled_rows),
+    "last row is the first": _each(_last_row_first),
+    "one percent too large": _each(_too_large),
+    "negated": _each(_negated),
+    "tail unwritten (NaN)": _each(_tail(math.nan)),
+    "tail of zeros": _each(_tail(0.0)),
+    "answer to other inputs": _kept_answer,
+    "all NaN": _each(lambda y: y * math.nan),
+    "computed in bfloat16": _half_precision,
+}

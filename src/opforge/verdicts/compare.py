@@ -1,0 +1,140 @@
+"""Compares one output with its expectation. Every question is asked so that NaN loses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.verdict import Metrics
+from opforge.verdicts.oracle import Expectation, half_ulp
+
+HISTOGRAM_DECADES = 8
+KL_BINS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Metrics, and which elements are wrong (a bool tensor of the output's shape)."""
+
+    metrics: Metrics
+    wrong: Any
+
+    @property
+    def agrees(self) -> bool:
+        """Whether no element is wrong."""
+        return not bool(self.wrong.any())
+
+
+def compare(actual: Any, expectation: Expectation) -> Comparison:
+    """Judge `actual` (a CPU tensor in its storage dtype) element by element.
+
+    An element is right when |actual - expected| <= bound. Where the expectation is NaN or infinite, or beyond the
+    largest finite value of the dtype, the same must stand in `actual`.
+    """
+    import torch
+
+    expected, bound = expectation.expected, expectation.bound
+    right, finite = _right(actual, expectation)
+    got = actual.detach().to(torch.float64)
+    wrong = ~right
+    return Comparison(metrics=_measure(expectation, got, expected, bound, finite, wrong), wrong=wrong)
+
+
+def right_elements(actual: Any, expectation: Expectation) -> Any:
+    """Which elements are right, as `compare` judges them, without the metrics."""
+    return _right(actual, expectation)[0]
+
+
+def _right(actual: Any, expectation: Expectation) -> tuple[Any, Any]:
+    """Which elements are right, and which are judged by their distance (the expectation is finite and not beyond the dtype)."""
+    import torch
+
+    expected, bound = expectation.expected, expectation.bound
+    form = DTYPES[expectation.dtype]
+    got = actual.detach().to(torch.float64)
+    # beyond this a correctly rounded result is infinite; within the bound of it either is right
+    limit = form.largest + form.largest * form.epsilon / 4
+    overflows = torch.isfinite(expected) & (expected.abs() >= limit - bound)
+    must_overflow = torch.isfinite(expected) & (expected.abs() >= limit + bound)
+    finite = torch.isfinite(expected) & ~must_overflow
+    error = (got - expected).abs()
+    right = torch.where(finite, error <= bound, torch.zeros_like(finite))
+    right |= overflows & torch.isinf(got) & (got.sign() == expected.sign())
+    right |= torch.isnan(expected) & torch.isnan(got)
+    right |= torch.isinf(expected) & (got == expected)
+    return right, finite
+
+
+def _measure(expectation: Expectation, got: Any, expected: Any, bound: Any, finite: Any, wrong: Any) -> Metrics:
+    import torch
+
+    elements = expected.numel()
+    both = finite & torch.isfinite(got)
+    e, a = expected[both], got[both]
+    error = (a - e).abs()
+    count = error.numel()
+    # a result that rightly overflowed, or rightly did not, has no finite error to measure
+    measured = finite & (wrong | torch.isfinite(got))
+    ratio = torch.where(measured, (got - expected).abs() / bound.clamp(min=1e-300), torch.zeros_like(expected))
+    # an element that is wrong without a finite error is infinitely wrong
+    ratio = torch.where(wrong & ~(ratio > 1), torch.full_like(ratio, math.inf), ratio)
+    ratio = torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
+    worst = int(ratio.argmax()) if elements else 0
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), expected.shape)) if elements and expected.ndim else ()
+    # relative error where the expectation is a normal number; a relative error against zero says nothing
+    normal = e.abs() >= 2.0 ** DTYPES[expectation.dtype].min_exponent
+    relative = error[normal] / e.abs()[normal]
+    norm_e, norm_a = e.norm().item(), a.norm().item()
+    noise = error.norm().item()
+    edges = torch.tensor([10.0**-power for power in range(HISTOGRAM_DECADES - 2, -2, -1)], dtype=torch.float64)
+    histogram = torch.bucketize(ratio.flatten(), edges).bincount(minlength=HISTOGRAM_DECADES + 1)
+    ulp = (error / (2 * half_ulp(e, expectation.dtype)).clamp(min=1e-300)) if count else error
+
+    def of(values: Any, reduce: str) -> float:
+        return float(getattr(values, reduce)()) if values.numel() else 0.0
+
+    quantiles = tuple(_quantile(error, q) for q in (0.5, 0.9, 0.99))
+    return Metrics(
+        output=expectation.output,
+        elements=elements,
+        max_abs=of(error, "max"),
+        mean_abs=of(error, "mean"),
+        max_rel=of(relative, "max"),
+        mean_rel=of(relative, "mean"),
+        l2_rel=noise / norm_e if norm_e else noise,
+        quantiles_abs=(quantiles[0], quantiles[1], quantiles[2]),
+        cosine=float((e * a).sum() / (norm_e * norm_a)) if norm_e and norm_a else float(norm_e == norm_a),
+        sqnr_db=20 * math.log10(norm_e / noise) if noise and norm_e else math.inf,
+        max_ulp=of(ulp, "max"),
+        worst_ratio=float(ratio.flatten()[worst]) if elements else 0.0,
+        worst_index=index,
+        worst_expected=float(expected.flatten()[worst]) if elements else 0.0,
+        worst_actual=float(got.flatten()[worst]) if elements else 0.0,
+        worst_bound=float(bound.flatten()[worst]) if elements else 0.0,
+        histogram=tuple(int(n) for n in histogram),
+        kl=_kl(e, a),
+    )
+
+
+def _quantile(values: Any, q: float) -> float:
+    """The q-quantile by selection: torch.quantile refuses more than 16 million values."""
+    if not values.numel():
+        return 0.0
+    return float(values.kthvalue(1 + int(q * (values.numel() - 1))).values)
+
+
+def _kl(expected: Any, actual: Any) -> float:
+    """KL divergence of the histogram of `actual` from that of `expected`, over the range of both, in nats."""
+    import torch
+
+    if expected.numel() < KL_BINS:
+        return 0.0
+    low = float(min(expected.min(), actual.min()))
+    high = float(max(expected.max(), actual.max()))
+    if not low < high or not math.isfinite(high - low):
+        return 0.0
+    p, q = (torch.histc(values, bins=KL_BINS, min=low, max=high) + 1e-9 for values in (expected, actual))
+    p, q = p / p.sum(), q / q.sum()
+    return max(0.0, float((p * (p / q).log()).sum()))

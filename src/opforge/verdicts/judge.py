@@ -1,0 +1,132 @@
+"""One case run in a worker, and what its memory says afterwards: contract, bound, laws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Config, Implementation
+from opforge.core.operator import Case, Operator
+from opforge.core.verdict import Broken, Checked, Mismatch
+from opforge.runner import Arena, Worker, bind_message
+from opforge.verdicts.cause import likely_cause
+from opforge.verdicts.compare import compare
+from opforge.verdicts.prepared import Bench, Prepared
+from opforge.verdicts.threads import threads_for
+from opforge.verdicts.window import window
+
+BIND_LIMIT_S = 300.0
+RUN_LIMIT_S = 120.0
+
+
+def judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | Mismatch | Broken:
+    """What the arena says after a run: contract, bound, laws, in this order."""
+    with threads_for(prepared.arena.size):
+        return _judge(prepared, operator, isolation)
+
+
+def _judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | Mismatch | Broken:
+    violations = prepared.arena.violations(prepared.guarded)
+    if violations:
+        return Broken(case=prepared.case, dtype=prepared.dtype, reason="; ".join(violations), isolation=isolation)
+    outputs = prepared.arena.tensors("output")
+    found = []
+    for expectation in prepared.truth.expectations:
+        comparison = compare(outputs[expectation.output], expectation)
+        if not comparison.agrees:
+            metrics = comparison.metrics
+            actual = outputs[expectation.output].double()
+            return Mismatch(
+                case=prepared.case,
+                dtype=prepared.dtype,
+                output=expectation.output,
+                index=metrics.worst_index,
+                expected=metrics.worst_expected,
+                actual=metrics.worst_actual,
+                tolerance=metrics.worst_bound,
+                wrong=int(comparison.wrong.sum()),
+                total=metrics.elements,
+                law=None,
+                cause=likely_cause(actual, expectation.expected, comparison.wrong),
+                metrics=metrics,
+                isolation=isolation,
+                window=window(expectation.output, metrics.worst_index, expectation.expected, actual, comparison.wrong),
+            )
+        found.append(comparison.metrics)
+    broken = _broken_law(prepared, operator, outputs, isolation)
+    return broken or Checked(case=prepared.case, dtype=prepared.dtype, metrics=tuple(found))
+
+
+def _broken_law(prepared: Prepared, operator: Operator, outputs: dict[str, Any], isolation: str) -> Mismatch | None:
+    import torch
+
+    if any(not tensor.numel() or not bool(torch.isfinite(tensor).all()) for tensor in (*prepared.truth.inputs.values(), *outputs.values())):
+        return None
+    wide = {name: tensor.double() for name, tensor in outputs.items()}
+    scalars = operator.scalar_values(prepared.case.scalars)
+    for law in operator.laws:
+        words = law.holds(prepared.truth.inputs, wide, scalars)
+        if words is not None:
+            first = operator.outputs[0].name
+            return Mismatch(
+                case=prepared.case,
+                dtype=prepared.dtype,
+                output=first,
+                index=(),
+                expected=float("nan"),
+                actual=float("nan"),
+                tolerance=float("nan"),
+                wrong=0,
+                total=wide[first].numel(),
+                law=law.name,
+                cause=words,
+                metrics=None,
+                isolation=isolation,
+            )
+    return None
+
+
+def start(bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, config: Config | None) -> int | str | Broken:
+    """Bind an arena as it is and run once: the launch's number, the reason why it is not taken, or how it broke.
+
+    Raises WorkerDied, WorkerLate or EnvironmentLacks.
+    """
+    operator = bench.operator
+    scalars = operator.scalar_values(case.scalars)
+    homes = [home.path for home in bench.registry.homes]
+    message = bind_message(homes, operator.name, implementation.name, case.axes, dtype, scalars, bench.device, config)
+    message["arena"] = arena.describe()
+    answer = worker.request(message, [arena.fd], BIND_LIMIT_S)
+    if answer["status"] == "rejected":
+        return str(answer["reason"])
+    if answer["status"] == "lacks":
+        raise EnvironmentLacks(answer["reason"])
+    if answer["status"] == "bound":
+        launch = int(answer["launch"])
+        answer = worker.request({"do": "run", "launch": launch}, (), RUN_LIMIT_S)
+        if answer["status"] == "ok":
+            return launch
+    return Broken(case=case, dtype=dtype, reason=str(answer.get("reason", answer)), isolation=bench.host.isolation)
+
+
+def run_once(bench: Bench, worker: Worker, implementation: Implementation, prepared: Prepared, config: Config | None) -> tuple[int, Checked | Mismatch | Broken] | str:
+    """Bind and run a prepared case in `worker`: the launch's number and what was found, or the reason why it is not taken.
+
+    Raises WorkerDied, WorkerLate or EnvironmentLacks.
+    """
+    prepared.reset()
+    started = start(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, config)
+    if isinstance(started, str):
+        return started
+    if isinstance(started, Broken):
+        return 0, started
+    return started, judge(prepared, bench.operator, bench.host.isolation)
+
+
+def run_again(bench: Bench, worker: Worker, launch: int, prepared: Prepared) -> Broken | None:
+    """Run a launch once more on a prepared case that uses the same memory, outputs poisoned before. None: it ran; judge it."""
+    prepared.reset()
+    answer = worker.request({"do": "run", "launch": launch}, (), RUN_LIMIT_S)
+    if answer["status"] == "ok":
+        return None
+    return Broken(case=prepared.case, dtype=prepared.dtype, reason=str(answer.get("reason", answer)), isolation=bench.host.isolation)

@@ -1,0 +1,83 @@
+"""The oracle: the operator's reference in float64, on pristine inputs, in a process that runs no kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import UsageError
+from opforge.core.expr import evaluate
+from opforge.core.operator import Case, Operator
+from opforge.core.shapes import full_shape
+
+# arithmetic is float32: GPUs and vector units may flush its subnormals to zero
+UNDERFLOW = 2.0 ** DTYPES["float32"].min_exponent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expectation:
+    """What one output must be: expected values and the bound on |actual - expected|, both float64, element by element."""
+
+    output: str
+    dtype: str
+    expected: Any
+    bound: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """Everything the oracle says of a case: inputs in float64, and an Expectation for each output."""
+
+    inputs: Mapping[str, Any]
+    expectations: tuple[Expectation, ...]
+
+
+def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any]) -> Truth:
+    """Run the reference in float64 on `inputs` (tensors by name, in their storage dtype).
+
+    Raises UsageError when the reference does not return what the operator declares.
+    """
+    import torch
+
+    scalars = operator.scalar_values(case.scalars)
+    wide = {name: tensor.detach().to(torch.float64).clone() for name, tensor in inputs.items()}
+    with torch.no_grad():
+        returned = operator.reference(*(wide[spec.name] for spec in operator.inputs), **scalars)
+        values = returned if isinstance(returned, tuple) else (returned,)
+        if len(values) != len(operator.outputs):
+            raise UsageError(f"The reference of {operator.name} returns {len(values)} values for {len(operator.outputs)} outputs. Correct op.py.")
+        outputs = {spec.name: value for spec, value in zip(operator.outputs, values, strict=True)}
+        for spec in operator.outputs:
+            shape = full_shape(spec.shape, case.axes)
+            if tuple(outputs[spec.name].shape) != shape:
+                raise UsageError(f"The reference of {operator.name} gives {spec.name} shape {tuple(outputs[spec.name].shape)}, declared {shape}. Correct op.py.")
+        tolerance = operator.tolerance
+        magnitudes = tolerance.magnitude(wide, outputs, scalars) if tolerance.magnitude else {}
+        length = reduction_length(operator, case, dtype)
+        expectations: list[Expectation] = []
+        for spec in operator.outputs:
+            expected = outputs[spec.name].to(torch.float64)
+            magnitude = magnitudes.get(spec.name, expected).abs().to(torch.float64)
+            arithmetic = tolerance.factor * DTYPES["float32"].epsilon * length**0.5
+            stored = spec.dtype_for(dtype)
+            bound = arithmetic * magnitude + tolerance.roundings * half_ulp(expected, stored) + UNDERFLOW
+            expectations.append(Expectation(output=spec.name, dtype=stored, expected=expected, bound=bound))
+    return Truth(inputs=wide, expectations=tuple(expectations))
+
+
+def reduction_length(operator: Operator, case: Case, dtype: str) -> float:
+    """How many terms are accumulated for one element of a case, by the operator's own tolerance; at least 1."""
+    names = {**case.axes, **operator.scalar_values(case.scalars), "dtype": dtype}
+    return max(1.0, float(evaluate(operator.tolerance.length, names)))
+
+
+def half_ulp(values: Any, dtype: str) -> Any:
+    """Half the distance between neighbours of `dtype` at each float64 value: the most that one rounding may move it."""
+    import torch
+
+    form = DTYPES[dtype]
+    _, exponent = torch.frexp(values)
+    exponent = torch.clamp(exponent.to(torch.float64) - 1, min=form.min_exponent)
+    return torch.where(torch.isfinite(values), torch.exp2(exponent - form.significand), torch.zeros_like(values))

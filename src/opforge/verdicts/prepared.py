@@ -1,0 +1,103 @@
+"""Cases made ready: memory filled, truth known, shared by every implementation of an operator."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.core.operator import Case, Operator
+from opforge.registry import Registry
+from opforge.runner import Arena, Host, allocate, fill, fresh_seed
+from opforge.verdicts.oracle import Truth, consult
+from opforge.verdicts.suite import Effort, hidden_cases
+from opforge.verdicts.threads import threads_for
+
+
+@dataclass(kw_only=True)
+class Prepared:
+    """A case ready to be run: its arena filled, its truth known, its guarded bytes remembered. Reused between implementations."""
+
+    case: Case
+    dtype: str
+    arena: Arena
+    truth: Truth
+    pristine: Any
+    guarded: Any
+
+    def reset(self) -> None:
+        """Bring every byte back to what it was before a kernel saw it."""
+        self.arena.bytes().copy_(self.pristine)
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """The cases of one operator on one device, with oracles computed once and shared by its implementations."""
+
+    registry: Registry
+    operator: Operator
+    host: Host
+    device: str
+    prepared: dict[tuple[str, str], Prepared] = field(default_factory=dict)
+    successors: dict[tuple[str, str], Prepared] = field(default_factory=dict)
+    drawn: dict[tuple[str, int, int], tuple[Case, ...]] = field(default_factory=dict)
+
+    def prepare(self, case: Case, dtype: str) -> Prepared:
+        """The case with fresh input values (or those of its recorded seed) and the oracle's answer."""
+        key = (case.name, dtype)
+        if key not in self.prepared:
+            seeded = case if case.seed is not None else dataclasses.replace(case, seed=fresh_seed())
+            assert seeded.seed is not None
+            self.prepared[key] = self._filled(seeded, dtype, allocate(self.operator, seeded, dtype))
+        return self.prepared[key]
+
+    def prepare_if_defined(self, case: Case, dtype: str) -> Prepared | None:
+        """As `prepare`, or None where the reference itself refuses such axes: a drawn case may lie outside what is defined."""
+        try:
+            return self.prepare(case, dtype)
+        except Exception:  # the reference is a guest's code: what it raises on axes nobody declared says that they are not meant
+            return None
+
+    def refresh(self, prepared: Prepared) -> Prepared:
+        """The same memory with other input values, nobody has seen before, and the oracle's answer to them. A kernel that
+        remembers an answer, by address, by shape or by having seen the inputs while it was timed, is wrong now."""
+        return self._filled(dataclasses.replace(prepared.case, seed=fresh_seed()), prepared.dtype, prepared.arena)
+
+    def hidden(self, dtype: str, effort: Effort, stood: bool) -> tuple[Case, ...]:
+        """Cases drawn at run time, once for all implementations of the operator, so that the oracle is asked once."""
+        most = effort.stood_elements if stood else effort.elements
+        key = (dtype, most, effort.hidden)
+        if key not in self.drawn:
+            cases = hidden_cases(self.operator, dtype, count=effort.hidden, most_elements=most)
+            prefix = "small_" if stood else ""
+            self.drawn[key] = tuple(dataclasses.replace(case, name=prefix + case.name) for case in cases)
+        return self.drawn[key]
+
+    def successor(self, prepared: Prepared) -> Prepared:
+        """New content for the memory of a case: the other twin, or values of a fresh seed. Asked twice, the same answer."""
+        key = (prepared.case.name, prepared.dtype)
+        if key not in self.successors:
+            seed = (prepared.case.seed or 0) ^ 1 if prepared.case.distribution == "twins" else fresh_seed()
+            self.successors[key] = self._filled(dataclasses.replace(prepared.case, seed=seed), prepared.dtype, prepared.arena)
+        return self.successors[key]
+
+    def _filled(self, case: Case, dtype: str, arena: Arena) -> Prepared:
+        assert case.seed is not None
+        with threads_for(arena.size):
+            arena.poison()
+            fill(arena, self.operator, case, case.seed)
+            truth = consult(self.operator, case, dtype, arena.tensors("input"))
+            return Prepared(case=case, dtype=dtype, arena=arena, truth=truth, pristine=arena.bytes().clone(), guarded=arena.protected())
+
+    def forget(self, case: Case) -> None:
+        """Give a case's memory back."""
+        for key in [key for key in self.prepared if key[0] == case.name]:
+            self.prepared.pop(key).arena.close()
+            self.successors.pop(key, None)
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for prepared in self.prepared.values():
+            prepared.arena.close()
+        self.prepared.clear()
+        self.successors.clear()

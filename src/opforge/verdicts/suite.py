@@ -1,0 +1,202 @@
+"""Hidden cases: drawn at run time from the operator's definition, so that no kernel can be right for the known cases alone.
+
+Axes, values and layouts come from the operating system's randomness; every case carries the seed of its values, and the
+record keeps all of it, so a failure replays exactly. Quotas follow PyTorch's OpInfo samples: about 10 % without an
+element, about 8 % not contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import UsageError
+from opforge.core.operator import Case, Operator
+from opforge.core.shapes import AxisValue, axis_names, full_shape, tokens
+
+ZERO_SIZE = 0.10
+NOT_CONTIGUOUS = 0.08
+LAYOUTS = ("transposed", "sliced", "strided", "misaligned", "expanded")
+GENERAL = ("normal", "uniform", "integers", "sparse", "skewed", "twins")
+"""Distributions that every operator must bear. "large", "tiny", "offset", "constant_rows" and "special" are drawn only where
+the operator has a case of its own with them: it is the definition that says where its bound is meant to hold."""
+
+LARGEST_AXIS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much verification may cost.
+
+    hidden     hidden cases to draw
+    elements   the largest tensor of a hidden case; `stood_elements` where an interpreter stands in for the device
+    own        False keeps only a selection of the operator's own cases
+    seconds    when this much time has gone into hidden cases and repeats, no more are begun
+    repeats    how often one small case is run again, bit by bit compared: a race that shows in 1 % of the calls is missed
+               with probability 0.99^repeats, 5 % for 300
+    shrink_s   how long a failing case may be shrunk
+    """
+
+    hidden: int
+    elements: int
+    stood_elements: int
+    own: bool
+    seconds: float
+    repeats: int
+    shrink_s: float
+
+
+DEFAULT = Effort(hidden=24, elements=1 << 15, stood_elements=1 << 11, own=True, seconds=1.6, repeats=300, shrink_s=4.0)
+QUICK = Effort(hidden=8, elements=1 << 12, stood_elements=1 << 9, own=False, seconds=0.4, repeats=40, shrink_s=1.0)
+EXACT = Effort(hidden=0, elements=0, stood_elements=0, own=True, seconds=0.0, repeats=0, shrink_s=0.0)
+"""The cases given and nothing else: for replays, and for a tuner that runs the same kernel a hundred times."""
+
+
+def distributions(operator: Operator, dtype: str) -> tuple[str, ...]:
+    """The distributions that hidden cases of this dtype draw from."""
+    own = {case.distribution for case in operator.cases if case.dtype in (None, dtype)}
+    return tuple(dict.fromkeys((*GENERAL, *sorted(own))))
+
+
+def elements(operator: Operator, case: Case) -> int:
+    """Elements of the largest tensor of a case."""
+    return max(math.prod(full_shape(spec.shape, case.axes)) for spec in (*operator.inputs, *operator.outputs))
+
+
+def hidden_cases(operator: Operator, dtype: str, *, count: int, most_elements: int, source: random.Random | None = None) -> tuple[Case, ...]:
+    """`count` cases that satisfy the operator's constraints, or fewer when the constraints leave few.
+
+    most_elements   the largest tensor of a case
+    source          randomness; the operating system's by default
+    """
+    draw = source or random.SystemRandom()
+    own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
+    kinds = list(distributions(operator, dtype))
+    draw.shuffle(kinds)
+    zeros = round(count * ZERO_SIZE)
+    irregular = round(count * NOT_CONTIGUOUS)
+    found: list[Case] = []
+    for number in range(count):
+        empty = number >= count - zeros
+        axes = _drawn_axes(operator, dtype, draw, own, most_elements, empty)
+        if axes is None:
+            continue
+        base, sizes = axes
+        layout = draw.choice(LAYOUTS) if count - zeros - irregular <= number < count - zeros else "contiguous"
+        kind = kinds[number % len(kinds)]
+        if kind in ("special", "large", "offset", "tiny", "constant_rows"):
+            # an operator that restricts these values to some scalars says so by its own cases
+            base = draw.choice([case for case in own if case.distribution == kind])
+        case = Case(
+            name=f"hidden_{number}_{kind}" + (f"_{layout}" if layout != "contiguous" else "") + ("_empty" if empty else ""),
+            axes=sizes,
+            why="drawn at run time",
+            distribution=kind,
+            layout=layout,
+            scalars=base.scalars,
+            seed=draw.randrange(1 << 62) * 2,
+        )
+        if operator.violated(case.axes, dtype, operator.scalar_values(case.scalars)) is None:
+            found.append(case)
+    return tuple(found)
+
+
+def reduced(operator: Operator, cases: Sequence[Case], most_elements: int) -> tuple[Case, ...]:
+    """A selection of an operator's own cases: of each distribution, layout and set of scalars the smallest that is worth
+    running, and the largest plain one, all with at most `most_elements` in a tensor (or the smallest of all)."""
+    kept: dict[object, Case] = {}
+    small = [case for case in cases if elements(operator, case) <= most_elements] or list(cases)[:1]
+    for case in sorted(small, key=lambda case: (elements(operator, case) < 64, elements(operator, case))):
+        kept.setdefault((case.distribution, case.layout, tuple(case.scalars.items()), elements(operator, case) == 0), case)
+    plain = [case for case in small if case.distribution == "normal" and case.layout == "contiguous"]
+    if plain:
+        kept["largest"] = max(plain, key=lambda case: elements(operator, case))
+    chosen = {case.name for case in kept.values()}
+    return tuple(case for case in cases if case.name in chosen)
+
+
+def _sizes(draw: random.Random, most: int) -> Iterator[int]:
+    """Sizes that show what a kernel assumes: one, odd, prime, a power of two, one past it, one short of it."""
+    while True:
+        power = 1 << draw.randrange(1, max(2, most.bit_length()))
+        kind = draw.choice(("one", "odd", "prime", "power", "past", "short", "any"))
+        size = {
+            "one": 1,
+            "odd": 2 * draw.randrange(max(1, power)) + 1,
+            "prime": _prime_up_to(max(2, draw.randrange(1, 2 * power + 1))),
+            "power": power,
+            "past": power + 1,
+            "short": max(1, power - 1),
+            "any": draw.randrange(1, 2 * power + 1),
+        }[kind]
+        if size <= most:
+            yield size
+
+
+def _prime_up_to(n: int) -> int:
+    return next((p for p in range(n, 1, -1) if all(p % q for q in range(2, math.isqrt(p) + 1))), 2)
+
+
+def _drawn_axes(operator: Operator, dtype: str, draw: random.Random, own: Sequence[Case], most: int, empty: bool) -> tuple[Case, dict[str, AxisValue]] | None:
+    """A case of the operator's own, for its scalars, and axes near nothing it has; None when no draw satisfies the constraints."""
+    variadic = {token[1:] for spec in (*operator.inputs, *operator.outputs) for token in tokens(spec.shape) if token.startswith("*")}
+    sizes = _sizes(draw, min(most, LARGEST_AXIS))
+    for attempt in range(200):
+        base = draw.choice(own)
+        axes: dict[str, AxisValue] = {}
+        for name in operator.axes:
+            # after a hundred misses the constraints are narrow: then most axes stay as the operator's own case has them
+            if name in base.axes and (draw.random() < (0.1 if attempt < 100 else 0.7)):
+                axes[name] = base.axes[name]
+            elif name in variadic:
+                axes[name] = tuple(max(1, int(next(sizes) ** 0.5)) for _ in range(draw.choice((0, 1, 1, 2, 2, 3))))
+            else:
+                axes[name] = next(sizes)
+        if empty:
+            name = draw.choice(operator.axes)
+            value = axes[name]
+            axes[name] = (0, *value[1:]) if isinstance(value, tuple) else 0
+        try:
+            if operator.violated(axes, dtype, operator.scalar_values(base.scalars)) is not None:
+                continue
+            candidate = Case(name="", axes=axes, why="")
+            size = elements(operator, candidate)
+            work = operator.cost(axes, dtype).flops
+        except (UsageError, ArithmeticError, IndexError, TypeError):
+            # an expression that cannot be evaluated for these axes is a constraint told in another way
+            continue
+        if size <= most and work <= 512 * most and (size == 0 or not empty) and (empty or size > 0):
+            # zero-size: some tensor is empty; elsewhere none is
+            shapes = [math.prod(full_shape(spec.shape, axes)) for spec in operator.inputs]
+            if empty == (0 in shapes):
+                return base, axes
+    return None
+
+
+def leading_axis(operator: Operator) -> str | None:
+    """The variadic axis that leads the first input and every output, and stands nowhere else: rows of a batch. None without one."""
+    first = tokens(operator.inputs[0].shape)
+    if not first or not first[0].startswith("*"):
+        return None
+    lead = first[0]
+    for spec in (*operator.inputs, *operator.outputs):
+        row = tokens(spec.shape)
+        if lead in row and (row[0] != lead or lead in row[1:]):
+            return None
+        if spec in operator.outputs and lead not in row:
+            return None
+    return lead[1:]
+
+
+def case_bytes(operator: Operator, case: Case, dtype: str) -> int:
+    """Bytes of all tensors of a case."""
+    return sum(math.prod(full_shape(spec.shape, case.axes)) * DTYPES[spec.dtype_for(dtype)].itemsize for spec in (*operator.inputs, *operator.outputs))
+
+
+def named_axes(operator: Operator) -> tuple[str, ...]:
+    """Axes that are one integer each."""
+    variadic = {token[1:] for spec in operator.inputs for token in tokens(spec.shape) if token.startswith("*")}
+    return tuple(name for spec in operator.inputs for name in axis_names(spec.shape) if name not in variadic)

@@ -1,0 +1,291 @@
+"""The main job: every implementation verified, those that pass timed together on each workload, everything recorded."""
+
+from __future__ import annotations
+
+import datetime
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from opforge.backends import Native, Stood, backend, backends
+from opforge.backends.cache import sha256_of
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Implementation
+from opforge.core.operator import Case, Operator, Workload
+from opforge.core.record import Environment, Record
+from opforge.core.timing import Timing
+from opforge.core.verdict import Broken, Checked, Crash, Mismatch, Pass, Timeout, Unsupported, Verdict
+from opforge.machine import detect, environment
+from opforge.registry import Registry
+from opforge.roofline import bound, suspect
+from opforge.runner import Host, Worker, WorkerDied, WorkerLate
+from opforge.timing import Contestant, Plan, Probe, measure
+from opforge.verdicts import Bench, Prepared, judge, run_once, verify
+from opforge.workbench.asking import Loop, asker, look_at_clocks
+from opforge.workbench.ahead import compiling_ahead
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to bench.
+
+    device            torch device type: "cpu", "cuda", …
+    dtypes            which of the operator's dtypes; empty means all
+    backends          which backends; empty means all
+    implementations   which implementations by name; empty means all
+    workloads         which workloads by name; empty means those whose scale fits the device
+    timed             False stops after verification
+    """
+
+    device: str = "cpu"
+    dtypes: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    implementations: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    timed: bool = True
+    plan: Plan = Plan()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened, for whoever shows progress: `stage` is "verify", "time" or "record"; `done` of `total` steps."""
+
+    stage: str
+    operator: str
+    what: str
+    done: int
+    total: int
+    record: Record | None = None
+
+
+Listener = Callable[[Event], None]
+
+
+def workloads_for(operator: Operator, options: Options) -> tuple[Workload, ...]:
+    """The workloads to time: those named, else those whose scale fits the device."""
+    if options.workloads:
+        return tuple(workload for workload in operator.workloads if workload.name in options.workloads)
+    scale = "laptop" if options.device == "cpu" else "gpu"
+    return tuple(workload for workload in operator.workloads if workload.scale == scale)
+
+
+def chosen(registry: Registry, operator: Operator, options: Options) -> tuple[Implementation, ...]:
+    """The implementations to bench, in the operator's order."""
+    for name in options.implementations:
+        if "_" in name:
+            registry.implementation(operator.name, name)
+    return tuple(
+        implementation
+        for implementation in registry.implementations(operator.name)
+        if (not options.backends or implementation.backend in options.backends) and (not options.implementations or implementation.name in options.implementations)
+    )
+
+
+@dataclass(kw_only=True)
+class _Job:
+    """One operator being benched in one run."""
+
+    registry: Registry
+    operator: Operator
+    options: Options
+    host: Host
+    listener: Listener
+    environment: Environment
+    run: str
+    cases: Bench
+    loops: list[Loop] = field(default_factory=list)
+    done: int = 0
+    total: int = 0
+
+    def step(self, stage: str, what: str, record: Record | None = None) -> None:
+        self.done += stage != "record"
+        self.listener(Event(stage=stage, operator=self.operator.name, what=what, done=self.done, total=self.total, record=record))
+
+    def record(self, implementation: Implementation, case: Workload | Case | None, dtype: str, verdict: Verdict, timing: Timing | None) -> Record:
+        """The Record of one result. Without a workload it is a verification, of the operator's cases alone."""
+        device = detect(self.options.device)
+        axes = dict(case.axes) if case else {}
+        scalars = self.operator.scalar_values(case.scalars if case else {})
+        cost = self.operator.cost(axes if case else self.operator.cases[0].axes, dtype)
+        roof = bound(cost, device, dtype, self.operator.unit) if case else None
+        record = Record(
+            id=uuid.uuid4().hex,
+            created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
+            operator=self.operator.name,
+            implementation=implementation.name,
+            backend=implementation.backend,
+            source_sha256=sha256_of(implementation.source),
+            workload=case.name if case else "",
+            axes=axes,
+            scalars=scalars,
+            dtype=dtype,
+            device=device.name,
+            config=implementation.default,
+            cost=cost,
+            verdict=verdict,
+            timing=timing,
+            roof_s=roof.time_s if roof else None,
+            limiter=roof.limiter if roof else None,
+            environment=self.environment,
+            run=self.run,
+        )
+        self.step("record", f"{implementation.name} {dtype}", record)
+        return record
+
+    def doubted(self, timing: Timing, workload: Workload, dtype: str) -> Timing:
+        """The timing, marked where it is better than this device was measured to be."""
+        operator = self.operator
+        return replace(timing, suspect=suspect(operator.cost(workload.axes, dtype), timing, detect(self.options.device), dtype, operator.unit))
+
+
+def bench(registry: Registry, names: Sequence[str], options: Options, host: Host, *, listener: Listener = lambda event: None) -> Iterator[Record]:
+    """Records for every chosen implementation × workload × dtype of the named operators, as they are found.
+
+    On a device where a backend's kernels are stood in for (interpreter, emulator), the record has a verdict and no timing.
+    """
+    run = uuid.uuid4().hex[:12]
+    wanted = [implementation for name in names for implementation in chosen(registry, registry.operator(name), options)]
+    with compiling_ahead(wanted, options.device):
+        yield from _bench_all(registry, names, options, host, listener, run)
+
+
+def _bench_all(registry: Registry, names: Sequence[str], options: Options, host: Host, listener: Listener, run: str) -> Iterator[Record]:
+    for name in names:
+        operator = registry.operator(name)
+        cases = Bench(registry=registry, operator=operator, host=host, device=options.device)
+        job = _Job(
+            registry=registry,
+            operator=operator,
+            options=options,
+            host=host,
+            listener=listener,
+            environment=_environment(operator, options.device),
+            run=run,
+            cases=cases,
+        )
+        try:
+            yield from _bench_operator(job)
+        finally:
+            cases.close()
+
+
+def _environment(operator: Operator, device: str) -> Environment:
+    """Where this run happens, and how each backend's kernels are executed here: natively, or by what stands in for the device."""
+    found = environment(device, operator.folder)
+    ways: dict[str, str] = {}
+    for name, item in backends().items():
+        way = item.way(device)
+        ways[f"way.{name}"] = f"native: {way.how}" if isinstance(way, Native) else way.how if isinstance(way, Stood) else f"missing: {way.what}"
+    return replace(found, facts={**found.facts, **ways})
+
+
+def verify_all(registry: Registry, names: Sequence[str], options: Options, host: Host, *, listener: Listener = lambda event: None) -> Iterator[Record]:
+    """Verification alone: one Record per implementation × dtype, over the operator's cases."""
+    return bench(registry, names, Options(**{**vars(options), "timed": False}), host, listener=listener)
+
+
+def _bench_operator(job: _Job) -> Iterator[Record]:
+    operator, options = job.operator, job.options
+    dtypes = tuple(dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes)
+    implementations = chosen(job.registry, operator, options)
+    workloads = workloads_for(operator, options) if options.timed else ()
+    job.total = len(dtypes) * (len(implementations) + len(workloads))
+    for dtype in dtypes:
+        passed: list[tuple[Implementation, Pass]] = []
+        for implementation in implementations:
+            job.step("verify", f"{implementation.name} {dtype}")
+            verdict = verify(job.cases, implementation, dtype)
+            way = backend(implementation.backend).way(options.device)
+            if isinstance(verdict, Pass) and isinstance(way, Native) and workloads:
+                passed.append((implementation, verdict))
+            else:
+                yield job.record(implementation, None, dtype, verdict, None)
+        for workload in workloads:
+            job.step("time", f"{workload.name} {dtype}")
+            yield from _time_workload(job, workload, dtype, passed)
+
+
+def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[tuple[Implementation, Pass]]) -> Iterator[Record]:
+    """Verify each implementation on the workload itself, then time those that pass, taking turns, then verify what the
+    timed calls left behind."""
+    operator, options, bench_cases = job.operator, job.options, job.cases
+    case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars)
+    prepared = bench_cases.prepare(case, dtype)
+    workers: list[Worker] = []
+    contestants: list[Contestant] = []
+    verdicts: dict[str, Verdict] = {}
+    try:
+        for implementation, proof in passed:
+            verdict: Verdict
+            try:
+                worker = job.host.worker(backend(implementation.backend).environment(options.device))
+                workers.append(worker)
+                found = run_once(bench_cases, worker, implementation, prepared, None)
+            except WorkerDied as error:
+                verdict = Crash(case=prepared.case, dtype=dtype, status=error.status, stderr=error.stderr, isolation=job.host.isolation)
+            except WorkerLate as error:
+                verdict = Timeout(case=prepared.case, dtype=dtype, limit_s=error.limit_s, isolation=job.host.isolation)
+            except EnvironmentLacks as error:
+                verdict = Unsupported(reason=str(error))
+            else:
+                if isinstance(found, str):
+                    verdict = Unsupported(reason=found)
+                elif isinstance(found[1], Checked):
+                    verdict = replace(proof, checked=(*proof.checked, found[1]))
+                    contestants.append(Contestant(name=implementation.name, proof=verdict, ask=asker(worker), launch=found[0]))
+                    job.loops.append(look_at_clocks(worker, options.device))
+                else:
+                    verdict = found[1]
+            verdicts[implementation.name] = verdict
+        timings = _measured(job, contestants)
+        again = bench_cases.refresh(prepared) if contestants else prepared
+        for implementation, _ in passed:
+            name = implementation.name
+            timing = timings.get(name)
+            if isinstance(timing, str):
+                verdicts[name] = Broken(case=prepared.case, dtype=dtype, reason=f"not timed: {timing}", isolation=job.host.isolation)
+            contestant = next((contestant for contestant in contestants if contestant.name == name), None)
+            if contestant is not None and isinstance(timing, Timing):
+                after = _after_timing(job, contestant, again)
+                verdicts[name] = after or verdicts[name]
+            kept = job.doubted(timing, workload, dtype) if isinstance(timing, Timing) and isinstance(verdicts[name], Pass) else None
+            if kept is not None:
+                cost = operator.cost(workload.axes, dtype)
+                doubt = suspect(cost, kept, detect(options.device), dtype, operator.unit)
+                kept = replace(kept, conditions=(*kept.conditions, f"SUSPECT: {doubt}")) if doubt else kept
+            yield job.record(implementation, workload, dtype, verdicts[name], kept)
+    finally:
+        for worker in workers:
+            worker.close()
+        bench_cases.forget(case)
+
+
+def _after_timing(job: _Job, contestant: Contestant, again: Prepared) -> Verdict | None:
+    """The failure, if any, of a launch that has just been timed, on inputs it has not seen."""
+    again.reset()
+    answer = contestant.ask({"do": "run", "launch": contestant.launch})
+    if answer["status"] != "ok":
+        return Broken(case=again.case, dtype=again.dtype, reason=f"after timing: {answer.get('reason')}", isolation=job.host.isolation)
+    found = judge(again, job.operator, job.host.isolation)
+    match found:
+        case Checked():
+            return None
+        case Mismatch():
+            return replace(found, cause=f"right before it was timed and wrong after, on new inputs: an answer that was kept? {found.cause}")
+    return found
+
+
+def _measured(job: _Job, contestants: list[Contestant]) -> dict[str, Timing | str]:
+    if not contestants:
+        return {}
+    loop = job.loops[-1]
+    probe = Probe(job.options.device)
+    return measure(
+        contestants,
+        job.options.plan,
+        overhead_s=loop.overhead_s,
+        resolution_s=loop.resolution_s,
+        conditions=loop.conditions,
+        device=job.options.device,
+        probe=probe.read,
+    )

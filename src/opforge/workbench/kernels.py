@@ -1,0 +1,52 @@
+"""One backend's implementation as a callable, without asking for a Pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from opforge.backends import Missing
+from opforge.backends import backend as find_backend
+from opforge.core.errors import EnvironmentLacks, UsageError, unknown
+from opforge.core.implementation import Rejected
+from opforge.core.shapes import full_shape
+from opforge.registry import load
+from opforge.runner import bind
+
+
+def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., Any]:
+    """See `opforge.get_kernel`."""
+    registry = load()
+    operator = registry.operator(operation)
+    found = [item for item in registry.implementations(operation) if item.backend == find_backend(backend).name and name in ("", item.name)]
+    if not found:
+        known = {item.name if name else item.backend for item in registry.implementations(operation)}
+        raise unknown(f"{'implementation' if name else 'backend'} of {operation}", name or backend, known)
+
+    def kernel(*tensors: Any, **scalars: Any) -> Any:
+        import torch
+
+        if len(tensors) != len(operator.inputs):
+            raise UsageError(f"{operation} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}.")
+        way = find_backend(backend).way(tensors[0].device.type)
+        if isinstance(way, Missing):
+            raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {way}.")
+        inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, tensors, strict=True)}
+        axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()})
+        dtype = str(next(tensor for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T").dtype).removeprefix("torch.")
+        values = operator.scalar_values(scalars)
+        outputs = {
+            spec.name: torch.full(full_shape(spec.shape, axes), float("nan"), dtype=getattr(torch, spec.dtype_for(dtype)), device=tensors[0].device) for spec in operator.outputs
+        }
+        reasons: list[str] = []
+        for implementation in found:
+            launch = bind(operator, implementation, inputs, outputs, values, axes, dtype)
+            if isinstance(launch, Rejected):
+                reasons.append(f"{implementation.name}: {launch.reason}")
+                continue
+            launch.run()
+            results = tuple(launch.read().values())
+            return results[0] if len(results) == 1 else results
+        raise UsageError(f"No {backend} implementation of {operation} takes this call. {'; '.join(reasons)}.")
+
+    return kernel

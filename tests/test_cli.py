@@ -1,0 +1,100 @@
+"""The verbs, as a script meets them: output, exit codes, errors that end with the next step."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def opforge(*words, **environment):
+    import os
+
+    return subprocess.run([sys.executable, "-m", "opforge", *map(str, words)], capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("show", "sofmax"), 2, "Did you mean 'softmax'"),
+        (("verify",), 2, "Name an operator, or say --all"),
+        (("verify", "softmax", "--dtype", "float12"), 2, "No dtype named 'float12'. Did you mean"),
+        (("verify", "softmax", "--backend", "cudo"), 2, "Did you mean 'cuda'"),
+        (("verify", "softmax", "--device", "npu"), 3, "opforge doctor"),
+        (("bench", "softmax", "--workload", "gpt3"), 2, "No workload named 'gpt3'"),
+        (("bench", "softmax", "--cold"), 2, "leave --cold away"),
+        (("--home", "/nowhere", "list"), 2, "opforge new"),
+        (("new", "Bad-Name"), 2, "lower-case"),
+        (("new", "softmax"), 2, "already"),
+        (("records", "import", "/nowhere"), 2, "opforge records export"),
+        (("report", "--run", "none"), 2, "opforge bench --all"),
+        (("records", "dance"), 2, "opforge records show"),
+        (("frobnicate",), 2, "No such command"),
+    ],
+)
+def test_errors_end_with_the_next_step(words, code, said, tmp_path):
+    done = opforge(*words, OPFORGE_STORE=str(tmp_path / "s.sqlite"))
+    assert done.returncode == code
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_list_and_show_speak_json():
+    listed = json.loads(opforge("list", "--json").stdout)
+    assert {"softmax", "matmul"} <= {row["operator"] for row in listed}
+    shown = json.loads(opforge("show", "softmax", "--json").stdout)
+    assert shown["name"] == "softmax" and shown["cases"] and shown["workloads"]
+
+
+def test_doctor_says_what_works():
+    done = opforge("doctor", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert {"torch", "compile", "triton", "cuda", "tilelang", "cpp"} == {line["backend"] for line in found["capabilities"]}
+    assert all(line["available"] or line["remedy"] for line in found["capabilities"])
+
+
+def test_a_broken_operator_does_not_hide_the_others(guest):
+    home = guest(eager="def run(x, bias):\n    return x + bias\n")
+    (home / "guest_add" / "op.py").write_text("1/0")
+    done = opforge("--home", home, "list")
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stdout and "softmax" in done.stdout
+
+
+def test_the_main_job_on_a_guest(guest, tmp_path):
+    """bench: verdicts, times, four report files, records that can be exported, imported and reported again."""
+    home = guest(eager="def run(x, bias):\n    return x + bias\n", twice="def run(x, bias):\n    return x + bias + 0 * x\n")
+    store = {"OPFORGE_STORE": str(tmp_path / "s.sqlite")}
+    done = opforge("--home", home, "bench", "guest_add", "--dtype", "float32", "--backend", "torch", "--budget", "0.1", "--report", tmp_path / "r", "--json", **store)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(done.stdout)
+    assert {record["implementation"] for record in records} == {"torch_eager", "torch_twice"}
+    assert all(record["verdict"]["type"] == "Pass" and record["timing"]["samples_s"] for record in records)
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {"report.html", "report.md", "report.json", "report.csv"}
+    assert opforge("records", "export", tmp_path / "all.jsonl", **store).returncode == 0
+    other = {"OPFORGE_STORE": str(tmp_path / "other.sqlite")}
+    assert "imported 2 records" in opforge("records", "import", tmp_path / "all.jsonl", **other).stdout
+    table = opforge("report", "--from", tmp_path / "all.jsonl", "--table", **other)
+    assert table.returncode == 0 and "guest_add" in table.stdout
+
+
+def test_a_planted_bug_gets_a_mismatch_and_no_time(guest, tmp_path):
+    """The seed's broadcast writes only the bias; its verdict names index, expected, actual and tolerance."""
+    home = guest(eager="def run(x, bias):\n    return x + bias\n", seed="def run(x, bias):\n    return bias.expand_as(x).clone()\n")
+    done = opforge(
+        "--home", home, "bench", "guest_add", "--dtype", "float32", "--backend", "torch", "--budget", "0.1", "--report", tmp_path / "r", "--json", OPFORGE_STORE=str(tmp_path / "s.sqlite")
+    )
+    assert done.returncode == 1
+    (wrong,) = [record for record in json.loads(done.stdout) if record["implementation"] == "torch_seed"]
+    verdict = wrong["verdict"]
+    assert verdict["type"] == "Mismatch" and wrong["timing"] is None
+    assert len(verdict["index"]) == 2 and abs(verdict["expected"] - verdict["actual"]) > verdict["tolerance"] > 0
+
+
+def test_new_runs_as_it_stands(tmp_path):
+    assert opforge("new", "squares", "--home", tmp_path / "mine").returncode == 0
+    done = opforge("--home", tmp_path / "mine", "verify", "squares", "--dtype", "float32", "--json", OPFORGE_STORE=str(tmp_path / "s.sqlite"))
+    verdicts = {record["implementation"]: record["verdict"]["type"] for record in json.loads(done.stdout)}
+    assert done.returncode == 0
+    assert set(verdicts) == {"cuda_flat", "triton_flat", "tilelang_flat", "cpp_flat", "torch_eager", "torch_compile"}
+    assert set(verdicts.values()) == {"Pass"}, verdicts

@@ -1,0 +1,516 @@
+"""The report room: what it shows, what it must never show, and that nothing from a record becomes markup."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import random
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import pytest
+
+from opforge import report
+from opforge.core.device import Ceiling, DeviceSpec
+from opforge.core.implementation import Config
+from opforge.core.operator import Case, Cost
+from opforge.core.record import Environment, Record, from_json
+from opforge.core.timing import Timing
+from opforge.core.verdict import Broken, Checked, Crash, Metrics, Mismatch, Pass, Statement, Timeout, Unsupported, Window
+from opforge.report import svg
+from opforge.report.histogram import error_histogram
+from opforge.report.markdown_tables import escaped
+from opforge.report.roof_chart import roofs
+from opforge.report.view import groups, timing_of
+
+NAN = float("nan")
+ISOLATION = "worker process, guarded shared memory"
+CPU = Environment(
+    device="Example CPU",
+    host="Example CPU, 2 cores",
+    facts={"cpu.model": "Example CPU", "python": "CPython 3.11", "version.torch": "2.13", "load.average_1m": "0.31"},
+)
+CASE = Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128", seed=2)
+SPEC = DeviceSpec(
+    name="Example CPU", kind="cpu", target="host", units=2, warp_size=1, vector_bytes=32, registers_per_unit=0, shared_bytes_per_unit=0, shared_bytes_per_block=0,
+    threads_per_unit=0, blocks_per_unit=0, cache_bytes=32 << 20, memory_bytes=8 << 30, nominal_bytes_per_s=0.0, nominal_flops_per_s={}, capabilities=(), source="made up",
+    ceilings=(
+        Ceiling(name="copy", value=14e9, unit="B/s", measured_at="2026-01-02", how="256 MiB"),
+        Ceiling(name="matrix_float32", value=120e9, unit="FLOP/s", measured_at="2026-01-02", how="1024^3"),
+        Ceiling(name="matrix_bfloat16", value=60e9, unit="FLOP/s", measured_at="2026-01-02", how="1024^3"),
+        Ceiling(name="call", value=1e-6, unit="s", measured_at="2026-01-02", how="torch.add"),
+    ),
+)  # fmt: skip
+
+
+def metrics(worst: float = 0.3, max_abs: float = 1.2e-7, histogram: tuple[int, ...] = (900, 3, 10, 44, 120, 300, 260, 0, 0)) -> Metrics:
+    return Metrics(
+        output="y", elements=903, max_abs=max_abs, mean_abs=1e-8, max_rel=1e-6, mean_rel=1e-7, l2_rel=1e-7, quantiles_abs=(1e-8, 5e-8, 1e-7), cosine=1.0, sqnr_db=140.0,
+        max_ulp=1.5, worst_ratio=worst, worst_index=(6, 128), worst_expected=0.25, worst_actual=0.25, worst_bound=1e-6, histogram=histogram, kl=0.0,
+    )  # fmt: skip
+
+
+def passed(worst: float = 0.3, **changes: object) -> Pass:
+    values = {
+        "checked": (Checked(case=CASE, dtype="float32", metrics=(metrics(worst),)),),
+        "not_taken": (("transposed", "takes rows, not strided"),),
+        "isolation": ISOLATION,
+        "statements": (Statement(name="deterministic", holds=True, detail="3 runs"),),
+    }
+    return Pass(**{**values, **changes})
+
+
+def mismatch(**changes: object) -> Mismatch:
+    values = {
+        "case": CASE, "dtype": "float32", "output": "y", "index": (6, 128), "expected": 0.25, "actual": NAN, "tolerance": 3e-7, "wrong": 7, "total": 903,
+        "window": Window(
+            output="y", corner=(5, 126), expected=((0.5, 0.25, 0.125), (0.5, 0.25, 0.25)), actual=((0.5, 0.25, NAN), (0.5, 0.25, NAN)), wrong=((False, False, True),) * 2
+        ),
+        "shrunk_from": dataclasses.replace(CASE, axes={"lead": (70,), "cols": 1290}), "metrics": None, "isolation": ISOLATION,
+        "law": None, "cause": "only columns from 128 on are wrong: the mask of the last block",
+    }  # fmt: skip
+    return Mismatch(**{**values, **changes})
+
+
+def timing(median: float, *, spread: float = 0.01, samples: int = 41, seed: int = 0) -> Timing:
+    rng = random.Random(seed)
+    found = tuple(median * max(0.6, 1 + spread * rng.gauss(0, 0.74) + (0.3 * spread * 10 if rng.random() < 0.03 else 0)) for _ in range(samples))
+    return Timing(samples_s=found, batch=10, timer="host", cache="warm", overhead_s=4e-8, conditions=("threads 2 on 2 processors",))
+
+
+def record(implementation: str = "torch_eager", **changes: object) -> Record:
+    values: dict[str, object] = {
+        "id": f"{implementation}-id", "created_at": "2026-01-02T03:04:05.678+00:00", "operator": "softmax", "implementation": implementation,
+        "backend": implementation.split("_")[0], "source_sha256": "ab" * 32, "workload": "attention_gpt2", "axes": {"lead": (12, 256), "cols": 256}, "scalars": {},
+        "dtype": "float32", "device": "Example CPU", "config": Config(), "cost": Cost(flops=3_932_160, bytes_read=3_145_728, bytes_written=3_145_728), "verdict": passed(),
+        "timing": timing(1e-3), "roof_s": 449e-6, "limiter": "copy", "environment": CPU, "run": "run1",
+    }  # fmt: skip
+    return Record(**{**values, **changes})
+
+
+def sample_records() -> list[Record]:
+    """A run as `opforge bench` leaves it on a machine without a GPU: every kind of verdict once, three operators, two dtypes."""
+    found: list[Record] = []
+    plans = {
+        "softmax": ("attention_gpt2", {"lead": (12, 256), "cols": 256}, 5 * 786432, 786432, 1.0, "copy"),
+        "layernorm": ("hidden_bert", {"lead": (16, 512), "cols": 768}, 8 * 6291456, 6291456, 1.0, "copy"),
+        "matmul": ("mlp_gpt2", {"m": 256, "n": 3072, "k": 768}, 2 * 256 * 3072 * 768, 3342336, 0.5, "matrix"),
+    }
+    speeds = {"torch_eager": 0.42, "compile_default": 0.5, "cpp_vectorised": 0.78, "cpp_twopass": 0.76, "tilelang_onepass": 0.05, "cpp_naive": 0.02}
+    seed = 0
+    for operator, (workload, axes, flops, elements, written, limiter) in plans.items():
+        for dtype, itemsize in (("float32", 4), ("bfloat16", 2)):
+            cost = Cost(flops=flops, bytes_read=elements * itemsize, bytes_written=int(elements * itemsize * written))
+            roof = max(cost.bytes / 14e9, flops / (120e9 if dtype == "float32" else 60e9) if operator == "matmul" else 0.0)
+            shared = {
+                "operator": operator,
+                "dtype": dtype,
+                "axes": axes,
+                "cost": cost,
+                "roof_s": roof,
+                "limiter": limiter if operator != "matmul" else f"matrix_{dtype}",
+            }
+            for name, share in speeds.items():
+                seed += 1
+                if (operator, name) in (("layernorm", "tilelang_onepass"), ("matmul", "cpp_twopass")):
+                    continue
+                own = share * (0.8 + 0.4 * random.Random(seed).random())
+                spread = 0.26 if (operator, name, dtype) == ("softmax", "tilelang_onepass", "bfloat16") else 0.012
+                found.append(
+                    record(
+                        name,
+                        id=f"{seed}",
+                        workload=workload,
+                        timing=timing(roof / own, spread=spread, seed=seed),
+                        verdict=passed(0.2 + 0.6 * random.Random(seed).random()),
+                        **shared,
+                    )
+                )
+            bare = {**shared, "axes": {}, "workload": "", "timing": None, "roof_s": None, "limiter": None}
+            found.append(record("triton_onepass", id=f"t{seed}", **bare))
+            found.append(record("cuda_block", id=f"c{seed}", verdict=Unsupported(reason="torch sees no cuda device here; run this on a machine with an NVIDIA GPU"), **bare))
+            if operator == "layernorm" and dtype == "float32":
+                found.append(record("tilelang_onepass", id="m1", verdict=mismatch(), **bare))
+                found.append(
+                    record(
+                        "tilelang_twopass",
+                        id="x1",
+                        verdict=Crash(case=CASE, dtype=dtype, status=-11, stderr="loading\nSegmentation fault: address 0x10\n", isolation=ISOLATION),
+                        **bare,
+                    )
+                )
+            if operator == "matmul" and dtype == "bfloat16":
+                found.append(record("cpp_spin", id="o1", verdict=Timeout(case=CASE, dtype=dtype, limit_s=120.0, isolation=ISOLATION), **bare))
+                found.append(record("cpp_aliasing", id="b1", verdict=Broken(case=CASE, dtype=dtype, reason="input x was changed", isolation=ISOLATION), **bare))
+    return found
+
+
+class Page(HTMLParser):
+    """Reads a page: every tag, its attributes, the text, and whether all tags close in order."""
+
+    VOID = frozenset({"meta", "link", "br", "img", "input", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open[-1] == tag, f"</{tag}> closes <{self.open[-1:]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def page(records: list[Record], **options: object) -> str:
+    return report.html(records, **{"title": "opforge bench", "device": SPEC, **options})
+
+
+HOSTILE = "<script>alert(1)</script>\"' onload=x \x1b[31m\x00\u202e"
+
+
+def hostile_records() -> list[Record]:
+    """Markup in every text that a record holds, and numbers that are none."""
+    case = dataclasses.replace(CASE, name=HOSTILE, why=HOSTILE, distribution=HOSTILE)
+    environment = Environment(device=HOSTILE, host=HOSTILE, facts={HOSTILE: HOSTILE, "way.x": HOSTILE})
+    texts = {
+        "operator": HOSTILE,
+        "workload": HOSTILE,
+        "backend": HOSTILE,
+        "dtype": HOSTILE,
+        "device": HOSTILE,
+        "limiter": HOSTILE,
+        "environment": environment,
+        "axes": {HOSTILE: 3},
+    }
+    own = dataclasses.replace(timing(1e-3), conditions=(HOSTILE,), timer=HOSTILE)
+    return [
+        record(HOSTILE, id="1", timing=own, verdict=passed(not_taken=((HOSTILE, HOSTILE),), isolation=HOSTILE), config=Config(((HOSTILE, HOSTILE),)), **texts),
+        record("torch_eager", id="2", timing=own, **texts),
+        record(HOSTILE, id="3", timing=None, verdict=mismatch(case=case, cause=HOSTILE, output=HOSTILE, expected=NAN, tolerance=NAN, isolation=HOSTILE), **texts),
+        record(HOSTILE, id="4", timing=None, verdict=Crash(case=case, dtype=HOSTILE, status=-6, stderr=HOSTILE * 3, isolation=HOSTILE), **texts),
+        record(HOSTILE, id="5", timing=None, verdict=Broken(case=None, dtype=HOSTILE, reason=HOSTILE, isolation=HOSTILE), **texts),
+        record(HOSTILE, id="6", timing=None, verdict=Unsupported(reason=HOSTILE), **texts),
+        record(HOSTILE, id="7", timing=None, verdict=mismatch(law=HOSTILE, index=(), cause=HOSTILE), **texts),
+    ]
+
+
+@pytest.mark.parametrize("records", [[], sample_records(), hostile_records()], ids=["none", "sample", "hostile"])
+def test_the_page_is_well_formed_and_needs_nothing_else(records):
+    """One file that opens anywhere: no script, no request, every tag closed, every link inside the page."""
+    read = Page(page(records))
+    assert read.open == []
+    names = {tag for tag, _ in read.tags}
+    assert not names & {"script", "iframe", "object", "embed", "img", "form"}
+    policy = next(attributes["content"] for tag, attributes in read.tags if attributes.get("http-equiv"))
+    assert policy == "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+    ids = [attributes["id"] for _, attributes in read.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for tag, attributes in read.tags:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        target = attributes.get("href")
+        if target and tag != "link":
+            assert target.startswith("#") and target[1:] in ids
+        assert not any(name in ("src", "srcset", "action") for name in attributes)
+    assert "url(" not in page(records) and "@import" not in page(records)
+
+
+@pytest.mark.parametrize("records", [sample_records(), hostile_records()], ids=["sample", "hostile"])
+def test_every_picture_is_xml_with_finite_numbers(records):
+    """A single NaN in a path hides a whole picture without a word."""
+    pictures = re.findall(r"<svg.*?</svg>", page(records), re.DOTALL)
+    assert len(pictures) >= 4
+    for picture in pictures:
+        for node in ElementTree.fromstring(picture).iter():
+            for name, value in node.attrib.items():
+                if name not in ("aria-label", "href", "class"):
+                    assert "nan" not in value.lower() and "inf" not in value.lower()
+
+
+def test_text_of_a_record_stays_text():
+    """A record may come from anybody; its words must not run in the reader's browser, terminal or spreadsheet."""
+    text = page(hostile_records(), title=HOSTILE)
+    assert "<script" not in text
+    assert "<script>alert(1)</script>" in Page(text).text
+    for face in (text, report.markdown(hostile_records()), report.csv_text(hostile_records()), report.benchmark_table(hostile_records())):
+        assert "\x1b" not in face and "\x00" not in face and "\u202e" not in face
+    assert "<script" not in report.markdown(hostile_records())
+    for row in report.table(hostile_records()):
+        assert all(text.isprintable() for text in (row.operator, row.implementation, row.verdict, row.detail, *row.notes))
+    assert all(cell.isprintable() for line in report.rows(hostile_records()).rows for cell in line.cells)
+
+
+def test_the_same_records_give_the_same_page():
+    """A report that differs from itself cannot be compared or kept under version control."""
+    assert page(sample_records()) == page(sample_records())
+    assert report.markdown(sample_records()) == report.markdown(sample_records())
+    assert report.csv_text(sample_records()) == report.csv_text(sample_records())
+
+
+def test_spreadsheets_get_no_formula():
+    """A cell that begins with an equals sign is run when the file is opened."""
+    rows = list(csv.DictReader(io.StringIO(report.csv_text([record("=cmd()", limiter="@SUM(A1)", workload="  +1", device="-2+3", dtype="\uff1dcmd()")]))))
+    assert len(rows) == 1
+    row = rows[0]
+    assert row["implementation"] == "'=cmd()"
+    assert row["limiter"] == "'@SUM(A1)"
+    assert row["workload"] == "'+1"
+    assert row["device"] == "'-2+3"
+    assert row["dtype"] == "'\uff1dcmd()"
+    assert float(row["median_s"]) == pytest.approx(1e-3, rel=0.05)
+
+
+def test_csv_has_one_row_per_record_and_json_all_of_it():
+    """JSON is the complete form: what it holds reads back as the same records."""
+    records = sample_records()
+    rows = list(csv.DictReader(io.StringIO(report.csv_text(records))))
+    assert len(rows) == len(records)
+    assert {row["id"] for row in rows} == {item.id for item in records}
+    without_nan = [item for item in records if not isinstance(item.verdict, Mismatch)]
+    assert [from_json(item) for item in json.loads(report.json_text(without_nan))] == without_nan
+    back = next(item for item in (from_json(data) for data in json.loads(report.json_text(records))) if isinstance(item.verdict, Mismatch))
+    assert math.isnan(back.verdict.actual)
+
+
+def test_no_time_without_a_pass():
+    """A fast kernel with a wrong answer is not fast; the time that someone recorded for it is not shown anywhere."""
+    wrong = record("cpp_wrong", verdict=mismatch(), timing=timing(12.34e-6, spread=0.0))
+    records = [record(), wrong]
+    assert timing_of(wrong) is None
+    assert groups(records)[0].speedup(wrong) is None
+    for face in (page(records), report.markdown(records), report.csv_text(records), report.benchmark_table(records)):
+        assert "12.3 us" not in face and "1.234e-05" not in face
+    row = next(row for row in report.table(records) if row.implementation == "cpp_wrong")
+    assert (row.time, row.speedup, row.style, row.best) == ("", "", "bad", False)
+    assert report.notes(wrong) == ("a time was recorded without a Pass; it is not shown: verify first",)
+
+
+def test_a_speedup_needs_both_sides_in_one_run():
+    """Two runs may have had two clocks, two loads, two machines."""
+    eager, same = record(timing=timing(2e-3, spread=0.0)), record("cpp_fast", timing=timing(1e-3, spread=0.0))
+    other = dataclasses.replace(same, run="run2", id="other")
+    by_id = {item.id: group.speedup(item) for group in groups([eager, same, other]) for item in group.records}
+    assert by_id == {"torch_eager-id": pytest.approx(1.0), "cpp_fast-id": pytest.approx(2.0), "other": None}
+    assert groups([dataclasses.replace(eager, verdict=mismatch()), same])[0].speedup(same) is None
+    assert groups([dataclasses.replace(eager, dtype="float16"), same])[1].speedup(same) is None
+    assert "2.00x" in report.markdown([eager, same]) and "2.00x" not in report.markdown([other])
+
+
+def test_what_cannot_be_told_apart_shares_the_lead():
+    """A winner by less than the noise is no winner."""
+    first, near, far = (record(name, timing=timing(seconds, spread=0.05, seed=3)) for name, seconds in (("cpp_a", 1e-3), ("cpp_b", 1.001e-3), ("cpp_c", 2e-3)))
+    assert [item.implementation for item in groups([far, near, first])[0].leaders] == ["cpp_a", "cpp_b"]
+    assert [row.best for row in report.table([far, near, first])] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("timed", "words"),
+    [
+        (timing(1e-3, spread=0.3, samples=30), "unsteady: "),
+        (timing(1e-3, samples=6), "only 6 samples"),
+        (dataclasses.replace(timing(1e-3), overhead_s=2e-4), "the timing loop itself takes 20% of this"),
+        (timing(1e-4), "of the roof: data stayed in a cache"),
+        (dataclasses.replace(timing(1e-3), samples_s=(1e-3, NAN)), "not every sample is a positive number"),
+        (dataclasses.replace(timing(1e-3), samples_s=(0.0,) * 9), "not every sample is a positive number"),
+    ],
+)
+def test_a_row_confesses_its_weakness(timed, words):
+    """A weak number that looks like a strong one misleads; each confession says what to do."""
+    found = report.notes(record(timing=timed))
+    assert any(words in note for note in found)
+    assert all(re.search(r"try --samples|larger workload|opforge machine|measure again|fix clocks", note) for note in found)
+    assert any(words in line for line in report.confessions([record(timing=timed)]))
+    assert words in Page(page([record(timing=timed), record("cpp_steady", id="s")])).text or timing_of(record(timing=timed)) is None
+
+
+def test_a_suspect_time_leads_nothing():
+    """A time that cannot be true is shown with the doubt beside it, and wins no comparison."""
+    odd = record("cpp_odd", timing=dataclasses.replace(timing(1e-6), suspect="faster than memory; renew the ceilings with: opforge machine"))
+    group = groups([odd, record(), record("cpp_a", timing=timing(9e-4))])[0]
+    assert [item.implementation for item in group.records] == ["cpp_a", "torch_eager", "cpp_odd"]
+    assert [item.implementation for item in group.leaders] == ["cpp_a"]
+    assert group.speedup(odd) is None
+    assert report.notes(odd)[0].startswith("suspect: faster than memory")
+    assert groups([odd])[0].leaders == ()
+    assert "no time here can be trusted" in Page(page([odd])).text
+
+
+def test_a_steady_row_has_nothing_to_confess():
+    assert report.notes(record()) == ()
+    assert report.notes(record(timing=None)) == ()
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        (passed(), "agrees with the oracle in 1 case, worst error 30% of its bound, 1 case not taken"),
+        (passed(NAN), "worst error not a number of its bound"),
+        (mismatch(), "wrong in case odd_tail: y[6, 128] is nan, expected 0.25 within 3e-07; only columns from 128 on are wrong: the mask of the last block"),
+        (mismatch(law="rows_sum_to_one", cause="a row sums to 2"), "wrong in case odd_tail: the law rows_sum_to_one does not hold: a row sums to 2"),
+        (Broken(case=CASE, dtype="float32", reason="input x was changed", isolation=ISOLATION), "broke the contract in case odd_tail: input x was changed"),
+        (Crash(case=None, dtype="float32", status=-11, stderr="a\nlast words\n", isolation=ISOLATION), "crashed with SIGSEGV: last words"),
+        (Crash(case=None, dtype="float32", status=70, stderr="", isolation=ISOLATION), "crashed with exit status 70"),
+        (Timeout(case=CASE, dtype="float32", limit_s=120.0, isolation=ISOLATION), "gave no answer in case odd_tail within 120 s"),
+        (Unsupported(reason="no nvcc; install it"), "not run: no nvcc; install it"),
+    ],
+)
+def test_a_verdict_in_one_sentence(verdict, words):
+    assert words in report.describe(verdict)
+    assert "\n" not in report.describe(verdict)
+
+
+def test_a_failure_shows_its_evidence():
+    """Index, expected, actual, tolerance and cause are what one needs to begin with."""
+    text = Page(page(sample_records())).text
+    for words in (
+        "y[6, 128]",
+        "expected 0.25",
+        "actual nan",
+        "tolerance 3e-07",
+        "7 of 903 elements",
+        "the mask of the last block",
+        "SIGSEGV",
+        "Segmentation fault: address 0x10",
+        "input x was changed",
+    ):
+        assert words in text
+    assert page(sample_records()).index('id="failures"') < page(sample_records()).index('id="roofline"')
+
+
+def test_interpreted_kernels_are_verified_and_not_timed():
+    """The time of an interpreter says nothing about a kernel."""
+    item = record("triton_onepass", timing=None, workload="")
+    for face in (Page(page([record(), item])).text, report.markdown([record(), item])):
+        assert "verified by interpreter, not timed" in face
+    assert report.table([item])[0].verdict == "verified by interpreter, not timed"
+    gpu = dataclasses.replace(CPU, facts={**CPU.facts, "device.name": "Example GPU"})
+    assert report.table([dataclasses.replace(item, environment=gpu)])[0].verdict == "verified, not timed"
+    emulated = dataclasses.replace(CPU, facts={**CPU.facts, "way.npu": "an emulator"})
+    assert report.table([record("npu_x", timing=None, environment=emulated)])[0].verdict == "verified by an emulator, not timed"
+
+
+def test_what_was_not_run_says_why_once():
+    """Thirty lines with one reason are read by nobody."""
+    text = Page(page(sample_records())).text
+    assert text.count("torch sees no cuda device here; run this on a machine with an NVIDIA GPU") == 6 + 1  # each verification row, and the reason once
+    assert sum("torch sees no cuda" in line for line in report.confessions(sample_records())) == 1
+    assert sum("torch sees no cuda" in line for line in report.markdown(sample_records()).splitlines()) == 1
+
+
+def test_every_timed_kernel_stands_on_the_roofline_and_every_sample_on_its_strip():
+    """A picture that leaves points out is a choice the reader cannot see."""
+    records = sample_records()
+    text = page(records)
+    timed = [item for item in records if timing_of(item)]
+    assert text.count('class="mark ') == len(timed)
+    drawn = sum(match.count("h0") for match in re.findall(r'<path d="([^"]*)" class="dots', text))
+    assert drawn == sum(len(item.timing.samples_s) for item in timed)
+    assert "copy 14.0 GB/s" in text and "matrix_float32 120 GFLOP/s" in text
+
+
+def test_roofs_are_those_of_the_dtypes_at_hand_measured_before_nominal():
+    """A float32 kernel is not to be judged by a bfloat16 ceiling, nor by a vendor's figure where there is a measured one."""
+    assert [roof.name for roof in roofs(SPEC, ["float32"])] == ["copy", "matrix_float32"]
+    bare = dataclasses.replace(SPEC, ceilings=(), nominal_bytes_per_s=20e9, nominal_flops_per_s={"float32": 2e11, "int8": 9e11})
+    assert [(roof.value, roof.memory, roof.nominal) for roof in roofs(bare, ["float32"])] == [(20e9, True, True), (2e11, False, True)]
+    assert "Dashed roofs are the vendor" in page([record()], device=bare)
+    assert roofs(dataclasses.replace(bare, nominal_bytes_per_s=0.0, nominal_flops_per_s={}), ["float32"]) == ()
+
+
+def test_without_a_device_no_roof_is_invented():
+    text = Page(page([record()], device=None)).text
+    assert "No description of this device was given, so no roofs are drawn" in text
+    assert "GB/s" in text and "copy 14.0" not in text
+
+
+def test_samples_far_from_the_median_are_counted_where_they_cannot_be_drawn():
+    """Every sample is on the strip or counted at its edge."""
+    far = dataclasses.replace(timing(1e-3), samples_s=(*(1e-3,) * 20, 9e-3, 20e-3))
+    text = page([record(timing=far)])
+    assert "+2 ▸" in text
+    assert sum(match.count("h0") for match in re.findall(r'<path d="([^"]*)" class="dots', text)) == 20
+
+
+def test_a_bar_too_long_is_cut_and_says_its_number():
+    """A kernel that is a thousand times slower must not make the others invisible."""
+    slow, fast = record("cpp_slow", timing=timing(2.0, spread=0.0)), record(timing=timing(1e-3, spread=0.0))
+    text = page([slow, fast])
+    assert 'class="tear"' in text and "2.00 s" in text
+    assert 'class="tear"' not in page([fast])
+
+
+def test_the_readme_table_has_a_row_per_comparison_and_bolds_the_best():
+    records = sample_records()
+    lines = [line for line in report.benchmark_table(records).splitlines() if line.startswith("|")]
+    assert lines[0] == "| operator | workload | dtype | torch | compile | tilelang | cpp | of roof |"
+    assert len(lines) == 2 + 6
+    assert all(line.count("|") == 9 for line in lines)
+    assert all("**" in line for line in lines[2:])
+    older = [dataclasses.replace(item, run="run0", created_at="2025-01-01T00:00:00", timing=item.timing and timing(7.77)) for item in records]
+    assert report.benchmark_table(older + records) == report.benchmark_table(records) == report.benchmark_table(records + older)
+    assert report.benchmark_table([]).startswith("No timed records. Make some with: opforge bench")
+
+
+def test_markdown_tables_keep_their_columns():
+    """A pipe in a name would move every number one column to the right."""
+    text = report.markdown([record("cpp_a|b*c*", workload="w|x"), record()])
+    assert "cpp_a\\|b\\*c\\*" in text
+    rows = [re.sub(r"\\\|", "", line).count("|") for line in text.splitlines() if line.startswith("|")]
+    assert set(rows) == {7}
+    assert escaped("@all see http://x #1 <b>") == "&commat;all see http&colon;//x &num;1 &lt;b&gt;"
+
+
+def test_verification_takes_all_workloads_together():
+    """The worst error over bound of an implementation is its worst, wherever it was found."""
+    wide = Checked(case=dataclasses.replace(CASE, name="wide"), dtype="float32", metrics=(metrics(0.91),))
+    text = Page(page([record(), record(workload="vocabulary", id="2", verdict=passed(checked=(wide,)))])).text
+    row = text[text.index("Verification of softmax") :]
+    assert "91%" in row and " 2 timed deterministic: yes (3 runs) " in row and "not taken: transposed (takes rows, not strided)" in row
+
+
+def test_the_error_histogram_counts_what_the_metrics_counted():
+    text = error_histogram(passed().checked)
+    assert "900 of 1637 elements" in text and "0.1 to 1: 260" in text
+    assert error_histogram(()) == ""
+    assert error_histogram(passed(checked=(Checked(case=CASE, dtype="float32", metrics=(metrics(histogram=(0,) * 9),)),)).checked) == ""
+
+
+def test_a_coordinate_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="no coordinate"):
+        svg.coordinate(NAN)
+    assert svg.decades(0.02, 30.0) == (0.1, 1.0, 10.0)
+    assert svg.ticks(0.0) == (0.0,)
+
+
+def test_configs_tell_records_of_one_implementation_apart():
+    """A tuning run holds one implementation many times; its rows need names."""
+    items = [record("cpp_a", id=str(block), config=Config((("block", block),))) for block in (64, 128)]
+    assert {row.implementation for row in report.table(items)} == {"cpp_a [block=64]", "cpp_a [block=128]"}
+
+
+def test_records_of_two_devices_are_kept_apart():
+    """Roofs belong to one device; kernels of another do not stand under them."""
+    other = record("cuda_block", device="Example GPU", id="g", timing=timing(1e-5), roof_s=9e-6)
+    text = page([record(), record("cpp_a", id="a"), other])
+    assert text.count("<h3>Example GPU</h3>") == 1 and text.count("<h3>Example CPU</h3>") == 1
+    assert Page(text).text.count("no roofs are drawn") == 1

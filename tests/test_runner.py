@@ -1,0 +1,191 @@
+"""Arenas, layouts, binding, workers."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+
+from opforge.core.implementation import Rejected
+from opforge.core.operator import Case
+from opforge.registry import load
+from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, bind_message, fill
+from opforge.runner.arena import GUARD_BYTES
+
+HONEST = "def run(x, bias):\n    return x + bias\n"
+
+
+@pytest.fixture(scope="module")
+def host():
+    with Isolated() as host:
+        yield host
+
+
+def prepared(home, axes=None, **case):
+    operator = load([home]).operator("guest_add")
+    case = Case(name="c", axes=axes or {"rows": 4, "cols": 9}, why="", **case)
+    arena = allocate(operator, case, "float32")
+    fill(arena, operator, case, 7)
+    return operator, case, arena
+
+
+def ask(worker, home, arena, axes, name="torch_eager", **changes):
+    message = bind_message([home], "guest_add", name, axes, "float32", {}, "cpu", None)
+    message["arena"] = arena.describe()
+    return worker.request({**message, **changes}, [arena.fd])
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "strided", "misaligned", "expanded"])
+def test_layouts_hold_the_same_values_in_other_places(guest, layout):
+    """The values of a seed do not depend on where they lie (but an expanded axis repeats one row)."""
+    home = guest(eager=HONEST)
+    _, _, plain = prepared(home)
+    operator, _, arena = prepared(home, layout=layout)
+    x = arena.tensor("x")
+    assert tuple(x.shape) == (4, 9) and x.data_ptr() % 4 == 0
+    if layout != "expanded":
+        assert torch.equal(x, plain.tensor("x"))
+        assert layout in ("contiguous", "misaligned") or not x.is_contiguous()
+    else:
+        assert x.stride(0) == 0
+    assert torch.isnan(arena.tensor("y")).all()
+    arena.close()
+    plain.close()
+
+
+def test_guards_tell_who_wrote_where(guest):
+    """A write past the end, before the start, or into an input is named after its buffer."""
+    _, _, arena = prepared(guest(eager=HONEST))
+    slots = {slot.name: slot for slot in arena.slots}
+    before = arena.protected()
+    whole = arena.bytes()
+    arena.tensor("y").fill_(1.0)
+    assert arena.violations(before) == []
+    whole[slots["y"].offset + slots["y"].span_bytes + 5] = 0
+    assert arena.violations(before) == ["1 bytes were written past the end of y"]
+    whole[slots["y"].offset + slots["y"].span_bytes + 5] = 0xFF
+    whole[slots["x"].offset] ^= 1
+    assert "input x was modified" in arena.violations(before)[0]
+    assert GUARD_BYTES >= 4096
+    arena.close()
+
+
+def test_binding_refuses_what_an_implementation_does_not_take(guest):
+    home = guest(eager=HONEST)
+    registry = load([home])
+    operator = registry.operator("softmax")
+    native = registry.implementation("softmax", "cpp_twopass")
+    x = torch.randn(5, 7).t()
+    out = bind(operator, native, {"x": x}, {"y": torch.empty(7, 5)}, {}, {"lead": (7,), "cols": 5}, "float32")
+    assert isinstance(out, Rejected) and "contiguous()" in out.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("def run(x, bias):\n    return (x + bias)[:2]\n", "shape"),
+        ("def run(x, bias):\n    return (x + bias).double()\n", "float64"),
+        ("def run(x, bias):\n    return None\n", "NoneType"),
+        ("def run(x, bias):\n    return x + bias, x\n", "2 values"),
+        ("def run(x, bias):\n    x.add_(bias)\n    return x\n", "memory of an input"),
+        ("def run(x, bias):\n    raise ValueError('no')\n", "ValueError: no"),
+        ("import nowhere_at_all\n", "nowhere_at_all"),
+    ],
+)
+def test_broken_contracts_come_back_as_words(guest, host, source, words):
+    home = guest(eager=source)
+    _, case, arena = prepared(home)
+    worker = host.worker({})
+    answer = ask(worker, home, arena, case.axes)
+    if answer["status"] == "bound":
+        answer = worker.request({"do": "run", "launch": answer["launch"]})
+    assert answer["status"] == "failed" and words in answer["reason"]
+    worker.close()
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [("import os; os._exit(0)", 0), ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV), ("import sys; sys.exit(3)", None)],
+)
+def test_a_worker_that_dies_costs_one_answer(guest, host, body, status):
+    """exit(0) in the middle of a call is no success; the next worker is fine."""
+    home = guest(eager=f"def run(x, bias):\n    {body}\n")
+    _, case, arena = prepared(home)
+    worker = host.worker({})
+    number = ask(worker, home, arena, case.axes)["launch"]
+    with pytest.raises(WorkerDied) as died:
+        worker.request({"do": "run", "launch": number})
+    assert status is None or died.value.status == status
+    again = host.worker({})
+    assert ask(again, home, arena, case.axes)["status"] == "bound"
+    again.close()
+    arena.close()
+
+
+def test_a_worker_that_hangs_is_ended(guest, host):
+    home = guest(eager="def run(x, bias):\n    while True:\n        pass\n")
+    _, case, arena = prepared(home)
+    worker = host.worker({})
+    number = ask(worker, home, arena, case.axes)["launch"]
+    pid = worker.pid
+    with pytest.raises(WorkerLate):
+        worker.request({"do": "run", "launch": number}, limit_s=0.5)
+    time.sleep(0.2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    arena.close()
+
+
+def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
+    """kill -9 of the parent: its server and its workers go too."""
+    code = textwrap.dedent("""
+        import time
+        from opforge.runner import Isolated
+        host = Isolated(); worker = host.worker({})
+        print(worker.pid, host.servers[()].process.pid, flush=True)
+        time.sleep(60)
+    """)
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if _alive(pid)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_in_process_runs_here_and_says_so(guest):
+    home = guest(eager=HONEST)
+    _, case, arena = prepared(home)
+    host = InProcess()
+    worker = host.worker({})
+    number = ask(worker, home, arena, case.axes)["launch"]
+    assert worker.request({"do": "run", "launch": number})["status"] == "ok"
+    assert torch.equal(arena.tensor("y"), arena.tensor("x") + arena.tensor("bias"))
+    assert "in-process" in host.isolation
+    worker.close()
+    arena.close()
+
+
+def test_an_arena_is_seen_by_its_other_side(guest):
+    _, _, arena = prepared(guest(eager=HONEST))
+    other = Arena.attach(arena.describe(), os.dup(arena.fd))
+    other.tensor("y").fill_(3.0)
+    assert (arena.tensor("y") == 3.0).all()
+    other.close()
+    arena.close()

@@ -1,0 +1,479 @@
+"""The store: what was acknowledged stays, what is wrong stays out, and damage is met without loss."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
+from opforge.core.implementation import Config
+from opforge.core.operator import Case, Cost
+from opforge.core.record import Environment, Record, to_json
+from opforge.core.timing import Timing
+from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
+from opforge.store import Damaged, Store, read_lines
+from opforge.store.files import network_file_system
+
+PASS = Pass(checked=(), not_taken=(("empty", "rows > 0 does not hold"),), isolation="process")
+BROKEN = Broken(case=None, dtype="float32", reason="wrong shape", isolation="process")
+
+
+def record(number: int = 0, *, median_s: float | None = 1e-3, **changes: object) -> Record:
+    """A record like a bench makes; `number` is its minute of the day."""
+    timing = Timing(samples_s=(median_s,) * 5, batch=3, timer="host", cache="warm", overhead_s=1e-8, conditions=("threads 2",)) if median_s else None
+    made = Record(
+        id=uuid.uuid4().hex,
+        created_at=f"2026-11-21T{number // 60:02d}:{number % 60:02d}:00.000+00:00",
+        operator="softmax",
+        implementation="cpp_twopass",
+        backend="cpp",
+        source_sha256="0" * 64,
+        workload="attention",
+        axes={"lead": (12, 256), "cols": 256},
+        scalars={"eps": 1e-5, "approximate": "none", "causal": True},
+        dtype="float32",
+        device="cpu-test",
+        config=Config((("block", 256), ("unroll", True))),
+        cost=Cost(flops=5, bytes_read=4, bytes_written=4),
+        verdict=PASS,
+        timing=timing,
+        roof_s=1e-4,
+        limiter="memory",
+        environment=Environment(device="Test CPU", host="Test CPU, 2 cores", facts={"python": "3.11", "load.average_1m": "0.5"}),
+        run="run1",
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "records.sqlite"
+
+
+@pytest.fixture
+def store(place: Path):
+    with Store.open(place) as opened:
+        yield opened
+
+
+def child(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Python with this file's `record` at hand, in a process of its own."""
+    head = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *\n"
+    return subprocess.run([sys.executable, "-c", head + code, *arguments], capture_output=True, text=True, check=check, timeout=120)
+
+
+def test_a_record_comes_back_as_it_was(store):
+    """Every noun inside, tuples and infinities included."""
+    case = Case(name="odd", axes={"cols": 3}, why="odd")
+    mismatch = Mismatch(
+        case=case,
+        dtype="float32",
+        output="y",
+        index=(1, 2),
+        expected=1.0,
+        actual=float("inf"),
+        tolerance=1e-6,
+        wrong=1,
+        total=3,
+        law=None,
+        cause="the last block",
+        metrics=None,
+        isolation="process",
+    )
+    written = [record(1), record(2, verdict=mismatch, median_s=None), record(3, verdict=Unsupported(reason="no nvcc"), median_s=None)]
+    assert store.add(written) == 3
+    assert store.query() == written
+    assert store.get(written[1].id) == written[1]
+
+
+def test_newest_last_whatever_the_order_of_arrival_and_the_zone(store):
+    """Imports bring old facts late, and machines write their own zones."""
+    late, early, zoned = record(30), record(10), record(0, created_at="2026-11-21T01:20:00+01:00")
+    store.add([late, early, zoned])
+    assert [found.id for found in store.query()] == [early.id, zoned.id, late.id]
+    assert [found.id for found in store.query(limit=2)] == [zoned.id, late.id]
+    assert [found.id for found in store.query(since="2026-11-21T00:20:00+00:00")] == [zoned.id, late.id]
+    assert [point.id for point in store.series(operator="softmax")] == [early.id, zoned.id, late.id]
+
+
+def test_filters_choose(store):
+    """Each filter alone keeps what it names and nothing else."""
+    other = record(
+        2,
+        operator="relu",
+        implementation="torch_eager",
+        workload="mlp",
+        dtype="float16",
+        device="nvidia-h200",
+        run="run2",
+        environment=Environment(device="H200", host="x, 4 cores", facts={}),
+    )
+    store.add([record(1), other])
+    filters = {name: getattr(other, name) for name in ("operator", "implementation", "workload", "dtype", "device", "run")}
+    for name, value in {**filters, "fingerprint": other.environment.fingerprint}.items():
+        assert store.query(**{name: value}) == [other], name
+    assert store.query(operator="relu", dtype="float32") == []
+    assert store.newest_run() == "run2"
+
+
+def test_an_id_may_be_shortened(store):
+    """People copy the first digits out of a report."""
+    one, two = record(1, id="aaaa1111" + "0" * 24), record(2, id="aaaa2222" + "0" * 24)
+    store.add([one, two])
+    assert store.get("aaaa1") == one
+    for wrong, words in (("aaaa", "several records"), ("ffff", "No record"), ("x%", "hexadecimal"), ("", "hexadecimal")):
+        with pytest.raises(UsageError, match=words):
+            store.get(wrong)
+
+
+def test_a_record_is_never_changed(store):
+    """The same fact twice is one fact; another fact under its id is refused, and nothing of that batch stays."""
+    first = record(1)
+    assert (store.add([first]), store.add([first, first])) == (1, 0)
+    with pytest.raises(UsageError, match="never changed"):
+        store.add([record(2), replace(first, run="another")])
+    assert store.query() == [first]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"verdict": BROKEN}, "time without a Pass"),
+        ({"timing": replace(record().timing, samples_s=())}, "no samples"),
+        ({"timing": replace(record().timing, samples_s=(float("nan"),))}, "not finite"),
+        ({"id": "my first record"}, "hexadecimal"),
+        ({"created_at": "yesterday"}, "not a time"),
+        ({"created_at": "2026-11-21T10:00:00"}, "time zone"),
+        ({"operator": "soft\0max"}, "plain text"),
+        ({"run": "\ud800"}, "plain text"),
+    ],
+)
+def test_what_may_not_be_kept_is_refused(store, changes, words):
+    """A time without a Pass is the worst of these: it would become somebody's baseline."""
+    with pytest.raises(UsageError, match=words):
+        store.add([record(1), record(2, **changes)])
+    assert store.query() == []
+
+
+def test_dispatch_sees_the_newest_verdict_and_not_an_old_pass(store):
+    """A kernel that passed last week and fails now must not be chosen; nor one whose cases fail since."""
+    kept = record(10, implementation="good", median_s=2e-3)
+    slower_now = [record(1, implementation="lucky", median_s=1e-9), record(11, implementation="lucky", median_s=3e-3)]
+    broken_here = [record(2, implementation="here"), record(3, implementation="here", verdict=BROKEN, median_s=None)]
+    broken_cases = [record(4, implementation="cases"), record(5, implementation="cases", workload="", verdict=BROKEN, median_s=None)]
+    mended = [record(6, implementation="mended", workload="", verdict=BROKEN, median_s=None), record(7, implementation="mended", median_s=5e-3)]
+    store.add([kept, *slower_now, *broken_here, *broken_cases, *mended, record(20, dtype="float16"), record(21, device="other")])
+    assert [found.implementation for found in store.passes("softmax", "cpu-test", "float32")] == ["mended", "good", "lucky"]
+    best = store.best("softmax", "cpu-test", "float32", workload="attention")
+    assert best == kept
+    assert store.best("softmax", "cpu-test", "float32", workload="unknown") is None
+
+
+def test_export_and_import_carry_everything(store, tmp_path):
+    """Lines of JSON move records between machines; importing twice adds nothing."""
+    written = [record(number) for number in range(7)]
+    store.add(written)
+    lines = list(store.export())
+    assert list(read_lines(lines)) == written
+    with Store.open(tmp_path / "other.sqlite") as other:
+        assert (other.import_lines([lines[0], "", *lines]), other.import_lines(lines)) == (7, 0)
+        assert other.query() == written
+    assert list(store.export(run="no such run")) == []
+
+
+def _damage(change: Callable[[dict], object]) -> str:
+    data = to_json(record(1))
+    change(data)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "not json",
+        "[1, 2]",
+        "{}",
+        '{"type": "Record"}',
+        '{"type": "os.system", "command": "true"}',
+        '{"type": "Cost", "flops": 1, "bytes_read": 1, "bytes_written": 1}',
+        "[" * 100_000,
+        '{"float": "abc"}',
+        "9" * 5000,
+        _damage(lambda data: data.update(operator=3)),
+        _damage(lambda data: data.update(surprise=3)),
+        _damage(lambda data: data["environment"].update(facts={"python": ["3.11"]})),
+        _damage(lambda data: data["timing"].update(samples_s=["fast"])),
+        _damage(lambda data: data.update(verdict=to_json(BROKEN))),
+        _damage(lambda data: data.pop("verdict")),
+        _damage(lambda data: data.update(id="../../etc/passwd")),
+    ],
+)
+def test_a_bad_line_is_named_and_nothing_is_imported(store, line):
+    """Files come from strangers: a half import would leave a history nobody made."""
+    good = json.dumps(to_json(record(1)))
+    with pytest.raises(UsageError, match=r"^Line 3: .*Nothing was imported\.$") as caught:
+        store.import_lines([good, "", line, good])
+    assert len(str(caught.value)) < 2000
+    assert store.query() == []
+
+
+def test_doctor_finds_a_sound_store_sound_and_a_changed_body_damaged(store, place):
+    """One flipped digit inside a page is invisible to SQLite; the checksum sees it, and the others are kept."""
+    store.add([record(number) for number in range(5)])
+    assert (store.doctor().records, store.doctor().problems) == (5, ())
+    with sqlite3.connect(place) as raw:
+        raw.execute("UPDATE records SET body = replace(body, 'memory', 'nemory') WHERE sequence = 3")
+    raw.close()
+    with pytest.raises(Damaged, match="checksum"):
+        store.query()
+    health = store.doctor()
+    assert "1 of 5" in health.problems[0]
+    assert "set aside" in str(health)
+    assert len(store.query()) == 4
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(store, place):
+    """An old opforge must not write into what it doesn't understand."""
+    store.add([record(1)])
+    store.close()
+    with sqlite3.connect(place) as raw:
+        raw.execute("PRAGMA user_version = 99")
+    raw.close()
+    before = place.read_bytes()
+    with pytest.raises(UsageError, match=r"newer opforge \(schema 99.*pip install -U opforge"):
+        Store.open(place)
+    assert place.read_bytes() == before
+
+
+@pytest.mark.parametrize("where", ["head", "middle", "truncated"])
+def test_a_damaged_file_is_set_aside_and_what_is_readable_kept(place, where):
+    """The next run works; nothing is deleted; the message says where the old file lies."""
+    with Store.open(place) as store:
+        store.add([record(number) for number in range(400)])
+    content = bytearray(place.read_bytes())
+    if where == "head":
+        content[:100] = b"\xff" * 100
+    elif where == "middle":
+        # schema pages are intact, pages of rows and indexes are not
+        content[len(content) // 2 : len(content) // 2 + 40_000] = b"\xa5" * 40_000
+    else:
+        del content[len(content) // 3 :]
+    place.write_bytes(content)
+    try:
+        store = Store.open(place)
+        store.query()
+    except Damaged as error:
+        assert "set aside" in str(error)
+        store = Store.open(place)
+    with store:
+        aside = [path for path in place.parent.iterdir() if ".damaged-" in path.name]
+        assert aside
+        assert aside[0].read_bytes() == bytes(content)
+        kept = len(store.query())
+        assert kept == 0 if where == "head" else 0 < kept < 400
+        assert store.add([record(1)]) == 1
+        assert store.doctor().problems == ()
+
+
+def test_files_of_others_are_not_touched(tmp_path):
+    """A wrong path must not cost anybody a file."""
+    notes, foreign = tmp_path / "notes.txt", tmp_path / "theirs.sqlite"
+    notes.write_text("my notes")
+    with sqlite3.connect(foreign) as raw:
+        raw.execute("CREATE TABLE theirs (x)")
+    raw.close()
+    before = foreign.read_bytes()
+    for path, words in ((notes, "not a store"), (foreign, "another program"), (tmp_path, "is a folder")):
+        with pytest.raises(UsageError, match=words):
+            Store.open(path)
+    assert notes.read_text() == "my notes"
+    assert foreign.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+    """Root may write everywhere, so the question is asked as somebody else."""
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    # pytest's own folders are closed to others
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp") and parent.is_relative_to(tmp_path.parent.parent):
+            parent.chmod(0o755)
+    if os.getuid() != 0:
+        folder.chmod(0o555)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            if os.getuid() == 0:
+                os.setuid(65534)
+            Store.open(folder / "records.sqlite")
+            answer = "opened"
+        except OpforgeError as error:
+            answer = f"{type(error).__name__}: {error}"
+        except BaseException as error:  # the child must answer, whatever happens, and never run the tests that follow
+            answer = repr(error)
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        answer = stream.read()
+    os.waitpid(pid, 0)
+    assert answer.startswith("EnvironmentLacks:")
+    assert "OPFORGE_STORE" in answer
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    """A file stands where the folder should be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentLacks, match="OPFORGE_STORE"):
+        Store.open(tmp_path / "file" / "records.sqlite")
+
+
+def test_a_full_disk_costs_the_new_record_and_no_old_one(store):
+    """SQLite's own limit of pages stands for the disk."""
+    store.add([record(1)])
+
+    from sqlalchemy import event
+
+    def limit(connection, _):
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size when that is larger
+
+    event.listen(store._engine, "connect", limit)
+    store.close()
+    with pytest.raises(EnvironmentLacks, match="No space is left"):
+        for number in range(2, 60):
+            store.add([record(number)] * 1)
+    event.remove(store._engine, "connect", limit)
+    store.close()
+    found = store.query()
+    assert found[0].created_at == record(1).created_at
+    assert store.doctor().problems == ()
+    assert store.add([record(99)]) == 1
+
+
+def test_durability_is_asked_of_sqlite(store):
+    """WAL with synchronous = FULL (2): a commit that returned survives a power cut, not only a killed process."""
+    with store._engine.connect() as database:
+        assert database.exec_driver_sql("PRAGMA synchronous").scalar() == 2
+        assert database.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+        assert database.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
+
+
+KILLED = """
+import os, random, signal, time
+place, rounds = sys.argv[1], int(sys.argv[2])
+acknowledged = set()
+for turn in range(rounds):
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with Store.open(place) as store:
+            while True:
+                batch = [record(1) for _ in range(3)]
+                store.add(batch)
+                os.write(writer, "".join(one.id + chr(10) for one in batch).encode())
+    os.close(writer)
+    # from before the first open to well into writing
+    time.sleep(random.Random(turn).uniform(0.0, 0.12))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with os.fdopen(reader) as stream:
+        acknowledged |= {line for line in stream.read().splitlines() if len(line) == 32}
+with Store.open(place) as store:
+    found = {one.id for one in store.query()}
+    print(len(acknowledged), len(acknowledged - found), len(found) % 3, store.notices, store.doctor().problems)
+"""
+
+
+def _killed(place: Path, rounds: int) -> tuple[int, list[str]]:
+    output = child(KILLED, str(place), str(rounds)).stdout.split(" ", 1)
+    return int(output[0]), output[1].split()
+
+
+def test_kill_9_loses_nothing_that_was_acknowledged(place):
+    """Killed at random moments, the first open among them: every acknowledged id is there, batches are whole, nothing is damaged."""
+    acknowledged, rest = _killed(place, 25)
+    assert acknowledged > 25
+    assert rest == ["0", "0", "()", "()"]
+
+
+@pytest.mark.slow
+def test_five_hundred_kills(place):
+    """The same, 500 times."""
+    acknowledged, rest = _killed(place, 500)
+    assert acknowledged > 500
+    assert rest == ["0", "0", "()", "()"]
+
+
+WRITERS = """
+import os
+place, writers, each = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+children = []
+for writer in range(writers):
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with Store.open(place) as store:
+                for number in range(each):
+                    store.add([record(number, run=str(writer))])
+            status = 0
+        finally:
+            os._exit(status)
+    children.append(pid)
+print([os.waitpid(pid, 0)[1] for pid in children])
+"""
+
+
+@pytest.mark.parametrize("each", [15, pytest.param(250, marks=pytest.mark.slow)])
+def test_eight_writers_at_once_all_get_in(place, each):
+    """They open the same new file at the same time, and nobody sees "locked"."""
+    done = child(WRITERS, str(place), "8", str(each))
+    assert done.stdout.strip() == str([0] * 8), done.stderr
+    with Store.open(place) as store:
+        assert {run: len(store.query(run=run)) for run in map(str, range(8))} == {str(run): each for run in range(8)}
+
+
+def test_network_file_systems_are_recognised():
+    """SQLite's locks fail silently there; the nearest mount decides."""
+    mounts = "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw shared:3 - nfs4 server:/home rw\n3 2 8:2 / /home/me/local rw - xfs /dev/sdb rw"
+    assert network_file_system(Path("/home/me/records.sqlite"), mounts) == "nfs4"
+    assert network_file_system(Path("/home/me/local/records.sqlite"), mounts) is None
+    assert network_file_system(Path("/var/records.sqlite"), mounts) is None
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "words"),
+    [
+        ("postgresql://somebody:secret@127.0.0.1:1/x", EnvironmentLacks, "Install|Start the server"),
+        ("nosuchdatabase://x/y", UsageError, "No database is called"),
+        ("://", UsageError, "not understood"),
+        (":memory:", UsageError, "needs a file"),
+        ("sqlite://", UsageError, "needs a file"),
+    ],
+)
+def test_urls_that_cannot_be_reached_say_what_to_do(where, error, words):
+    """And a password in a URL is nobody's business."""
+    with pytest.raises(error, match=words) as caught:
+        Store.open(where)
+    assert "secret" not in str(caught.value)
+
+
+def test_the_place_comes_from_the_environment(monkeypatch, tmp_path):
+    """$OPFORGE_STORE first, then the user's data folder."""
+    monkeypatch.setenv("OPFORGE_STORE", f"sqlite:///{tmp_path}/a.sqlite")
+    with Store.open() as store:
+        assert store.url == str(tmp_path / "a.sqlite")
+    monkeypatch.delenv("OPFORGE_STORE")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with Store.open() as store:
+        assert store.url == str(tmp_path / "data" / "opforge" / "records.sqlite")
