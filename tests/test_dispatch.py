@@ -1,6 +1,7 @@
 """Operators as PyTorch functions: which implementation, autograd, torch.compile."""
 
 import dataclasses
+import uuid
 
 import pytest
 import torch
@@ -68,7 +69,7 @@ def test_a_changed_source_loses_its_pass(registry, store, passes):
 def test_the_fastest_recorded_wins(registry, store, passes):
     def timed(record, seconds):
         timing = Timing(samples_s=(seconds,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
-        return dataclasses.replace(record, id=f"{record.id}t", timing=timing, workload="w", axes={"lead": (4,), "cols": 33})
+        return dataclasses.replace(record, id=uuid.uuid4().hex, timing=timing, workload="w", axes={"lead": (4,), "cols": 33})
 
     softmax = [record for record in passes if record.operator == "softmax"]
     slow_cpp = [timed(record, 2.0 if record.backend == "cpp" else 1.0) for record in softmax]

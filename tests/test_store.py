@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sqlite3
 import subprocess
 import sys
@@ -67,7 +68,8 @@ def store(place: Path):
 
 def child(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run Python with this file's `record` at hand, in a process of its own."""
-    head = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *\n"
+    # SQLAlchemy is loaded once, before any fork
+    head = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *; Store.open(sys.argv[1] + '.warm').close()\n"
     return subprocess.run([sys.executable, "-c", head + code, *arguments], capture_output=True, text=True, check=check, timeout=120)
 
 
@@ -226,6 +228,54 @@ def test_a_bad_line_is_named_and_nothing_is_imported(store, line):
     assert store.query() == []
 
 
+JUNK = [None, True, -1, 1e308, 10**400, "", "\0", "\ud800", [], {}, [[]], {"type": "Operator"}, {"type": "Case"}, {"float": "nan"}, {"type": []}, {"type": "Pass"}]
+
+
+def _mutations(count: int):
+    """Lines that were nearly a record: characters changed, or one value inside replaced or taken out. Always the same ones."""
+    chance = random.Random(7)
+    line = json.dumps(to_json(record(1)))
+
+    def places(data, path=()):
+        yield path
+        inside = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+        for key, value in inside:
+            yield from places(value, (*path, key))
+
+    known = [path for path in places(json.loads(line)) if path]
+    for number in range(count):
+        if number % 2:
+            characters = list(line)
+            for _ in range(chance.randint(1, 4)):
+                characters[chance.randrange(len(characters))] = chance.choice('"{}[],:0\\\x00\u20289')
+            yield "".join(characters)
+            continue
+        data = json.loads(line)
+        *way, last = chance.choice(known)
+        inner = data
+        for key in way:
+            inner = inner[key]
+        if chance.random() < 0.2:
+            del inner[last]
+        else:
+            inner[last] = chance.choice(JUNK)
+        yield json.dumps(data)
+
+
+def test_two_thousand_mutilated_lines_are_taken_or_refused_and_nothing_else():
+    """No traceback of another kind, and no message that floods a terminal."""
+    taken = refused = 0
+    for line in _mutations(2000):
+        try:
+            list(read_lines([line]))
+            taken += 1
+        except UsageError as error:
+            refused += 1
+            assert len(str(error)) < 3000
+    assert refused > 1000
+    assert taken > 0
+
+
 def test_doctor_finds_a_sound_store_sound_and_a_changed_body_damaged(store, place):
     """One flipped digit inside a page is invisible to SQLite; the checksum sees it, and the others are kept."""
     store.add([record(number) for number in range(5)])
@@ -275,8 +325,8 @@ def test_a_damaged_file_is_set_aside_and_what_is_readable_kept(place, where):
         assert "set aside" in str(error)
         store = Store.open(place)
     with store:
-        aside = [path for path in place.parent.iterdir() if ".damaged-" in path.name]
-        assert aside
+        aside = [path for path in place.parent.iterdir() if ".damaged-" in path.name and not path.name.endswith(("-wal", "-shm"))]
+        assert len(aside) == 1
         assert aside[0].read_bytes() == bytes(content)
         kept = len(store.query())
         assert kept == 0 if where == "head" else 0 < kept < 400
@@ -312,6 +362,7 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        answer = "no answer"
         try:
             if os.getuid() == 0:
                 os.setuid(65534)
@@ -319,10 +370,10 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
             answer = "opened"
         except OpforgeError as error:
             answer = f"{type(error).__name__}: {error}"
-        except BaseException as error:  # the child must answer, whatever happens, and never run the tests that follow
-            answer = repr(error)
-        os.write(writer, answer.encode())
-        os._exit(0)
+        finally:
+            # whatever happened, the child must not run the tests that follow
+            os.write(writer, answer.encode())
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as stream:
         answer = stream.read()
@@ -368,7 +419,7 @@ def test_durability_is_asked_of_sqlite(store):
         assert database.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
 
 
-KILLED = """
+KILLED = r"""
 import os, random, signal, time
 place, rounds = sys.argv[1], int(sys.argv[2])
 acknowledged = set()
@@ -382,12 +433,22 @@ for turn in range(rounds):
                 store.add(batch)
                 os.write(writer, "".join(one.id + chr(10) for one in batch).encode())
     os.close(writer)
-    # from before the first open to well into writing
-    time.sleep(random.Random(turn).uniform(0.0, 0.12))
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    with os.fdopen(reader) as stream:
-        acknowledged |= {line for line in stream.read().splitlines() if len(line) == 32}
+    chance = random.Random(turn)
+    with os.fdopen(reader, "rb", buffering=0) as stream:
+        seen = b""
+        # every third is killed while it opens the store, the others after some batches, in the middle of the next: counted
+        # in batches and not in seconds, because a busy machine would else kill all of them before they write
+        wanted = 0 if turn % 3 == 0 else 3 * chance.randint(1, 5)
+        while seen.count(b"\n") < wanted:
+            part = stream.read(4096)
+            assert part, "the writer ended by itself"
+            seen += part
+        time.sleep(chance.uniform(0.0, 0.03))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        while part := stream.read(4096):
+            seen += part
+    acknowledged |= {line for line in seen.decode().splitlines() if len(line) == 32}
 with Store.open(place) as store:
     found = {one.id for one in store.query()}
     print(len(acknowledged), len(acknowledged - found), len(found) % 3, store.notices, store.doctor().problems)
@@ -400,9 +461,9 @@ def _killed(place: Path, rounds: int) -> tuple[int, list[str]]:
 
 
 def test_kill_9_loses_nothing_that_was_acknowledged(place):
-    """Killed at random moments, the first open among them: every acknowledged id is there, batches are whole, nothing is damaged."""
-    acknowledged, rest = _killed(place, 25)
-    assert acknowledged > 25
+    """Killed while opening and while writing: every acknowledged id is there, batches are whole, nothing is damaged."""
+    acknowledged, rest = _killed(place, 15)
+    assert acknowledged > 15
     assert rest == ["0", "0", "()", "()"]
 
 
@@ -434,7 +495,7 @@ print([os.waitpid(pid, 0)[1] for pid in children])
 """
 
 
-@pytest.mark.parametrize("each", [15, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [8, pytest.param(250, marks=pytest.mark.slow)])
 def test_eight_writers_at_once_all_get_in(place, each):
     """They open the same new file at the same time, and nobody sees "locked"."""
     done = child(WRITERS, str(place), "8", str(each))

@@ -18,15 +18,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from opforge.core.places import cache_folder
+
 DIGITS = 32
 
 
 def cache_root() -> Path:
-    """$OPFORGE_CACHE, or `opforge` in the user's cache folder ($XDG_CACHE_HOME, ~/.cache)."""
-    given = os.environ.get("OPFORGE_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opforge"
+    """Where compiled kernels are kept: see core.places."""
+    return cache_folder()
 
 
 def key_of(parts: Mapping[str, str]) -> str:

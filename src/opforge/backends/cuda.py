@@ -17,8 +17,10 @@ from opforge.core.implementation import Config, Implementation
 
 DEVICE_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
 # the fibers of the emulator need frames that probe their stack; the stand-in CUDA headers come before any real ones
-EMULATOR_FLAGS = ("-std=c++17", "-O2", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas")
-EMULATOR_FLAGS += ("-fstack-clash-protection", "-DOPFORGE_EMULATE", f"-I{native.INCLUDE / 'opforge' / 'emulator'}", "-x", "c++")
+EMULATOR_FLAGS = (
+    *("-std=c++17", "-O2", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-strict-aliasing", "-Wno-unknown-pragmas"),
+    *("-fstack-clash-protection", "-DOPFORGE_EMULATE", f"-I{native.INCLUDE / 'opforge' / 'emulator'}", "-x", "c++"),
+)
 NVCC_INSTALL = "install the CUDA toolkit 12.4 or newer, so that nvcc is on PATH"
 TARGETS = ("sm_80", "sm_90", "sm_90a", "sm_100", "sm_120")
 

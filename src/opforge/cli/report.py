@@ -32,7 +32,7 @@ def report(
         records = list(read_lines(source.read_text(encoding="utf-8").splitlines()))
     else:
         with settings(context).open_store() as store:
-            newest = run or next((record.run for record in reversed(store.query(limit=20000)) if record.timing is not None), "")
+            newest = run or store.newest_run()
             records = store.query(run=newest) if newest else []
     records = [record for record in records if not operators or record.operator in operators]
     if not records:

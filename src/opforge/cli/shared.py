@@ -46,7 +46,10 @@ class Settings:
         """The records."""
         from opforge.store import Store
 
-        return Store.open(self.store or None)
+        opened = Store.open(self.store or None)
+        for notice in opened.notices:
+            typer.echo(f"opforge: {notice}", err=True)
+        return opened
 
 
 def settings(context: typer.Context) -> Settings:

@@ -1,6 +1,9 @@
-"""`opforge verify OP …`: every case against the float64 oracle."""
+"""`opforge verify OP …`: every case against the float64 oracle, hidden ones included; replays; the check of the check; contracts."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +25,12 @@ from opforge.cli.shared import (
     selected,
     settings,
 )
+from opforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from opforge.core.record import Record
 
 
 def verify(
@@ -32,21 +41,45 @@ def verify(
     dtype: Dtypes = None,
     backend: Backends = None,
     implementation: Implementations = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A selection of the cases and a few hidden ones: about a tenth of the work.")] = False,
+    replay: Annotated[str, typer.Option(metavar="RECORD", help="Run a recorded verification again, on exactly the recorded values.")] = "",
+    adequacy: Annotated[bool, typer.Option("--adequacy", help="Check the check: offer zeros, constants, shifted and shuffled results to each operator's bound.")] = False,
+    contracts: Annotated[bool, typer.Option("--contracts", help="Check the operator as a PyTorch function: gradients, opcheck, torch.compile, vmap, aliasing.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: reports/verification/OPERATOR.html.")] = None,
     in_process: InProcess = False,
     json: Json = False,
 ) -> None:
     """Verify implementations against the float64 oracle, each in a process of its own. Exit code 1 if any verdict is a failure."""
-    from opforge.cli.progress import Watcher
-    from opforge.cli.tables import print_table
-    from opforge.workbench import Options, verify_all
+    asked = [name for name, given in (("--replay", bool(replay)), ("--adequacy", adequacy), ("--contracts", contracts)) if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} are different jobs. Give one of them.")
+    from opforge.cli import verifying
 
+    if replay:
+        raise typer.Exit(verifying.replayed(context, replay, in_process=in_process, json=json))
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
-    options = Options(device=device_or_default(device), dtypes=dtypes(dtype), backends=backend_names(backend), implementations=tuple(implementation or ()), timed=False)
+    if adequacy:
+        raise typer.Exit(verifying.check_adequacy(registry, names, dtypes(dtype), json=json))
+    if contracts:
+        raise typer.Exit(verifying.check_contracts(registry, names, dtypes(dtype), device_or_default(device), json=json))
+    from opforge.cli.progress import Watcher
+    from opforge.cli.tables import print_table
+    from opforge.verdicts import DEFAULT, QUICK
+    from opforge.workbench import Options, verify_all
+
+    options = Options(
+        device=device_or_default(device),
+        dtypes=dtypes(dtype),
+        backends=backend_names(backend),
+        implementations=tuple(implementation or ()),
+        timed=False,
+        effort=QUICK if quick else DEFAULT,
+    )
     host = make_host(in_process)
+    records: list[Record] = []
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
-            records = []
             for record in verify_all(registry, names, options, host, listener=watcher):
                 store.add([record])
                 records.append(record)
@@ -56,4 +89,20 @@ def verify(
         print_json(records)
     else:
         print_table(records)
+        verifying.print_statements(records)
+    for path in _write_pages(records, page):
+        typer.echo(f"wrote {path}", err=True)
     raise typer.Exit(exit_code(records))
+
+
+def _write_pages(records: Sequence[Record], page: Path | None) -> list[Path]:
+    """One page per operator, or all in the file that was named."""
+    from opforge.report import verification_page
+
+    names = tuple(dict.fromkeys(record.operator for record in records))
+    groups = {page: list(records)} if page is not None else {Path("reports/verification") / f"{name}.html": [r for r in records if r.operator == name] for name in names}
+    for path, members in groups.items():
+        if members:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(verification_page(members, title=f"Verification of {', '.join(dict.fromkeys(r.operator for r in members))}"), encoding="utf-8")
+    return [path for path, members in groups.items() if members]

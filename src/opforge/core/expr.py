@@ -102,11 +102,11 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
                 return walk(body) if walk(test) else walk(orelse)
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 previous = walk(left)
-                for op, comparator in zip(ops, comparators, strict=True):
-                    if type(op) not in _OPERATIONS:
+                for comparison, comparator in zip(ops, comparators, strict=True):
+                    if type(comparison) not in _OPERATIONS:
                         break
                     current = walk(comparator)
-                    if not _OPERATIONS[type(op)](previous, current):
+                    if not _OPERATIONS[type(comparison)](previous, current):
                         return False
                     previous = current
                 else:

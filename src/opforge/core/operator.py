@@ -171,7 +171,7 @@ class Operator:
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype != "T" and spec.dtype not in DTYPES:
                 raise UsageError(f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}.")
-        names = [spec.name for spec in (*self.inputs, *self.outputs, *self.scalars)]
+        names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *(scalar.name for scalar in self.scalars)]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
 

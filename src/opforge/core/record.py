@@ -108,7 +108,8 @@ def from_json(data: Any) -> Any:
     match data:
         case {"float": str(text)} if len(data) == 1:
             return float(text)
-        case {"type": str(name), **rest}:
+        case {"type": str(name)}:
+            rest: dict[str, Any] = {key: item for key, item in data.items() if key != "type"}
             cls = _classes().get(name)
             if cls is None:
                 raise UsageError(f"This data holds a {name!r}, which this version of opforge does not know. Upgrade opforge to read it.")

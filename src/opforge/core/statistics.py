@@ -102,4 +102,3 @@ def drift(samples: Sequence[float]) -> float:
     first, second = samples[:half], samples[half:]
     (low_1, high_1), (low_2, high_2) = median_interval(first, 2.58), median_interval(second, 2.58)
     return median(second) / median(first) - 1 if high_1 < low_2 or high_2 < low_1 else 0.0
-

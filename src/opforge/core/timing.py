@@ -17,6 +17,10 @@ DRIFT = 0.03
 """Change of the median from the first half to the second from which a timing is called drifting."""
 
 
+COARSE = 0.01
+"""Share of a sample from which the clock's step is mentioned."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """The state of the machine at one moment of measuring; None where it cannot be read.
@@ -131,6 +135,7 @@ class Timing:
         if not found and not self.spread <= UNSTEADY:
             more = 2 * max(len(self.samples_s), 10)
             found.append(f"unsteady: samples spread over {units.percent(self.spread)} of the median; try --samples {more} on a quieter machine")
-        if self.resolution_s > 0.01 * self.median_s * self.batch:
-            found.append(f"coarse: the clock's step of {units.seconds(self.resolution_s)} is {units.percent(self.resolution_s / (self.median_s * self.batch))} of a sample; use a larger workload")
+        share = self.resolution_s / (self.median_s * self.batch) if self.median_s > 0 else math.inf
+        if share > COARSE:
+            found.append(f"coarse: the clock's step of {units.seconds(self.resolution_s)} is {units.percent(share)} of a sample; use a larger workload")
         return tuple(found)

@@ -155,11 +155,25 @@ class Timeout:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Policy:
+    """Right where it was checked, and not what it claims to be: it has a library compute instead of its backend. It is no
+    failure of correctness and never gets a time. `evidence` lists the library's operations, with how often each was called."""
+
+    case: Case | None
+    dtype: str
+    reason: str
+    evidence: tuple[str, ...]
+    isolation: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unsupported:
     """Not run, and why: the implementation refuses every case, or this machine lacks something."""
 
     reason: str
 
 
-Verdict = Pass | Mismatch | Broken | Crash | Timeout | Unsupported
+Verdict = Pass | Mismatch | Broken | Crash | Timeout | Policy | Unsupported
 FAILURES = (Mismatch, Broken, Crash, Timeout)
+REFUSED = (*FAILURES, Policy)
+"""Verdicts that make a command end with exit code 1."""

@@ -14,7 +14,7 @@ from opforge.core.errors import EnvironmentLacks
 from opforge.machine import host
 from opforge.machine.catalogue import detect
 from opforge.machine.kept import save_ceilings
-from opforge.machine.probes import Probe, batch_for, probes
+from opforge.machine.probes import LARGEST_BATCH, Probe, batch_for, probes
 
 ROUNDS = 20
 FEWEST = 3
@@ -35,7 +35,7 @@ def measure_ceilings(device: str, *, budget_s: float = 10.0, progress: Progress 
     """Measure this machine's `device` (a torch device type) and keep what was found; the DeviceSpec with it.
 
     The probes take turns, round after round, so that a disturbance of a second spoils no single one. A sample is a batch
-    of at least 10 ms on a processor, 5 ms on an accelerator: long enough to be sustained. The ceiling is the fastest
+    of about 10 ms on a processor, 5 ms on an accelerator: long enough to be sustained. The ceiling is the fastest
     sample, because it is what the device can do and everything that disturbs only makes samples slower.
 
     budget_s   seconds for all rounds, made up of at least 3 and at most 20 of them; preparing takes some seconds more
@@ -55,9 +55,9 @@ def measure_ceilings(device: str, *, budget_s: float = 10.0, progress: Progress 
         start, done = clock(), 0
         while done < ROUNDS and (done < FEWEST or clock() - start < budget_s):
             for turn in running:
-                share = max(done / ROUNDS, min(1.0, (clock() - start) / budget_s))
+                share = max(done / ROUNDS, min(1.0, (clock() - start) / max(budget_s, 1e-9)))
                 say(f"{turn.probe.name}, round {done + 1}", min(0.99, 0.1 + 0.9 * share))
-                turn.samples_s.append(_sample(device, turn.probe, turn.batch, clock))
+                turn.samples_s.append(_long_sample(device, turn, clock))
             done += 1
     say("keeping the result", 1.0)
     save_ceilings(spec, [_ceiling(device, turn) for turn in running])
@@ -71,15 +71,24 @@ def _prepare(device: str, spec: DeviceSpec, say: Progress, clock: Callable[[], f
         try:
             turn = _Running(probe=make())
             _sample(device, turn.probe, 1, clock)
-            once = _sample(device, turn.probe, 1, clock)
+            _long_sample(device, turn, clock)
         except (RuntimeError, AttributeError, TypeError) as error:
             # what a device or a version of torch lacks shows in one of these; the others are measured all the same
-            say(f"one probe is left out: {str(error).splitlines()[0] if str(error) else type(error).__name__}", 0.0)
+            say(f"one probe is left out: {str(error).splitlines()[0] if str(error) else type(error).__name__}", 0.1)
             continue
-        turn.batch = batch_for(once, SAMPLE_S.get(device, DEVICE_SAMPLE_S))
         running.append(turn)
         say(f"prepared {turn.probe.name}", 0.1)
     return running
+
+
+def _long_sample(device: str, turn: _Running, clock: Callable[[], float]) -> float:
+    """Seconds per run, over a batch that is made larger until it lasts: a first run that was disturbed must not fix its size."""
+    least_s = SAMPLE_S.get(device, DEVICE_SAMPLE_S)
+    while True:
+        seconds = _sample(device, turn.probe, turn.batch, clock)
+        if seconds * turn.batch >= least_s / 2 or turn.batch >= LARGEST_BATCH:
+            return seconds
+        turn.batch = max(2 * turn.batch, batch_for(seconds, least_s))
 
 
 def _sample(device: str, probe: Probe, batch: int, clock: Callable[[], float]) -> float:

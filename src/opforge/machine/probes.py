@@ -20,6 +20,7 @@ SMALLEST_BUFFER = 16 * MEBI
 SMALLEST_CACHED = MEBI
 LAUNCHES = 200
 CHAIN = 256
+LARGEST_BATCH = 1_000_000
 CHAINS = 8
 
 
@@ -220,4 +221,4 @@ def _nothing() -> None:
 
 def batch_for(seconds: float, sample_s: float) -> int:
     """How many runs of `seconds` each make a sample of at least `sample_s`."""
-    return max(1, min(1_000_000, math.ceil(sample_s / seconds))) if seconds > 0 else 1_000_000
+    return max(1, min(LARGEST_BATCH, math.ceil(sample_s / seconds))) if seconds > 0 else LARGEST_BATCH

@@ -12,4 +12,5 @@ from opforge.report.tabular import (
     rows as rows,
     table as table,
 )
+from opforge.report.verification import verification_page as verification_page
 from opforge.report.words import describe as describe, notes as notes

@@ -26,14 +26,15 @@ def failures(records: Sequence[Record]) -> list[dict[str, Any]]:
             "dtype": clean(record.dtype),
             "kind": type(record.verdict).__name__,
             "sentence": describe(record.verdict),
-            "evidence": _evidence(record),
+            "evidence": evidence(record),
             "window": window(record.verdict.window) if isinstance(record.verdict, Mismatch) and record.verdict.window is not None else None,
             "stderr": clean_lines(record.verdict.stderr[-4000:]).strip() if isinstance(record.verdict, Crash) else "",
         }
     return list(found.values())
 
 
-def _evidence(record: Record) -> list[tuple[str, str]]:
+def evidence(record: Record) -> list[tuple[str, str]]:
+    """What a failing verdict has to show, in rows of (name, value)."""
     verdict = record.verdict
     assert isinstance(verdict, FAILURES)
     rows: list[tuple[str, str]] = []

@@ -125,7 +125,7 @@ def confessions(records: Sequence[Record]) -> list[str]:
     for row in table(records):
         found += [f"{row.operator}/{row.workload}/{row.implementation} {row.dtype}: {note}" for note in row.notes]
     for entry in not_run(records):
-        found.append(f"not run: {entry['reason']}: {', '.join(f'{name} ({dtypes})' for name, dtypes in entry['what'])}")
+        found.append(f"not run: {entry['reason'].rstrip('.')}: {', '.join(f'{name} ({dtypes})' for name, dtypes in entry['what'])}")
     return found
 
 

@@ -61,7 +61,7 @@ class Executor:
             return answer
         except EnvironmentLacks as error:
             return {"status": "lacks", "reason": str(error)}
-        except Exception as error:  # the boundary to foreign code: every exception becomes a verdict in the parent
+        except Exception as error:  # noqa: BLE001 - the boundary to foreign code: every exception becomes a verdict in the parent
             trace = "".join(traceback.format_exception(error)[-4:])
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}", "trace": trace[-4000:]}
 
@@ -163,7 +163,7 @@ class Executor:
 
     def sample(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Samples in seconds per call, by the clock the parent chose."""
-        launch, arena, whole = self.launches[message["launch"]]
+        _, arena, whole = self.launches[message["launch"]]
         self.held.pop(message["launch"], None)
         if message.get("upload") and whole.device.type != "cpu":
             whole.copy_(arena.bytes())

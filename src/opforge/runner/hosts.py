@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,14 +17,20 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
+from opforge.backends.cache import cache_root
 from opforge.core.errors import EnvironmentLacks
-from opforge.runner.channel import Closed, Late, receive, send
+from opforge.runner import processes
+from opforge.runner.channel import Closed, Late, close_all, receive, send
 from opforge.runner.executor import Executor
+from opforge.runner.guards import ALL, Guards, Limits, default_limits
+from opforge.runner.sandbox import Level, environment_for_workers
 
 STDERR_KEPT = 8000
 START_LIMIT_S = 120.0
+END_LIMIT_S = 5.0
+ANSWERS = ("bound", "rejected", "lacks", "failed", "ok", "unfit")
 
 
 class WorkerDied(Exception):
@@ -31,6 +40,10 @@ class WorkerDied(Exception):
         super().__init__(f"worker ended with status {status}")
         self.status = status
         self.stderr = stderr
+
+
+class Outsized(Exception):
+    """The worker took more memory or started more processes than it may."""
 
 
 class WorkerLate(Exception):
@@ -52,9 +65,13 @@ class Worker(Protocol):
 
 
 class Host(Protocol):
-    """Gives out workers."""
+    """Gives out workers. `isolation` says what is in force around them, for the record."""
 
-    isolation: str
+    guards: Guards
+
+    @property
+    def isolation(self) -> str:
+        """What is in force, in words."""
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         """A fresh worker whose process started with these variables."""
@@ -66,8 +83,8 @@ class Host(Protocol):
 class LocalWorker:
     """This process itself."""
 
-    def __init__(self) -> None:
-        self.executor = Executor()
+    def __init__(self, guards: Guards = ALL) -> None:
+        self.executor = Executor(guards=guards)
 
     def request(self, message: Mapping[str, Any], fds: Sequence[int] = (), limit_s: float = 60.0) -> dict[str, Any]:
         return self.executor.handle(message, [os.dup(fd) for fd in fds])
@@ -81,91 +98,200 @@ class LocalWorker:
 class InProcess:
     """Kernels run in this process: a crash ends everything. For debuggers; the record says so."""
 
-    isolation = "in-process"
+    isolation = "in-process: nothing is isolated"
+
+    def __init__(self, guards: Guards = ALL) -> None:
+        self.guards = guards
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         missing = {name: value for name, value in environment.items() if os.environ.get(name) != value}
         if missing:
             words = " ".join(f"{name}={value}" for name, value in missing.items())
             raise EnvironmentLacks(f"This backend needs {words} in the environment from the start. Run without --in-process, or set it: {words} opforge …")
-        return LocalWorker()
+        return LocalWorker(self.guards)
 
     def close(self) -> None:
         return None
 
 
 class ForkedWorker:
-    """A process forked from a server that has the toolchain loaded. It has its own process group, which is killed whole."""
+    """A process forked from a server that has the toolchain loaded, with a process group, a folder and limits of its own.
+
+    Whatever it sends is treated as foreign: an answer that is malformed, or not to the question asked, is the end of it.
+    It is stopped (SIGSTOP) whenever nothing is asked of it, so that no thread of it works while the clock of another runs
+    or after its own answer was taken.
+    """
 
     def __init__(self, server: _Server) -> None:
         self.server = server
+        self.guards = server.guards
+        self.limits = server.limits
         self.sock, theirs = socket.socketpair()
-        self.stderr: IO[bytes] = tempfile.TemporaryFile()
+        # a file in memory without a name: nothing is left behind, and its size is watched
+        self.output = _nameless_file()
+        self.pid = self.inner = 0
+        self.scratch = ""
         try:
-            self.pid = server.spawn(theirs.fileno(), self.stderr.fileno())
+            self.inner, self.scratch, self.pid = server.spawn(theirs.fileno(), self.output, self.sock)
+            self.born_bytes = processes.private_bytes(self.pid)
+            self._stop()
         except BaseException:
             self.sock.close()
-            self.stderr.close()
+            os.close(self.output)
             raise
         finally:
             theirs.close()
 
     def request(self, message: Mapping[str, Any], fds: Sequence[int] = (), limit_s: float = 60.0) -> dict[str, Any]:
+        nonce = secrets.randbits(52)
+        self._go()
         try:
-            send(self.sock, message, fds)
-            answer, _ = receive(self.sock, limit_s)
+            send(self.sock, {**message, "nonce": nonce}, fds)
+            answer, unasked = receive(self.sock, limit_s, self._watch)
+            self._stop()
+            close_all(unasked)
+            problem = _malformed(answer, nonce if self.guards.nonce else None) or (self._left_behind() if self.guards.children else None)
         except Late as error:
             self.close()
             raise WorkerLate(limit_s) from error
+        except Outsized as error:
+            self.close()
+            raise WorkerDied(-signal.SIGKILL, str(error)) from error
         except Closed as error:
             # the process may still be running with its socket closed: its exit code is waited for, briefly
-            status = self.server.status(self.pid, 2.0)
-            stderr = self._stderr()
+            status = self.server.status(self.inner, 2.0)
+            said = self._said()
             self.close()
-            raise WorkerDied(-signal.SIGKILL if status is None else status, stderr) from error
+            raise WorkerDied(-signal.SIGKILL if status is None else status, said) from error
+        if problem is not None:
+            self.close()
+            raise WorkerDied(-signal.SIGKILL, problem)
         return answer
 
-    def _stderr(self) -> str:
-        end = self.stderr.seek(0, os.SEEK_END)
-        self.stderr.seek(max(0, end - STDERR_KEPT))
-        return self.stderr.read().decode(errors="replace")
+    def processor_s(self) -> float:
+        """Seconds that the worker and everything it started have spent on processors."""
+        return sum(map(processes.processor_s, processes.tree([self.pid])))
+
+    def threads(self) -> int:
+        """How many threads the worker has now."""
+        return processes.threads(self.pid)
+
+    def _go(self) -> None:
+        if self.guards.freeze:
+            processes.kill_group(self.pid, signal.SIGCONT)
+
+    def _stop(self) -> None:
+        if self.guards.freeze:
+            processes.kill_group(self.pid, signal.SIGSTOP)
+
+    def _watch(self) -> None:
+        """While an answer is awaited: is the worker within its limits? Raises Outsized."""
+        family = processes.tree([self.pid, *self.server.adopted()])
+        if len(family) - 1 > self.limits.processes:
+            raise Outsized(f"it started {len(family) - 1} processes; {self.limits.processes} are allowed")
+        taken = sum(map(processes.private_bytes, family)) - self.born_bytes * (1 if len(family) == 1 else len(family))
+        if taken > self.limits.memory_bytes:
+            raise Outsized(f"it took {taken >> 20} MiB of memory; {self.limits.memory_bytes >> 20} MiB are allowed")
+        if os.fstat(self.output).st_size > self.limits.flood_bytes:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self.output, 0)
+
+    def _left_behind(self) -> str | None:
+        others = [pid for pid in (*processes.tree(processes.children(self.pid)), *self.server.adopted()) if processes.alive(pid)]
+        return f"{len(others)} processes were left running when it answered; a call must have finished when it returns" if others else None
+
+    def _said(self) -> str:
+        size = os.fstat(self.output).st_size
+        return os.pread(self.output, STDERR_KEPT, max(0, size - STDERR_KEPT)).decode(errors="replace")
 
     def close(self) -> None:
         if self.sock.fileno() < 0:
             return
         self.sock.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-        self.server.status(self.pid, 5.0)
-        self.stderr.close()
+        family = processes.tree([self.pid])
+        processes.kill_group(self.pid)
+        processes.kill(family[1:])
+        self.server.status(self.inner, END_LIMIT_S)
+        self.server.end_adopted()
+        os.close(self.output)
+        shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("opforge-output", os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    # appended to, so that cutting it to nothing really throws a flood away
+    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
+    return fd
+
+
+def _malformed(answer: Mapping[str, Any], nonce: int | None) -> str | None:
+    """What is wrong with an answer, or None. Its values are used by this process, so that their types are checked here."""
+    if nonce is not None and answer.get("nonce") != nonce:
+        return "it answered a question that was not asked"
+    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "reason": str, "trace": str}
+    fine = answer.get("status") in ANSWERS and all(type(answer[name]) is kind for name, kind in shapes.items() if name in answer)
+    fine = fine and all(isinstance(item, str) for item in _listed(answer.get("notes", [])))
+    fine = fine and all(isinstance(item, float | int) and not isinstance(item, bool) for item in _listed(answer.get("samples", [])))
+    fine = fine and isinstance(answer.get("operations", {}), dict)
+    return None if fine else "its answer is not one that a worker gives"
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else (None,)
 
 
 class _Server:
-    """One forking server: a process with one environment."""
+    """One forking server: a process with one environment, and a folder in which its workers have theirs."""
 
-    def __init__(self, environment: Mapping[str, str], python: str) -> None:
+    def __init__(self, environment: Mapping[str, str], limits: Limits, guards: Guards, python: str = sys.executable) -> None:
         self.sock, theirs = socket.socketpair()
+        self.limits = limits
+        self.guards = guards
         self.exited: dict[int, int] = {}
-        self.lock = threading.Lock()
+        self.workers: set[int] = set()
+        self.level = Level()
+        self.pid = 0
+        self.lock = threading.RLock()
+        self.folder = Path(tempfile.mkdtemp(prefix="opforge-"))
+        scrubbed = environment_for_workers(os.environ.items())
+        if "PYTHONPATH" in scrubbed:
+            # workers change into their own folder
+            scrubbed["PYTHONPATH"] = os.pathsep.join(str(Path(entry).resolve()) for entry in scrubbed["PYTHONPATH"].split(os.pathsep))
+        if python != sys.executable:
+            # only the toolchains are the other environment's; opforge is this one
+            scrubbed["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+        for name in ("OPFORGE_ISOLATION", "OPFORGE_HEADERS"):
+            if name in os.environ:
+                scrubbed[name] = os.environ[name]
+        home = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "OPFORGE_CACHE": str(cache_root()), "OPFORGE_SCRATCH": str(self.folder)}
         # -P keeps the working directory off the module path: a file called torch.py there must not be imported
         self.process = subprocess.Popen(
             [python, "-P", "-m", "opforge.runner.server", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, **environment, **_own_source(python)},
+            env={**scrubbed, **home, **environment},
             stdin=subprocess.DEVNULL,
         )
         theirs.close()
         try:
-            receive(self.sock, START_LIMIT_S)
+            ready, _ = receive(self.sock, START_LIMIT_S)
         except (Closed, Late) as error:
             self.close()
             raise EnvironmentLacks(f"The worker process did not start ({error}). Run `{python} -m opforge.runner.server 0` to see why.") from error
+        self.pid = int(ready["pid"])
+        self.level = Level(**ready["level"])
 
-    def spawn(self, sock: int, stderr: int) -> int:
-        """Fork a worker; its process id."""
+    def spawn(self, sock: int, output: int, ours: socket.socket) -> tuple[int, str, int]:
+        """Fork a worker: its process id as the server knows it, its folder, its process id as this process knows it."""
         with self.lock:
-            send(self.sock, {"do": "spawn"}, [sock, stderr])
-            return int(self._until("spawned", None, START_LIMIT_S)["pid"])
+            send(self.sock, {"do": "spawn", "limits": vars(self.limits), "lowered": self.guards.lowered()}, [sock, output])
+            answer = self._until("spawned", None, START_LIMIT_S)
+            here, _ = receive(ours, START_LIMIT_S)
+            self.workers.add(int(here["pid"]))
+            return int(answer["pid"]), str(answer["scratch"]), int(here["pid"])
 
     def status(self, pid: int, limit_s: float) -> int | None:
         """The exit code of a worker, waiting up to `limit_s` for it; None while it runs."""
@@ -174,6 +300,21 @@ class _Server:
                 with contextlib.suppress(Late, Closed):
                     self._until("exited", pid, limit_s)
             return self.exited.get(pid)
+
+    def adopted(self) -> list[int]:
+        """Processes that a worker started and that left it: the server is their parent now."""
+        with self.lock:
+            return [pid for pid in processes.children(self.pid) if pid not in self.workers and processes.alive(pid)]
+
+    def end_adopted(self) -> None:
+        """End them. They may fork meanwhile: after two seconds of that, the server ends with everything below it."""
+        deadline = time.monotonic() + 2.0
+        while left := processes.tree(self.adopted()):
+            processes.kill(left, signal.SIGSTOP)
+            processes.kill(left)
+            if time.monotonic() > deadline:
+                self.close()
+                return
 
     def _until(self, status: str, pid: int | None, limit_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + limit_s
@@ -187,36 +328,44 @@ class _Server:
     def close(self) -> None:
         self.sock.close()
         try:
-            self.process.wait(5)
+            self.process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:
+            if self.pid:
+                processes.kill(processes.tree([self.pid]))
             self.process.kill()
             self.process.wait()
-
-
-def _own_source(python: str) -> dict[str, str]:
-    """For another environment's interpreter: where this opforge is, so that only the toolchains are that environment's."""
-    if python == sys.executable:
-        return {}
-    return {"PYTHONPATH": str(Path(__file__).resolve().parent.parent.parent)}
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Isolated:
     """Kernels run in forked worker processes, one environment a server. The parent holds inputs, oracle, clock and verdict.
 
-    python   the interpreter of the workers: that of another virtual environment brings its versions of the toolchains
+    limits   what a worker may use; by default half of the memory that is free
+    guards   all of them, except in the red-team harness
+    python   the workers' interpreter: that of another virtual environment brings its versions of the toolchains
     """
 
-    isolation = "worker process, guarded shared memory"
-
-    def __init__(self, python: str = sys.executable) -> None:
+    def __init__(self, *, limits: Limits | None = None, guards: Guards = ALL, python: str = sys.executable) -> None:
         self.python = python
+        self.limits = limits or default_limits()
+        self.guards = guards
         self.servers: dict[tuple[tuple[str, str], ...], _Server] = {}
+        self._level: Level | None = None
+
+    @property
+    def isolation(self) -> str:
+        """What is in force around the workers started so far, in words."""
+        return "worker process" if self._level is None else str(self._level)
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         key = tuple(sorted(environment.items()))
         server = self.servers.get(key)
-        if server is None or server.process.poll() is not None:
-            server = self.servers[key] = _Server(environment, self.python)
+        if server is not None and server.process.poll() is not None:
+            server.close()
+            server = None
+        if server is None:
+            server = self.servers[key] = _Server(environment, self.limits, self.guards, self.python)
+            self._level = server.level
         return ForkedWorker(server)
 
     def close(self) -> None:

@@ -85,7 +85,6 @@ def _swapped(values: Any, generator: Any) -> Any:
 
 
 def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
-    import torch
 
     values = _normal(shape, largest, generator)
     flat = values.flatten()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.backends import Call, Kernel, backend
-from opforge.core.implementation import Accepted, Config, Implementation, Rejected
+from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, collapsed_shape, full_shape
 from opforge.runner.guards import ALL, Guards

@@ -15,9 +15,9 @@ def children(pid: int) -> list[int]:
     """The processes started by `pid`, by every one of its threads."""
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError):
-        for task in os.listdir(f"/proc/{pid}/task"):
+        for task in (PROC / str(pid) / "task").iterdir():
             with contextlib.suppress(OSError):
-                found += map(int, (PROC / str(pid) / "task" / task / "children").read_text().split())
+                found += map(int, (task / "children").read_text().split())
     return found
 
 
@@ -59,16 +59,16 @@ def processor_s(pid: int) -> float:
     """Seconds on a processor, over all threads, to the nanosecond where the kernel keeps count."""
     total = 0
     with contextlib.suppress(OSError, ValueError):
-        for task in os.listdir(f"/proc/{pid}/task"):
+        for task in (PROC / str(pid) / "task").iterdir():
             with contextlib.suppress(OSError, ValueError, IndexError):
-                total += int((PROC / str(pid) / "task" / task / "schedstat").read_text().split()[0])
+                total += int((task / "schedstat").read_text().split()[0])
     return total / 1e9
 
 
 def threads(pid: int) -> int:
     """How many threads a process has; 0 when it is gone."""
     with contextlib.suppress(OSError):
-        return len(os.listdir(f"/proc/{pid}/task"))
+        return len(list((PROC / str(pid) / "task").iterdir()))
     return 0
 
 

@@ -42,7 +42,7 @@ def die_with_parent() -> None:
 def outer_pid() -> int:
     """This process's id as the parent sees it: /proc belongs to the namespace outside."""
     try:
-        return int(os.readlink("/proc/self"))
+        return int(str(Path("/proc/self").readlink()))
     except (OSError, ValueError):
         return os.getpid()
 
@@ -66,7 +66,6 @@ def work(sock: socket.socket, scratch: Path, limits: Limits, guards: Guards) -> 
 
 def spawned(sock: socket.socket, output: int, scratch: Path, limits: Limits, guards: Guards) -> None:
     """The life of a worker, in the forked process. Does not return."""
-    signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     die_with_parent()
@@ -76,11 +75,15 @@ def spawned(sock: socket.socket, output: int, scratch: Path, limits: Limits, gua
     status = 0
     try:
         work(sock, scratch, limits, guards)
-    except BaseException as error:  # the process ends here whatever happens; the parent reads why from its output
+    except BaseException as error:  # noqa: BLE001 - the process ends here whatever happens; the parent reads why from its output
         with contextlib.suppress(OSError):
             os.write(2, f"{type(error).__name__}: {error}\n".encode())
         status = 70
     os._exit(status)
+
+
+def _noticed(_number: int, _frame: object) -> None:
+    """A child ended: the wake-up socket says so to the loop."""
 
 
 class Server:
@@ -94,7 +97,7 @@ class Server:
         self.wake.setblocking(False)
         theirs.setblocking(False)
         self.theirs = theirs
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        signal.signal(signal.SIGCHLD, _noticed)
         signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
 
     def serve(self) -> None:
@@ -119,6 +122,7 @@ class Server:
         guards = Guards.from_lowered(message["lowered"])  # type: ignore[arg-type]
         pid = os.fork()
         if pid == 0:
+            signal.set_wakeup_fd(-1)
             for descriptor in (self.sock, self.wake, self.theirs):
                 descriptor.close()
             spawned(socket.socket(fileno=fds[0]), fds[1], scratch, limits, guards)
@@ -140,6 +144,7 @@ class Server:
 
     def end(self) -> None:
         """End every worker and whatever was adopted."""
+        signal.set_wakeup_fd(-1)
         for pid in self.workers:
             processes.kill_group(pid)
         if os.getpid() != 1:

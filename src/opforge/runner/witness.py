@@ -14,13 +14,13 @@ from typing import Any
 
 WATCHED = (
     ("time", ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "sleep")),
-    ("torch", ("allclose", "equal", "isclose", "isnan", "isfinite", "empty", "empty_like", "zeros", "frombuffer", "manual_seed")),
+    ("torch", ("allclose", "equal", "isclose", "isnan", "isfinite", "empty", "empty_like", "zeros", "frombuffer")),
     ("torch.testing", ("assert_close",)),
     ("torch.cuda", ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream")),
     ("torch.accelerator", ("synchronize",)),
     ("torch.utils.benchmark", ("Timer",)),
     ("opforge.runner.clocks", ("host_samples", "launch_samples", "spread_out", "_perf_counter")),
-    ("opforge.runner.device_clocks", ("event_samples", "graph_samples", "cupti_samples", "flusher")),
+    ("opforge.runner.device_clocks", ("event_samples", "graph_samples", "cupti_samples", "cache_flusher")),
     ("opforge.runner.sampling", ("sample", "launch_cost", "about_clocks", "clocks", "device_clocks")),
     ("opforge.runner.executor", ("bind", "view", "synchronize", "sampling", "Arena", "snapshot", "replaced", "traced")),
     ("opforge.runner.launch", ("check_returned", "synchronize", "backend", "bind", "_bind_allocating")),
@@ -49,7 +49,7 @@ def snapshot() -> dict[str, object]:
         if cls is not None:
             found |= {f"{owner}.{attribute}": getattr(cls, attribute, None) if name == "torch" else vars(cls).get(attribute) for attribute in attributes}
     found |= {f"builtins.{name}": getattr(builtins, name) for name in ("sum", "len", "abs", "all", "any", "isinstance", "type", "open")}
-    found |= {"statistics.median": statistics.median, "os.write": os.write, "os.sched_getaffinity": getattr(os, "sched_getaffinity", None), "time module": sys.modules.get("time", time)}
+    found |= {"statistics.median": statistics.median, "os.write": os.write, "module time": sys.modules.get("time", time)}
     return found
 
 

@@ -6,7 +6,9 @@ import contextlib
 import datetime
 import fcntl
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -27,12 +29,16 @@ def default_location(environ: Mapping[str, str] | None = None) -> str:
     return given or str(data_folder(environ) / "records.sqlite")
 
 
-def prepare_folder(path: Path) -> None:
-    """Make the folder of a store. Raises EnvironmentLacks when it cannot be made or written."""
+def prepare(path: Path) -> None:
+    """Make the folder of a store and, where there is none, an empty file whose name is durable. Raises EnvironmentLacks when
+    they cannot be made or written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            path.touch()
+            sync_folder(path.parent)
     except OSError as error:
-        raise EnvironmentLacks(f"The store's folder {path.parent} cannot be made ({error.strerror}). Point OPFORGE_STORE at a file in a folder of yours.") from error
+        raise EnvironmentLacks(f"The store {path} cannot be made ({error.strerror}). Point OPFORGE_STORE at a file in a folder of yours.") from error
     writable = path if path.exists() else path.parent
     if not os.access(path.parent, os.W_OK | os.X_OK) or not os.access(writable, os.W_OK | os.R_OK):
         raise EnvironmentLacks(f"The store {path} cannot be written by this user. Change its permissions, or point OPFORGE_STORE at a file in a folder of yours.")
@@ -71,18 +77,39 @@ def set_aside(path: Path) -> Path:
 
 
 def salvage(aside: Path) -> list[Row]:
-    """The rows that can still be read from a damaged store and match their checksums, in order of arrival."""
+    """The rows that can still be read from a damaged store and match their checksums, in order of arrival.
+
+    Read from a copy, so that what was set aside stays as it was found.
+    """
     found: dict[int, Row] = {}
-    for order in ("ASC", "DESC"):
-        # reading stops at the first bad page; from the other end it may get to what lies behind
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(f"file:{aside}?mode=ro", uri=True)) as connection:
-            connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-            for sequence, body, sha256 in connection.execute(f"SELECT sequence, body, sha256 FROM records ORDER BY sequence {order}"):
-                if sequence in found:
-                    break
-                with contextlib.suppress(Damaged, UsageError):
-                    found[sequence] = row_of(record_of(str(body), str(sha256)))
+    with tempfile.TemporaryDirectory(prefix=".salvage-", dir=aside.parent) as scratch:
+        copy = Path(scratch) / "copy.sqlite"
+        for tail in ("", "-wal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(aside.with_name(aside.name + tail), copy.with_name(copy.name + tail))
+        _pad(copy)
+        for order in ("ASC", "DESC"):
+            # reading stops at the first bad page; from the other end it may get to what lies behind
+            with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(copy)) as connection:
+                connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+                for sequence, body, sha256 in connection.execute(f"SELECT sequence, body, sha256 FROM records ORDER BY sequence {order}"):
+                    if sequence in found:
+                        break
+                    with contextlib.suppress(Damaged, UsageError):
+                        found[sequence] = row_of(record_of(str(body), str(sha256)))
     return [found[sequence] for sequence in sorted(found)]
+
+
+def _pad(copy: Path) -> None:
+    """Make a file that was cut off as long as its head says (page size at byte 16, pages at byte 28): SQLite refuses all of
+    a shorter one, and reads what is there of one that ends in zeros."""
+    with copy.open("r+b") as file:
+        head = file.read(100)
+        page = int.from_bytes(head[16:18], "big")
+        size = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
+        # a nonsensical head must not ask for a file of terabytes
+        if head.startswith(MAGIC) and copy.stat().st_size < size <= 64 * max(copy.stat().st_size, 2**20):
+            file.truncate(size)
 
 
 @contextlib.contextmanager

@@ -62,16 +62,13 @@ class Store:
         if text in ("", ":memory:"):
             raise UsageError("A store needs a file: records are kept. Name one with OPFORGE_STORE or --store.")
         path = Path(text).expanduser().absolute()
-        files.prepare_folder(path)
+        files.prepare(path)
         notices: tuple[str, ...] = ()
         network = files.network_file_system(path)
         if network is not None:
             notices = (f"The store {path} lies on {network}, where SQLite's locks are not reliable. Keep it on a local disk, or use a server: OPFORGE_STORE=postgresql://…",)
         if files.refuse_foreign(path):
             notices += _rebuild(path, None)
-        elif not path.exists():
-            connection.patiently(path.touch, str(path))
-            files.sync_folder(path.parent)
         engine = connection.file_engine(path)
         try:
             connection.make_file(engine, str(path))

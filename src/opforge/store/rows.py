@@ -32,7 +32,7 @@ def row_of(record: Record) -> Row:
     if timing is not None:
         if not isinstance(record.verdict, Pass):
             raise UsageError(f"Record {record.id} has a time without a Pass (its verdict is {type(record.verdict).__name__}). Verify first; only what passes is timed.")
-        if not timing.samples_s or not all(math.isfinite(sample) and sample >= 0 for sample in timing.samples_s):
+        if not timing.samples_s or not all(_duration(sample) for sample in timing.samples_s):
             raise UsageError(f"Record {record.id} has a timing with no samples, or samples that are not finite. Time it again, or leave the timing out.")
     body = json.dumps(to_json(record), separators=(",", ":"), sort_keys=True)
     row = {
@@ -121,6 +121,14 @@ def instant(text: str) -> str:
 def digest(body: str) -> str:
     """SHA-256 of a body, in hex."""
     return hashlib.sha256(body.encode()).hexdigest()
+
+
+def _duration(value: float) -> bool:
+    """Whether a sample can be a number of seconds. Foreign JSON may hold an integer that no float can."""
+    try:
+        return math.isfinite(value) and value >= 0
+    except OverflowError:
+        return False
 
 
 def _storable(text: str) -> bool:

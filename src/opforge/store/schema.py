@@ -54,6 +54,7 @@ def tables() -> Tables:
     )
     column = records.c
     Index("records_history", column.operator, column.implementation, column.workload, column.dtype, column.fingerprint, column.created_at)
+    Index("records_operator", column.operator, column.created_at)
     Index("records_time", column.created_at)
     Index("records_run", column.run, column.created_at)
     Index("records_passes", column.operator, column.device, column.dtype, column.implementation, column.workload, column.fingerprint, column.created_at)

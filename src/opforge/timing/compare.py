@@ -43,13 +43,16 @@ class Rule:
         return self.confidence if pairs >= self.looks[-1] else 1 - (1 - self.confidence) / 5
 
 
+RULE = Rule()
+
+
 def compare(
     a: str,
     b: str,
     samples_a_s: Sequence[float],
     samples_b_s: Sequence[float],
     *,
-    rule: Rule = Rule(),  # noqa: B008 - frozen
+    rule: Rule = RULE,
     workload: str = "",
     dtype: str = "",
     spent_s: float = 0.0,
@@ -89,6 +92,39 @@ def compare(
     )
 
 
+def compare_recorded(a: str, b: str, samples_a_s: Sequence[float], samples_b_s: Sequence[float], *, band: float, workload: str = "", dtype: str = "", seed: int = 0) -> Comparison:
+    """The Comparison of two recordings that were not taken in turns: for a baseline whose code cannot be run any more.
+
+    Their order and the time between them are in the ratio, so `band` must be as wide as a machine drifts: 5 % here and
+    not 1 %. p is the rank test's.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    mine, other = (np.log(np.asarray(samples)) for samples in (samples_a_s, samples_b_s))
+    confidence = 0.99
+    low, high = (math.exp(value) for value in _percentiles(_resampled_medians(mine, generator) - _resampled_medians(other, generator), confidence))
+    rank_p, _ = mann_whitney(samples_a_s, samples_b_s)
+    return Comparison(
+        a=a,
+        b=b,
+        workload=workload,
+        dtype=dtype,
+        word=place(low, high, band),
+        ratio=median(samples_a_s) / median(samples_b_s),
+        low=low,
+        high=high,
+        band=band,
+        confidence=confidence,
+        p=rank_p,
+        rank_p=rank_p,
+        samples_a_s=tuple(samples_a_s),
+        samples_b_s=tuple(samples_b_s),
+        spent_s=0.0,
+        notes=("the sides were not measured in turns: what lies between the two recordings is in the ratio",),
+    )
+
+
 def place(low: float, high: float, band: float) -> str:
     """The word for an interval of time ratios against a dead band.
 
@@ -120,7 +156,7 @@ def sign_test(logs: Sequence[float], edge: float) -> float:
     if 2 * beyond <= n:
         return 1.0
     tail = sum(math.comb(n, k) for k in range(beyond, n + 1))
-    return min(1.0, 2 * tail / 2**n)
+    return min(1.0, float(2 * tail / 2**n))
 
 
 def mann_whitney(a: Sequence[float], b: Sequence[float]) -> tuple[float, int]:

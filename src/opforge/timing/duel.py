@@ -14,6 +14,11 @@ Take = Callable[[], float]
 """One sample of a side: seconds per call."""
 
 
+def sure(comparison: Comparison) -> bool:
+    """Whether the verdict is any but UNSURE."""
+    return comparison.word != UNSURE
+
+
 def duel(
     a: str,
     b: str,
@@ -26,7 +31,7 @@ def duel(
     order: random.Random | None = None,
     clock: Callable[[], float] = time.perf_counter,
     limit_s: float = float("inf"),
-    settled: Callable[[Comparison], bool] = lambda comparison: comparison.word != UNSURE,
+    settled: Callable[[Comparison], bool] = sure,
 ) -> Comparison:
     """The Comparison of two sides that are ready to be sampled.
 

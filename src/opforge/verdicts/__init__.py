@@ -4,5 +4,5 @@ from opforge.verdicts.compare import Comparison as Comparison, compare as compar
 from opforge.verdicts.judge import judge as judge, run_once as run_once
 from opforge.verdicts.oracle import Expectation as Expectation, Truth as Truth, consult as consult
 from opforge.verdicts.prepared import Bench as Bench, Prepared as Prepared
-from opforge.verdicts.suite import DEFAULT as DEFAULT, EXACT as EXACT, QUICK as QUICK, Effort as Effort
+from opforge.verdicts.suite import BRIEF as BRIEF, DEFAULT as DEFAULT, EXACT as EXACT, QUICK as QUICK, Effort as Effort
 from opforge.verdicts.verify import verify as verify

@@ -7,16 +7,14 @@ from typing import Any
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Operator
-from opforge.core.verdict import Broken, Checked, Mismatch
+from opforge.core.verdict import Broken, Checked, Mismatch, Policy
 from opforge.runner import Arena, Worker, bind_message
 from opforge.verdicts.cause import likely_cause
 from opforge.verdicts.compare import compare
+from opforge.verdicts.policy import library_calls
 from opforge.verdicts.prepared import Bench, Prepared
 from opforge.verdicts.threads import threads_for
 from opforge.verdicts.window import window
-
-BIND_LIMIT_S = 300.0
-RUN_LIMIT_S = 120.0
 
 
 def judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | Mismatch | Broken:
@@ -86,30 +84,41 @@ def _broken_law(prepared: Prepared, operator: Operator, outputs: dict[str, Any],
     return None
 
 
-def start(bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, config: Config | None) -> int | str | Broken:
-    """Bind an arena as it is and run once: the launch's number, the reason why it is not taken, or how it broke.
+def start(
+    bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, config: Config | None
+) -> int | str | Broken | Policy:
+    """Bind an arena and run once on what it holds: the launch's number, the reason why it is not taken, or how it broke.
 
+    The arena holds nothing but NaN while the kernel is bound: what it computes, it computes when it runs.
     Raises WorkerDied, WorkerLate or EnvironmentLacks.
     """
-    operator = bench.operator
+    operator, host = bench.operator, bench.host
     scalars = operator.scalar_values(case.scalars)
     homes = [home.path for home in bench.registry.homes]
     message = bind_message(homes, operator.name, implementation.name, case.axes, dtype, scalars, bench.device, config)
     message["arena"] = arena.describe()
-    answer = worker.request(message, [arena.fd], BIND_LIMIT_S)
+    content = arena.bytes().clone()
+    if host.guards.blind_bind:
+        arena.poison()
+    answer = worker.request(message, [arena.fd], bench.bind_limit_s)
+    arena.bytes().copy_(content)
     if answer["status"] == "rejected":
         return str(answer["reason"])
     if answer["status"] == "lacks":
         raise EnvironmentLacks(answer["reason"])
     if answer["status"] == "bound":
         launch = int(answer["launch"])
-        answer = worker.request({"do": "run", "launch": launch}, (), RUN_LIMIT_S)
+        answer = worker.request({"do": "run", "launch": launch}, (), bench.run_limit_s)
         if answer["status"] == "ok":
-            return launch
-    return Broken(case=case, dtype=dtype, reason=str(answer.get("reason", answer)), isolation=bench.host.isolation)
+            calls = library_calls(answer.get("operations", {}))
+            if not calls:
+                return launch
+            reason = f"it is written for {implementation.backend} and has PyTorch compute: {', '.join(calls[:4])}"
+            return Policy(case=case, dtype=dtype, reason=reason, evidence=calls, isolation=host.isolation)
+    return Broken(case=case, dtype=dtype, reason=str(answer.get("reason", answer)), isolation=host.isolation)
 
 
-def run_once(bench: Bench, worker: Worker, implementation: Implementation, prepared: Prepared, config: Config | None) -> tuple[int, Checked | Mismatch | Broken] | str:
+def run_once(bench: Bench, worker: Worker, implementation: Implementation, prepared: Prepared, config: Config | None) -> tuple[int, Checked | Mismatch | Broken | Policy] | str:
     """Bind and run a prepared case in `worker`: the launch's number and what was found, or the reason why it is not taken.
 
     Raises WorkerDied, WorkerLate or EnvironmentLacks.
@@ -120,13 +129,17 @@ def run_once(bench: Bench, worker: Worker, implementation: Implementation, prepa
         return started
     if isinstance(started, Broken):
         return 0, started
-    return started, judge(prepared, bench.operator, bench.host.isolation)
+    found = judge(prepared, bench.operator, bench.host.isolation)
+    if isinstance(started, Policy):
+        # a wrong answer is a wrong answer, whoever computed it
+        return 0, started if isinstance(found, Checked) else found
+    return started, found
 
 
 def run_again(bench: Bench, worker: Worker, launch: int, prepared: Prepared) -> Broken | None:
     """Run a launch once more on a prepared case that uses the same memory, outputs poisoned before. None: it ran; judge it."""
     prepared.reset()
-    answer = worker.request({"do": "run", "launch": launch}, (), RUN_LIMIT_S)
+    answer = worker.request({"do": "run", "launch": launch}, (), bench.run_limit_s)
     if answer["status"] == "ok":
         return None
     return Broken(case=prepared.case, dtype=prepared.dtype, reason=str(answer.get("reason", answer)), isolation=bench.host.isolation)

@@ -13,6 +13,9 @@ from opforge.verdicts.oracle import Truth, consult
 from opforge.verdicts.suite import Effort, hidden_cases
 from opforge.verdicts.threads import threads_for
 
+BIND_LIMIT_S = 300.0
+RUN_LIMIT_S = 120.0
+
 
 @dataclass(kw_only=True)
 class Prepared:
@@ -32,12 +35,17 @@ class Prepared:
 
 @dataclass(kw_only=True)
 class Bench:
-    """The cases of one operator on one device, with oracles computed once and shared by its implementations."""
+    """The cases of one operator on one device, with oracles computed once and shared by its implementations.
+
+    bind_limit_s, run_limit_s   seconds a kernel may take to compile, and to run once
+    """
 
     registry: Registry
     operator: Operator
     host: Host
     device: str
+    bind_limit_s: float = BIND_LIMIT_S
+    run_limit_s: float = RUN_LIMIT_S
     prepared: dict[tuple[str, str], Prepared] = field(default_factory=dict)
     successors: dict[tuple[str, str], Prepared] = field(default_factory=dict)
     drawn: dict[tuple[str, int, int], tuple[Case, ...]] = field(default_factory=dict)
@@ -62,6 +70,10 @@ class Bench:
         """The same memory with other input values, nobody has seen before, and the oracle's answer to them. A kernel that
         remembers an answer, by address, by shape or by having seen the inputs while it was timed, is wrong now."""
         return self._filled(dataclasses.replace(prepared.case, seed=fresh_seed()), prepared.dtype, prepared.arena)
+
+    def refill(self, prepared: Prepared, case: Case) -> Prepared:
+        """The same memory with the values of another case of the same axes, dtype and layout: for replays."""
+        return self._filled(case, prepared.dtype, prepared.arena)
 
     def hidden(self, dtype: str, effort: Effort, stood: bool) -> tuple[Case, ...]:
         """Cases drawn at run time, once for all implementations of the operator, so that the oracle is asked once."""

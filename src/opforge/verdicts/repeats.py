@@ -126,7 +126,7 @@ class Repeats:
             started = start(self.bench, worker, self.implementation, alone, self.dtype, arena, self.config)
             if isinstance(started, Broken):
                 return started
-            if isinstance(started, str):
+            if not isinstance(started, int):
                 return None
             self.rows += 1
             prepared.arena.bytes()[_output_mask(prepared)] = outputs

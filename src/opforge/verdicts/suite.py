@@ -25,6 +25,7 @@ GENERAL = ("normal", "uniform", "integers", "sparse", "skewed", "twins")
 the operator has a case of its own with them: it is the definition that says where its bound is meant to hold."""
 
 LARGEST_AXIS = 4096
+LEAST_HIDDEN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Effort:
     hidden     hidden cases to draw
     elements   the largest tensor of a hidden case; `stood_elements` where an interpreter stands in for the device
     own        False keeps only a selection of the operator's own cases
-    seconds    when this much time has gone into hidden cases and repeats, no more are begun
+    seconds    when this much time has gone into hidden cases and repeats, no more are begun; LEAST_HIDDEN are run in any case
     repeats    how often one small case is run again, bit by bit compared: a race that shows in 1 % of the calls is missed
                with probability 0.99^repeats, 5 % for 300
     shrink_s   how long a failing case may be shrunk
@@ -49,7 +50,9 @@ class Effort:
     shrink_s: float
 
 
-DEFAULT = Effort(hidden=24, elements=1 << 15, stood_elements=1 << 11, own=True, seconds=1.6, repeats=300, shrink_s=4.0)
+DEFAULT = Effort(hidden=24, elements=1 << 15, stood_elements=1 << 11, own=True, seconds=2.5, repeats=300, shrink_s=4.0)
+BRIEF = Effort(hidden=8, elements=1 << 13, stood_elements=1 << 9, own=True, seconds=0.5, repeats=60, shrink_s=2.0)
+"""Before a bench: all of the operator's own cases, a few hidden ones; the workload itself is verified on top."""
 QUICK = Effort(hidden=8, elements=1 << 12, stood_elements=1 << 9, own=False, seconds=0.4, repeats=40, shrink_s=1.0)
 EXACT = Effort(hidden=0, elements=0, stood_elements=0, own=True, seconds=0.0, repeats=0, shrink_s=0.0)
 """The cases given and nothing else: for replays, and for a tuner that runs the same kernel a hundred times."""

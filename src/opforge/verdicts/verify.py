@@ -19,7 +19,7 @@ from opforge.verdicts.oracle import reduction_length
 from opforge.verdicts.prepared import Bench, Prepared
 from opforge.verdicts.repeats import Repeats
 from opforge.verdicts.shrink import shrink
-from opforge.verdicts.suite import DEFAULT, EXACT, Effort, elements, reduced
+from opforge.verdicts.suite import DEFAULT, EXACT, LEAST_HIDDEN, Effort, elements, reduced
 from opforge.verdicts.window import window
 
 OWN_SHARE = 0.5
@@ -100,7 +100,7 @@ class _Run:
                 if failure is not None:
                     return failure
             for case in hidden:
-                if not self.repeats.more():
+                if not self.repeats.more() and self.hidden_done >= LEAST_HIDDEN:
                     break
                 current = case
                 begun, extra = time.perf_counter(), self.repeats.spent_s
@@ -172,7 +172,14 @@ class _Run:
 
     def _attempt(self, case: Case) -> Verdict | None:
         """The failure of one case in a fresh worker; None when it is right, refused or not defined."""
-        alone = Bench(registry=self.bench.registry, operator=self.bench.operator, host=self.bench.host, device=self.bench.device)
+        alone = Bench(
+            registry=self.bench.registry,
+            operator=self.bench.operator,
+            host=self.bench.host,
+            device=self.bench.device,
+            bind_limit_s=self.bench.bind_limit_s,
+            run_limit_s=self.bench.run_limit_s,
+        )
         try:
             if alone.prepare_if_defined(case, self.dtype) is None:
                 return None

@@ -8,7 +8,7 @@ from typing import Any
 from opforge.core.verdict import Window
 
 ROWS = 5
-COLUMNS = 9
+COLUMNS = 6
 
 
 def window(output: str, index: Sequence[int], expected: Any, actual: Any, wrong: Any) -> Window | None:

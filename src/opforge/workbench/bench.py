@@ -14,15 +14,17 @@ from opforge.core.implementation import Implementation
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Checked, Crash, Mismatch, Pass, Timeout, Unsupported, Verdict
+from opforge.core.verdict import Broken, Checked, Crash, Pass, Timeout, Unsupported, Verdict
 from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.roofline import bound, suspect
 from opforge.runner import Host, Worker, WorkerDied, WorkerLate
 from opforge.timing import Contestant, Plan, Probe, measure
-from opforge.verdicts import Bench, Prepared, judge, run_once, verify
-from opforge.workbench.asking import Loop, asker, look_at_clocks
+from opforge.verdicts import BRIEF, Bench, Effort, run_once, verify
+from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.ahead import compiling_ahead
+from opforge.workbench.asking import Loop, asker, look_at_clocks
+from opforge.workbench.audit import audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,7 @@ class Options:
     implementations   which implementations by name; empty means all
     workloads         which workloads by name; empty means those whose scale fits the device
     timed             False stops after verification
+    effort            how much verification may cost: verdicts.DEFAULT, BRIEF or QUICK
     """
 
     device: str = "cpu"
@@ -43,6 +46,7 @@ class Options:
     implementations: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     timed: bool = True
+    effort: Effort = BRIEF
     plan: Plan = Plan()
 
 
@@ -107,7 +111,7 @@ class _Job:
         axes = dict(case.axes) if case else {}
         scalars = self.operator.scalar_values(case.scalars if case else {})
         cost = self.operator.cost(axes if case else self.operator.cases[0].axes, dtype)
-        roof = bound(cost, device, dtype, self.operator.unit) if case else None
+        roof = bound(cost, device, dtype, self.operator.unit, cache=timing.cache if timing else "warm") if case else None
         record = Record(
             id=uuid.uuid4().hex,
             created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
@@ -186,6 +190,7 @@ def verify_all(registry: Registry, names: Sequence[str], options: Options, host:
 
 def _bench_operator(job: _Job) -> Iterator[Record]:
     operator, options = job.operator, job.options
+    ensure_adequate(operator)
     dtypes = tuple(dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes)
     implementations = chosen(job.registry, operator, options)
     workloads = workloads_for(operator, options) if options.timed else ()
@@ -194,7 +199,7 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
         passed: list[tuple[Implementation, Pass]] = []
         for implementation in implementations:
             job.step("verify", f"{implementation.name} {dtype}")
-            verdict = verify(job.cases, implementation, dtype)
+            verdict = verify(job.cases, implementation, dtype, effort=options.effort)
             way = backend(implementation.backend).way(options.device)
             if isinstance(verdict, Pass) and isinstance(way, Native) and workloads:
                 passed.append((implementation, verdict))
@@ -246,7 +251,7 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
                 verdicts[name] = Broken(case=prepared.case, dtype=dtype, reason=f"not timed: {timing}", isolation=job.host.isolation)
             contestant = next((contestant for contestant in contestants if contestant.name == name), None)
             if contestant is not None and isinstance(timing, Timing):
-                after = _after_timing(job, contestant, again)
+                after = audit(contestant, timing, again, operator, job.host.isolation)
                 verdicts[name] = after or verdicts[name]
             kept = job.doubted(timing, workload, dtype) if isinstance(timing, Timing) and isinstance(verdicts[name], Pass) else None
             if kept is not None:
@@ -258,21 +263,6 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
         for worker in workers:
             worker.close()
         bench_cases.forget(case)
-
-
-def _after_timing(job: _Job, contestant: Contestant, again: Prepared) -> Verdict | None:
-    """The failure, if any, of a launch that has just been timed, on inputs it has not seen."""
-    again.reset()
-    answer = contestant.ask({"do": "run", "launch": contestant.launch})
-    if answer["status"] != "ok":
-        return Broken(case=again.case, dtype=again.dtype, reason=f"after timing: {answer.get('reason')}", isolation=job.host.isolation)
-    found = judge(again, job.operator, job.host.isolation)
-    match found:
-        case Checked():
-            return None
-        case Mismatch():
-            return replace(found, cause=f"right before it was timed and wrong after, on new inputs: an answer that was kept? {found.cause}")
-    return found
 
 
 def _measured(job: _Job, contestants: list[Contestant]) -> dict[str, Timing | str]:

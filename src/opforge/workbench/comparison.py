@@ -7,7 +7,7 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,15 +17,17 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Workload
 from opforge.core.verdict import Checked, Pass, Verdict
 from opforge.registry import Registry
-from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate
-from opforge.runner.inputs import fresh_seed
+from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fresh_seed
 from opforge.timing import Contestant, MeasurementFailed, Plan, Rule, corrected, duel
+from opforge.timing.duel import sure
 from opforge.timing.measure import get_ready
 from opforge.verdicts import Bench, Prepared, judge, run_once, verify
 from opforge.workbench.asking import asker
 from opforge.workbench.sides import Side, full_config, named, registry_of
 
 SHARED_BATCH = 4.0
+RULE = Rule()
+PLAN = Plan()
 PREFERENCE = ("host", "cupti", "cuda_graph", "cuda_event")
 
 
@@ -79,10 +81,10 @@ def compare_sides(
     device: str = "cpu",
     dtypes: Sequence[str] = (),
     workloads: Sequence[Workload] = (),
-    rule: Rule = Rule(),  # noqa: B008 - frozen
-    plan: Plan = Plan(),  # noqa: B008 - frozen
-    settled: Callable[[Comparison], bool] | None = None,
-) -> Iterator[Outcome]:
+    rule: Rule = RULE,
+    plan: Plan = PLAN,
+    settled: Callable[[Comparison], bool] = sure,
+) -> Generator[Outcome, None, None]:
     """An Outcome per workload × dtype, as they are found.
 
     Both sides are bound to one arena, so that they differ in nothing but what they do. Each word stands for itself:
@@ -120,7 +122,7 @@ def _host(python: str, host: Host, stack: contextlib.ExitStack) -> Host:
     return other
 
 
-def _meet(a: _Corner, b: _Corner, workload: Workload, dtype: str, rule: Rule, plan: Plan, settled: Callable[[Comparison], bool] | None) -> Outcome:
+def _meet(a: _Corner, b: _Corner, workload: Workload, dtype: str, rule: Rule, plan: Plan, settled: Callable[[Comparison], bool]) -> Outcome:
     case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars, seed=fresh_seed())
     workers: list[Worker] = []
     comparison, reason = None, ""
@@ -131,8 +133,7 @@ def _meet(a: _Corner, b: _Corner, workload: Workload, dtype: str, rule: Rule, pl
         contestants = [_contestant(corner, prepared, dtype, workers) for corner in (a, b)]
         _ready(contestants, plan, a.bench.device)
         takes = [_taker(contestant, plan) for contestant in contestants]
-        more = {} if settled is None else {"settled": settled}
-        comparison = duel(a.name, b.name, takes[0], takes[1], rule, workload=workload.name, dtype=dtype, order=random.Random(), limit_s=plan.budget_s, **more)
+        comparison = duel(a.name, b.name, takes[0], takes[1], rule, workload=workload.name, dtype=dtype, order=random.Random(), limit_s=plan.budget_s, settled=settled)
         notes = tuple(dict.fromkeys(note for contestant in contestants for note in contestant.notes))
         comparison = replace(comparison, notes=(*comparison.notes, *notes))
         for corner, contestant in zip((a, b), contestants, strict=True):
@@ -193,4 +194,3 @@ def _still_right(corner: _Corner, contestant: Contestant, again: Prepared) -> No
     found = judge(again, corner.bench.operator, corner.host.isolation) if answer["status"] == "ok" else answer
     if not isinstance(found, Checked):
         raise NotComparable(f"{corner.name} was right before it was timed and is not after, on new inputs")
-

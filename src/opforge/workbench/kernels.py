@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from opforge.backends import Missing
-from opforge.backends import backend as find_backend
+from opforge.backends import Missing, backend as find_backend
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
 from opforge.core.implementation import Rejected
 from opforge.core.shapes import full_shape

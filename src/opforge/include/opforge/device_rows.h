@@ -59,6 +59,7 @@ __device__ __forceinline__ void store_vec(T* p, const float (&values)[N]) {
 /// The threads that share a row: one warp of several in the block.
 struct WarpGroup {
   static constexpr int kMaxThreads = kWarpsPerBlock * kWarpSize;
+  static constexpr int kBlocks = 5;
   __device__ static int64_t row() {
     return static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpSize;
   }
@@ -71,6 +72,7 @@ struct WarpGroup {
 /// The threads that share a row: the whole block.
 struct BlockGroup {
   static constexpr int kMaxThreads = 1024;
+  static constexpr int kBlocks = 1;
   __device__ static int64_t row() { return blockIdx.x; }
   __device__ static int rank() { return threadIdx.x; }
   __device__ static int size() { return blockDim.x; }
@@ -86,11 +88,10 @@ class RegisterRow {
   static constexpr bool kKeeps = true;
 
   __device__ __forceinline__ RegisterRow(const T* row, int64_t cols)
-      : cols_(static_cast<int>(cols)) {
+      : cols_(static_cast<int>(cols)), first_(Group::rank() * N) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      const int c = column(i);
-      if (c < cols_) load_constant<T, N>(row + c, values_[i]);
+      if (i * step() < cols_ - first_) load_constant<T, N>(row + first_ + i * step(), values_[i]);
     }
   }
   __device__ __forceinline__ float cols() const { return static_cast<float>(cols_); }
@@ -100,8 +101,8 @@ class RegisterRow {
   __device__ __forceinline__ void visit(F f) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      const int c = column(i);
-      if (c < cols_) f(c, values_[i]);
+      // a comparison with a constant in a warp: nothing to keep between visits
+      if (i * step() < cols_ - first_) f(first_ + i * step(), values_[i]);
     }
   }
   /// Combines one value of every thread; all of them get the result.
@@ -113,11 +114,9 @@ class RegisterRow {
   __device__ __forceinline__ bool leads() const { return Group::rank() == 0; }
 
  private:
-  __device__ __forceinline__ int column(int i) const {
-    return (i * Group::size() + Group::rank()) * N;
-  }
+  __device__ __forceinline__ static int step() { return Group::size() * N; }
   float values_[kVecs][N];
-  int cols_;
+  int cols_, first_;
 };
 
 /// A row in shared memory, or (kShared false) left where it is. Each thread sees only what it
@@ -160,7 +159,7 @@ class MemoryRow {
 };
 
 template <typename T, int N, int kVecs, class Group, class Op>
-__global__ void __launch_bounds__(Group::kMaxThreads) register_rows(Op op, Rows<const T> x) {
+__global__ void __launch_bounds__(Group::kMaxThreads, Group::kBlocks) register_rows(Op op, Rows<const T> x) {
   const int64_t r = Group::row();
   if (r >= x.rows) return;  // a whole warp of the last block
   RegisterRow<T, N, kVecs, Group> row(x.data + r * x.stride, x.cols);

@@ -43,6 +43,25 @@ inline float sum_over(const float* x, int64_t n, const F& f) {
   return sum;
 }
 
+/// The largest of n elements, -infinity for none; NaN is passed over.
+inline float max_over(const float* x, int64_t n) {
+  const auto larger = [](const F32x16& a, const F32x16& b) { return b > a ? b : a; };
+  F32x16 a = F32x16{} - INFINITY, b = a, c = a, d = a;
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64) {
+    a = larger(a, load16(x + i));
+    b = larger(b, load16(x + i + 16));
+    c = larger(c, load16(x + i + 32));
+    d = larger(d, load16(x + i + 48));
+  }
+  for (; i + 16 <= n; i += 16) a = larger(a, load16(x + i));
+  a = larger(larger(a, b), larger(c, d));
+  float top = -INFINITY;
+  for (; i < n; ++i) top = x[i] > top ? x[i] : top;
+  for (int j = 0; j < 16; ++j) top = a[j] > top ? a[j] : top;
+  return top;
+}
+
 /// A row's elements as float: the row itself when it is float, else converted into `buffer`.
 template <typename T>
 inline const float* row_as_float(const T* row, float* buffer, int64_t n) {

@@ -96,14 +96,15 @@ inline void multiply_matrices(float (&sums)[4], const Pair (&a)[4], const Pair (
   const int lane = static_cast<int>(emu::self()->lane);
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4, col = lane % 4 * 2 + i % 2;
-    float sum = 0.0f;
+    // products are exact and their sum is rounded once: closer to the hardware, which aligns them all before it adds
+    double sum = sums[i];
     for (int l = 0; l < 16; ++l) {
       // element (row + 8 * (i / 2), l) of a is in register i / 2 + 2 * (l / 8) of lane row * 4 + l % 8 / 2
       const float x = emu::element<T>(left, row * 4 + l % 8 / 2, 2 * (i / 2 + 2 * (l / 8)) + l % 2);
       const float y = emu::element<T>(right, col * 4 + l % 8 / 2, 2 * (l / 8) + l % 2);
-      sum += x * y;
+      sum += static_cast<double>(x) * y;
     }
-    sums[i] += sum;
+    sums[i] = static_cast<float>(sum);
   }
 }
 

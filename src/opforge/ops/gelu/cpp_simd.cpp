@@ -1,10 +1,10 @@
-// One parallel pass in float32 vectors, with erf and exp that vectorise: gelu(x, y, approximate).
+// One parallel pass in float32 vectors, with a Phi and an exp that vectorise: gelu(x, y, approximate).
 #include "opforge/elementwise_host.h"
 #include "opforge/math.h"
 
 namespace {
 
-inline float gelu_erf(float x) { return 0.5f * x * (1.0f + opforge::erf(x * 0.70710678f)); }
+inline float gelu_erf(float x) { return x * opforge::normal_cdf(x); }
 
 // 0.5 x (1 + tanh u) is x / (1 + exp(-2u)), which does not cancel.
 inline float gelu_tanh(float x) {

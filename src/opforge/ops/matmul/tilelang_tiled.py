@@ -17,7 +17,7 @@ LIMITS = {
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
     "rows_begin_at_16_bytes": "not pipelined or (k % 8 == 0 and n % 8 == 0)",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "num_stages": 3, "threads": 256, "pipelined": False}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "threads": 256, "pipelined": False}
 
 
 def program(*, dtype, target, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined):

@@ -27,9 +27,7 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "nu
 
 
 @triton.jit
-def matmul_block(
-    a_ptr, b_ptr, c_ptr, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr
-):
+def matmul_block(a_ptr, b_ptr, c_ptr, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
     # GROUP rows of blocks are walked column by column: what runs at one time reads few distinct panels of a and b
     program = tl.program_id(0)
     blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)

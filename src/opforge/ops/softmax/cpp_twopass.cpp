@@ -5,30 +5,70 @@
 /* opforge
 layouts = ["contiguous", "rows"]
 */
+#include <algorithm>
+
 #include "opforge/host_rows.h"
 #include "opforge/math.h"
 
 namespace {
 
+// A row of 16-bit elements passes through float in pieces that stay in the first-level cache;
+// a row of float is one piece, where it lies.
+template <typename T>
+class Pieces {
+ public:
+  enum : int64_t { kSize = 1024 };
+
+  Pieces(const T* row, int64_t cols) : row_(row), cols_(cols) {}
+
+  /// Calls f(piece, first column, columns).
+  template <class F>
+  void visit(const F& f) {
+    const int64_t step = std::is_same<T, float>::value ? cols_ : kSize;
+    for (int64_t first = 0; first < cols_; first += step) {
+      const int64_t n = std::min(cols_ - first, step);
+      // a row that is a single piece is converted on the first visit only
+      if (converted_ == nullptr || cols_ > step) {
+        converted_ = opforge::row_as_float(row_ + first, buffer_, n);
+      }
+      f(converted_, first, n);
+    }
+  }
+
+ private:
+  const T* row_;
+  int64_t cols_;
+  const float* converted_ = nullptr;
+  alignas(64) float buffer_[kSize];
+};
+
 template <typename T>
 void softmax_rows(opforge::Rows<const T> x, opforge::Rows<T> y) {
   const int64_t cols = x.cols;
   opforge::for_each_row(x.rows, cols, [&](int64_t r, float* buffer) {
-    const float* row = opforge::row_as_float(x.data + r * x.stride, buffer, cols);
+    Pieces<T> row(x.data + r * x.stride, cols);
     T* out = y.data + r * y.stride;
-    float* target = opforge::row_target(out, buffer);
     float top = -INFINITY, sum = 0.0f;
-#pragma omp simd reduction(max : top)
-    for (int64_t c = 0; c < cols; ++c) top = row[c] > top ? row[c] : top;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t c = 0; c < cols; ++c) {
-      target[c] = opforge::exp(row[c] - top);
-      sum += target[c];
-    }
+    row.visit([&](const float* piece, int64_t, int64_t n) {
+      const float highest = opforge::max_over(piece, n);
+      top = highest > top ? highest : top;
+    });
+    float* numerators = opforge::row_target(out, buffer);
+    row.visit([&](const float* piece, int64_t first, int64_t n) {
+      float* target = numerators + first;
+      float part = 0.0f;
+#pragma omp simd reduction(+ : part)
+      for (int64_t c = 0; c < n; ++c) part += target[c] = opforge::exp(piece[c] - top);
+      sum += part;
+    });
     const float scale = 1.0f / sum;
+    for (int64_t first = 0; first < cols; first += Pieces<T>::kSize) {
+      const int64_t n = std::min<int64_t>(cols - first, Pieces<T>::kSize);
+      float* values = numerators + first;
 #pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) target[c] *= scale;
-    opforge::finish_row(target, out, cols);
+      for (int64_t c = 0; c < n; ++c) values[c] *= scale;
+      opforge::finish_row(values, out + first, n);
+    }
   });
 }
 

@@ -1,0 +1,57 @@
+"""`opforge history OP …`: how times went, and where they stepped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opforge.cli.shared import All, Dtypes, Implementations, Json, Names, dtypes, print_json, selected, settings
+
+
+def history(
+    context: typer.Context,
+    operators: Names = None,
+    everything: All = False,
+    dtype: Dtypes = None,
+    implementation: Implementations = None,
+    workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: all.")] = None,
+    smallest: Annotated[float, typer.Option(min=0.001, help="The least change that counts as a step, as a fraction.")] = 0.02,
+    limit: Annotated[int, typer.Option(min=10, help="At most this many records of each operator, the newest.")] = 2000,
+    plot: Annotated[Path | None, typer.Option(help="Folder for one SVG picture per series.")] = None,
+    json: Json = False,
+) -> None:
+    """Show each series of timings (operator × implementation × workload × dtype × machine) with its steps.
+
+    A step is found by fitting levels to the whole series (L1 Potts), never by comparing with the last run alone.
+    """
+    from opforge.gate import history as find_series
+
+    registry = settings(context).registry()
+    names = selected(registry, operators, everything)
+    kinds = dtypes(dtype)
+    with settings(context).open_store() as store:
+        records = [record for name in names for record in store.query(operator=name, limit=limit)]
+    wanted = [
+        record
+        for record in records
+        if (not kinds or record.dtype in kinds) and (not implementation or record.implementation in implementation) and (not workload or record.workload in workload)
+    ]
+    found = find_series(wanted, smallest=smallest)
+    if json:
+        print_json([{"device": series.device, "fingerprint": series.fingerprint, **vars(series.key), "points": series.points, "changes": series.changes} for series in found])
+    else:
+        for series in found:
+            typer.echo(f"{series.key} on {series.device} [{series.fingerprint}]: {series.words}")
+        if not found:
+            typer.echo("no timings recorded yet; make some with: opforge bench OPERATOR")
+    if plot is not None:
+        from opforge.gate.pictures import picture_of
+
+        plot.mkdir(parents=True, exist_ok=True)
+        for series in found:
+            key = series.key
+            file = plot / f"{key.operator}-{key.implementation}-{key.workload}-{key.dtype}-{series.fingerprint}.svg"
+            file.write_text(picture_of(series), encoding="utf-8")
+            typer.echo(f"wrote {file}", err=True)

@@ -1,0 +1,327 @@
+"""What a PyTorch function promises besides right values: gradients, schemas, compilation, transforms, streams, clean hands.
+
+Checked on the function itself, in the process that calls it, as its users will call it. Each clause stands: "held",
+"broken", "not here" (this machine lacks what it needs) or "open" (the operator does not declare it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.operator import Case, Operator
+from opforge.runner import allocate, fill, fresh_seed
+from opforge.verdicts.compare import compare
+from opforge.verdicts.oracle import Expectation, consult, half_ulp, reduction_length
+from opforge.verdicts.suite import elements
+
+GRADIENT_FACTOR = 16.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clause:
+    """One promise, and how it stands."""
+
+    name: str
+    standing: str
+    detail: str
+
+
+class _Broken(Exception):
+    """A promise that does not hold; the message says how."""
+
+
+class _Elsewhere(Exception):
+    """This machine cannot tell; the message says what it lacks."""
+
+
+class _Open(Exception):
+    """The operator does not promise this."""
+
+
+def check_function(operator: Operator, function: Callable[..., Any], custom: Any, *, dtypes: Sequence[str], device: str, compiler: str = "inductor") -> tuple[Clause, ...]:
+    """Every clause for one operator.
+
+    function   called as users call it: tensors in the operator's order, then scalars by name
+    custom     the registered custom operator behind it (torch.ops.NAMESPACE.NAME.default), for opcheck
+    compiler   the backend torch.compile is given
+    """
+    subjects = [_Subject(operator=operator, function=function, custom=custom, dtype=dtype, device=device, compiler=compiler) for dtype in dtypes]
+    found = []
+    for subject in subjects:
+        found += [_settled(f"{name} ({subject.dtype})", clause, subject) for name, clause in EVERY_DTYPE.items()]
+    found += [_settled(name, clause, subjects[0]) for name, clause in ONCE.items()]
+    return tuple(found)
+
+
+@dataclass(kw_only=True)
+class _Subject:
+    operator: Operator
+    function: Callable[..., Any]
+    custom: Any
+    dtype: str
+    device: str
+    compiler: str
+
+    @property
+    def case(self) -> Case:
+        """The smallest plain case that has at least 16 elements, or the nearest to that."""
+        plain = [case for case in self.operator.cases if case.dtype in (None, self.dtype) and case.distribution == "normal" and elements(self.operator, case)]
+        ranked = sorted(plain or self.operator.cases, key=lambda case: (elements(self.operator, case) < 16, elements(self.operator, case)))
+        return dataclasses.replace(ranked[0], layout="contiguous", seed=fresh_seed())
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        return self.operator.scalar_values(self.case.scalars)
+
+    def inputs(self, case: Case | None = None) -> list[Any]:
+        """Fresh tensors on the device."""
+        case = case or self.case
+        arena = allocate(self.operator, case, self.dtype)
+        try:
+            fill(arena, self.operator, case, fresh_seed())
+            tensors = arena.tensors("input")
+            return [tensors[spec.name].clone().to(self.device) for spec in self.operator.inputs]
+        finally:
+            arena.close()
+
+    def call(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        returned = self.function(*tensors, **self.case.scalars)
+        return returned if isinstance(returned, tuple) else (returned,)
+
+    def require_right(self, tensors: Sequence[Any], outputs: Sequence[Any], what: str) -> None:
+        case = self.case
+        axes = self.operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(self.operator.inputs, tensors, strict=True)})
+        named = {spec.name: tensor.detach().cpu() for spec, tensor in zip(self.operator.inputs, tensors, strict=True)}
+        truth = consult(self.operator, dataclasses.replace(case, axes=axes), self.dtype, named)
+        for expectation, output in zip(truth.expectations, outputs, strict=True):
+            found = compare(output.detach().cpu(), expectation)
+            if not found.agrees:
+                m = found.metrics
+                raise _Broken(f"{what}: {m.output}{list(m.worst_index)} is {m.worst_actual:.6g}, expected {m.worst_expected:.6g} within {m.worst_bound:.2g}")
+
+    def floating(self, tensors: Sequence[Any]) -> list[Any]:
+        wanted = self.operator.differentiable
+        return [tensor for spec, tensor in zip(self.operator.inputs, tensors, strict=True) if tensor.is_floating_point() and (wanted is None or spec.name in wanted)]
+
+
+def _settled(name: str, clause: Callable[[_Subject], str], subject: _Subject) -> Clause:
+    try:
+        return Clause(name=name, standing="held", detail=clause(subject))
+    except _Elsewhere as reason:
+        return Clause(name=name, standing="not here", detail=str(reason))
+    except _Open as reason:
+        return Clause(name=name, standing="open", detail=str(reason))
+    except _Broken as reason:
+        return Clause(name=name, standing="broken", detail=str(reason))
+    except Exception as error:  # the function under test may raise anything, and whatever it is, the promise is broken
+        return Clause(name=name, standing="broken", detail=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+
+
+def _values(subject: _Subject) -> str:
+    import torch
+
+    tensors = subject.inputs()
+    before = [tensor.clone() for tensor in tensors]
+    outputs = subject.call(tensors)
+    subject.require_right(before, outputs, "eager")
+    for spec, tensor, kept in zip(subject.operator.inputs, tensors, before, strict=True):
+        if not torch.equal(tensor, kept):
+            raise _Broken(f"input {spec.name} was modified")
+    own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    memory = [output.untyped_storage().data_ptr() for output in outputs]
+    if own & set(memory) or len(set(memory)) < len(memory):
+        raise _Broken("an output shares memory with an input or another output")
+    again = subject.call(tensors)
+    if set(memory) & {output.untyped_storage().data_ptr() for output in again}:
+        raise _Broken("two calls returned the same memory")
+    return "right, inputs unmodified, outputs in memory of their own"
+
+
+def _layouts(subject: _Subject) -> str:
+    tensors = subject.inputs()
+    strided = [tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.ndim >= 2 else tensor.repeat_interleave(2)[::2] for tensor in tensors]
+    subject.require_right(tensors, subject.call(strided), "inputs that are not contiguous")
+    return "right for inputs that are not contiguous"
+
+
+def _gradients(subject: _Subject) -> str:
+    import torch
+
+    operator, dtype = subject.operator, subject.dtype
+    tensors = subject.inputs()
+    leaves = subject.floating(tensors)
+    if not leaves:
+        raise _Open("no input is declared differentiable")
+    for leaf in leaves:
+        leaf.requires_grad_(True)
+    outputs = subject.call(tensors)
+    seeds = [torch.randn(output.shape, dtype=torch.float64, device=output.device).to(output.dtype) for output in outputs]
+    got = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+    wide = [tensor.detach().cpu().double() for tensor in tensors]
+    wide_leaves = subject.floating(wide)
+    for leaf in wide_leaves:
+        leaf.requires_grad_(True)
+    returned = operator.reference(*wide, **subject.scalars)
+    references = returned if isinstance(returned, tuple) else (returned,)
+    wanted = torch.autograd.grad(references, wide_leaves, [seed.cpu().double() for seed in seeds], allow_unused=True)
+    root = reduction_length(operator, subject.case, dtype) ** 0.5
+    worst = 0.0
+    for number, (mine, true) in enumerate(zip(got, wanted, strict=True)):
+        if (mine is None) != (true is None):
+            raise _Broken(f"gradient {number} is {'missing' if mine is None else 'there'}, the reference's is {'missing' if true is None else 'there'}")
+        if mine is None or true is None:
+            continue
+        stored = str(mine.dtype).removeprefix("torch.")
+        # the sums of a backward run over other axes than those of the forward: the largest gradient stands for their magnitude
+        bound = GRADIENT_FACTOR * DTYPES["float32"].epsilon * root * max(1.0, float(true.abs().max())) + half_ulp(true, stored)
+        found = compare(mine.detach().cpu(), Expectation(output=f"gradient {number}", dtype=stored, expected=true, bound=bound))
+        if not found.agrees:
+            m = found.metrics
+            raise _Broken(f"gradient {number} at {list(m.worst_index)} is {m.worst_actual:.6g}, expected {m.worst_expected:.6g} within {m.worst_bound:.2g}")
+        worst = max(worst, found.metrics.worst_ratio)
+    return f"within {worst:.0%} of the bound of the reference's gradient in float64"
+
+
+def _gradcheck(subject: _Subject) -> str:
+    import torch
+
+    small = min((case for case in subject.operator.cases if elements(subject.operator, case) > 1), key=lambda case: elements(subject.operator, case))
+    tensors = [tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu() for tensor in subject.inputs(dataclasses.replace(small, distribution="normal", layout="contiguous", dtype=None))]
+    leaves = subject.floating(tensors)
+    if not leaves:
+        raise _Open("no input is declared differentiable")
+    for leaf in leaves:
+        leaf.requires_grad_(True)
+    through = subject.function if "float64" in subject.operator.dtypes else subject.operator.reference
+    scalars = subject.operator.scalar_values(small.scalars)
+    torch.autograd.gradcheck(lambda *given: through(*given, **scalars), tensors)
+    return "finite differences in float64 agree" + ("" if "float64" in subject.operator.dtypes else ", through the reference that the backward differentiates")
+
+
+def _opcheck(subject: _Subject) -> str:
+    import torch
+
+    tensors = subject.inputs()
+    for leaf in subject.floating(tensors):
+        leaf.requires_grad_(True)
+    results = torch.library.opcheck(subject.custom, (*tensors, *subject.scalars.values()))
+    return f"torch.library.opcheck: {', '.join(name.removeprefix('test_') for name in results)}"
+
+
+def _compiled(subject: _Subject) -> str:
+    import torch
+
+    tensors = subject.inputs()
+    scalars = dict(subject.case.scalars)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *given: subject.function(*given, **scalars), fullgraph=True, backend=subject.compiler)
+    returned = compiled(*tensors)
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    subject.require_right(tensors, outputs, "compiled")
+    leaves = subject.floating(tensors)
+    if leaves:
+        for leaf in leaves:
+            leaf.requires_grad_(True)
+        returned = compiled(*tensors)
+        first = returned[0] if isinstance(returned, tuple) else returned
+        mine = torch.autograd.grad(first.sum(), leaves, allow_unused=True)
+        eager = torch.autograd.grad(subject.call(tensors)[0].sum(), leaves, allow_unused=True)
+        for a, b in zip(mine, eager, strict=True):
+            if (a is None) != (b is None) or (a is not None and not torch.allclose(a.float(), b.float(), rtol=1e-2, atol=1e-2)):
+                raise _Broken("compiled and eager gradients differ")
+    return f"one graph through {subject.compiler}, forward and backward"
+
+
+def _vmap(subject: _Subject) -> str:
+    import torch
+
+    tensors = subject.inputs()
+    batched = [torch.stack([tensor, tensor.flip(0) if tensor.ndim else tensor]) for tensor in tensors]
+    try:
+        returned = torch.vmap(lambda *given: subject.function(*given, **subject.case.scalars))(*batched)
+    except (RuntimeError, NotImplementedError) as error:
+        # without a rule torch.vmap fails in one of several ways, none of which computes anything
+        raise _Open(f"no vmap rule is declared; torch.vmap fails with {type(error).__name__}") from error
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    for place in range(2):
+        subject.require_right([tensor[place] for tensor in batched], [output[place] for output in outputs], f"vmap, entry {place}")
+    return "each entry right"
+
+
+def _cuda_graph(subject: _Subject) -> str:
+    import torch
+
+    _need_cuda(subject)
+    tensors = subject.inputs()
+    for _ in range(3):
+        subject.call(tensors)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = subject.call(tensors)
+    fresh = subject.inputs()
+    for tensor, other in zip(tensors, fresh, strict=True):
+        tensor.copy_(other)
+    graph.replay()
+    torch.cuda.synchronize()
+    subject.require_right(fresh, outputs, "replayed on new content")
+    return "captured, and right on new content when replayed"
+
+
+def _second_stream(subject: _Subject) -> str:
+    import torch
+
+    _need_cuda(subject)
+    stream = torch.cuda.Stream()
+    tensors = subject.inputs()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # work in front of it: a kernel launched on another stream would overtake, and read what is not there yet
+        late = [tensor * 0 for tensor in tensors]
+        torch.cuda._sleep(20_000_000)
+        for target, source in zip(late, tensors, strict=True):
+            target.copy_(source)
+        outputs = subject.call(late)
+    stream.synchronize()
+    subject.require_right(tensors, outputs, "on a stream of the caller's")
+    return "runs on the caller's stream, behind what was given to it before"
+
+
+def _second_device(subject: _Subject) -> str:
+    import torch
+
+    _need_cuda(subject)
+    if torch.cuda.device_count() < 2:
+        raise _Elsewhere("needs two GPUs")
+    tensors = [tensor.to("cuda:1") for tensor in subject.inputs()]
+    outputs = subject.call(tensors)
+    if any(output.device != tensors[0].device for output in outputs):
+        raise _Broken("the output is not on the inputs' device")
+    subject.require_right(tensors, outputs, "on cuda:1")
+    return "right on cuda:1 while cuda:0 is current"
+
+
+def _need_cuda(subject: _Subject) -> None:
+    if not subject.device.startswith("cuda"):
+        raise _Elsewhere("needs a GPU")
+
+
+EVERY_DTYPE: dict[str, Callable[[_Subject], str]] = {"values and memory": _values, "layouts": _layouts, "gradients": _gradients}
+ONCE: dict[str, Callable[[_Subject], str]] = {
+    "gradcheck": _gradcheck,
+    "opcheck": _opcheck,
+    "torch.compile(fullgraph=True)": _compiled,
+    "vmap": _vmap,
+    "CUDA graph": _cuda_graph,
+    "second stream": _second_stream,
+    "second device": _second_device,
+}
+
+
+def clauses() -> Iterator[str]:
+    """The names of all clauses."""
+    yield from (*EVERY_DTYPE, *ONCE)

@@ -1,0 +1,42 @@
+"""No operator is judged by a bound that accepts what is no answer.
+
+`bench` and `verify_all` ask this before the first kernel of an operator runs. The answer depends on op.py and on the code
+that checks alone, so a good one is kept in the cache folder under their hash; a bad one is never kept. The registry itself
+does not ask: listing operators needs no toolchain, and asking needs torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from hashlib import sha256
+from pathlib import Path
+
+from opforge.core.operator import Operator
+from opforge.core.places import cache_folder
+from opforge.runner import inputs
+from opforge.verdicts import adequacy
+
+
+def ensure_adequate(operator: Operator) -> None:
+    """Raises verdicts.adequacy.Inadequate when an impostor gets through the operator's tolerance; costs about a second once."""
+    mark = _mark(operator)
+    if mark is not None and mark.is_file():
+        return
+    adequacy.require(operator)
+    if mark is not None:
+        # a cache that cannot be written costs a second next time, and nothing else
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+
+
+def _mark(operator: Operator) -> Path | None:
+    """The file that says this very definition was found adequate by this very code; None for an operator without a file."""
+    if operator.folder is None or not (operator.folder / "op.py").is_file():
+        return None
+    digest = sha256()
+    checking = Path(adequacy.__file__).parent
+    for path in (checking / "adequacy.py", checking / "compare.py", checking / "oracle.py", Path(inputs.__file__)):
+        digest.update(path.read_bytes())
+    digest.update((operator.folder / "op.py").read_bytes())
+    return cache_folder() / "adequacy" / f"{digest.hexdigest()}.adequate"

@@ -1,0 +1,85 @@
+"""The check is checked: no operator's bound may accept what is no answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.registry import load
+from opforge.verdicts.adequacy import IMPOSTORS, QUICK_ELEMENTS, Inadequate, adequacy, require, situations
+from opforge.verdicts.suite import elements
+
+
+@pytest.mark.parametrize("name", load().names())
+def test_no_impostor_passes_for_any_operator(name):
+    """Zeros for a 50,257-wide softmax pass 4 of 13 harnesses in float32; here nothing of the kind may pass anywhere."""
+    found = adequacy(load().operator(name), most_elements=QUICK_ELEMENTS)
+    assert not found.accepted
+    assert found.score == 1.0 and found.count("rejected") > len(found.impostors) / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", load().names())
+def test_no_impostor_passes_at_larger_sizes(name):
+    """Longer reductions have wider bounds."""
+    assert not adequacy(load().operator(name)).accepted
+
+
+def scale_by(tolerance, **more):
+    return Operator(
+        name="wide_bound",
+        about="an operator for this test",
+        inputs=(TensorSpec(name="x", shape="rows cols"),),
+        outputs=(TensorSpec(name="y", shape="rows cols"),),
+        reference=lambda x: torch.softmax(x, -1),
+        flops="rows * cols",
+        dtypes=("float32",),
+        tolerance=tolerance,
+        cases=(Case(name="wide", axes={"rows": 2, "cols": 2000}, why="small results"),),
+        **more,
+    )
+
+
+def test_a_bound_of_a_thousandth_lets_zeros_through_and_is_refused():
+    """The seeds' rtol = atol = 1e-3, on a wide softmax."""
+    careless = scale_by(Tolerance(magnitude=lambda inputs, outputs, scalars: {"y": torch.full_like(outputs["y"], 1e-3 / 7e-7)}))
+    names = {impostor.name for impostor in adequacy(careless).accepted}
+    assert {"zeros", "mean", "shuffled rows", "one percent too large"} <= names
+    with pytest.raises(Inadequate, match=r"accepts 'zeros' in wide .*opforge verify --adequacy wide_bound"):
+        require(careless)
+    assert adequacy(scale_by(Tolerance(length="cols"))).score == 1.0
+
+
+def test_bench_refuses_an_inadequate_operator(guest, monkeypatch, tmp_path):
+    """Before any kernel of it runs; and a good answer is kept under the hash of op.py, a bad one never."""
+    from opforge.runner import Isolated
+    from opforge.workbench import Options, verify_all
+
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    home = guest(right="def run(x, bias):\n    return x + bias\n")
+    definition = home / "guest_add" / "op.py"
+    with Isolated() as host:
+        options = Options(dtypes=("float32",), backends=("torch",), timed=False)
+        assert len(list(verify_all(load([home]), ["guest_add"], options, host))) == 1
+        assert len(list((tmp_path / "cache" / "adequacy").iterdir())) == 1
+        definition.write_text(definition.read_text().replace("Tolerance(magnitude=magnitude)", "Tolerance(magnitude=magnitude, factor=1e6)"))
+        with pytest.raises(Inadequate):
+            list(verify_all(load([home]), ["guest_add"], options, host))
+        assert len(list((tmp_path / "cache" / "adequacy").iterdir())) == 1
+
+
+def test_every_case_and_workload_is_a_situation():
+    """A workload too large for this machine is scaled down, never left out."""
+    operator = load().operator("matmul")
+    found = list(situations(operator, "float32", 4096))
+    assert [case.name for case in found] == [*(c.name for c in operator.cases if c.dtype in (None, "float32")), *(w.name for w in operator.workloads)]
+    assert all(elements(operator, case) <= 4096 for case in found)
+
+
+def test_an_impostor_that_is_right_is_excused_and_counted():
+    """Rows of equal values shuffled are still right; a check that failed them would fail the truth."""
+    constant = scale_by(Tolerance(length="cols"), workloads=(Workload(name="w", axes={"rows": 1, "cols": 1}, source="one element"),))
+    found = adequacy(constant)
+    assert found.count("excused") > 0 and not found.accepted
+    assert {impostor.name for impostor in found.impostors} == set(IMPOSTORS)

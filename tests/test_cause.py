@@ -1,0 +1,101 @@
+"""Planted patterns of wrong elements, and the cause each must be given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.verdicts.cause import likely_cause
+
+
+def truth():
+    return torch.randn(24, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) + 3
+
+
+def tail_of(value):
+    def plant(y):
+        y[:, 32:] = value
+        return y
+
+    return plant
+
+
+def last_rows(y):
+    y[20:] += 1
+    return y
+
+
+def columns(step):
+    def plant(y):
+        y[:, ::step] += torch.rand(y[:, ::step].shape, dtype=y.dtype) + 0.5
+        return y
+
+    return plant
+
+
+def some(value):
+    def plant(y):
+        y[3, 5] = y[7, 1] = y[9, 30] = value
+        return y
+
+    return plant
+
+
+def scattered(y):
+    generator = torch.Generator().manual_seed(1)
+    hit = torch.rand(y.shape, generator=generator) < 0.2
+    y[hit] += torch.randn(int(hit.sum()), generator=generator, dtype=y.dtype) * 5
+    return y
+
+
+PLANTED = {
+    "all NaN": (lambda y: y * float("nan"), "never written"),
+    "NaN tail": (tail_of(float("nan")), "a tail that is not written"),
+    "all zeros": (lambda y: y * 0, "every wrong element is 0"),
+    "zero tail": (tail_of(0.0), "mask of the last block"),
+    "tail with other values": (tail_of(7.0), "only columns from 32 on"),
+    "last rows": (last_rows, "20 on"),
+    "overflow": (some(float("inf")), "overflows"),
+    "every second column": (columns(2), "every second column"),
+    "every fourth column": (columns(4), "every 4th column"),
+    "scaled": (lambda y: y * 0.125, "constant factor of 0.125"),
+    "each row by its own factor": (lambda y: y * torch.linspace(1.2, 3, 24, dtype=y.dtype)[:, None], "factor of its own"),
+    "a missing term": (lambda y: y - 0.75, "constant -0.75"),
+    "transposed memory": (lambda y: y.t().reshape(y.shape), "strides are swapped"),
+    "shifted by one": (lambda y: y.roll(1, -1), "offset of one"),
+    "shuffled": (lambda y: y.flatten()[torch.randperm(y.numel(), generator=torch.Generator().manual_seed(3))].reshape(y.shape), "wrong places"),
+    "half precision": (lambda y: y.bfloat16().double(), "too low a precision"),
+    "noise": (scattered, "without a pattern"),
+}
+
+
+@pytest.mark.parametrize(("plant", "words"), PLANTED.values(), ids=PLANTED)
+def test_planted_patterns_are_named(plant, words):
+    """The decision tree of seed 004 answers for each of its leaves."""
+    expected = truth()
+    actual = plant(truth())
+    wrong = ~((actual - expected).abs() <= 1e-6)
+    assert words in likely_cause(actual, expected, wrong)
+
+
+def test_a_lost_nan_is_named():
+    """A maximum that drops NaN is a mistake of its own, not noise."""
+    expected = truth()
+    expected[4] = float("nan")
+    actual = expected.nan_to_num(0.5)
+    assert "NaN is lost" in likely_cause(actual, expected, torch.isnan(expected) & ~torch.isnan(actual))
+
+
+def test_a_square_transpose_is_named():
+    """A matrix that is its own transpose's transpose: the commonest mistake with strides."""
+    expected = truth()[:, :24]
+    wrong = (expected.t() - expected).abs() > 1e-6
+    assert "transpose" in likely_cause(expected.t().clone(), expected, wrong)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 1), (2, 1, 1)])
+def test_any_shape_gets_an_answer(shape):
+    """Scalars and single columns have no pattern, and must not raise."""
+    expected = torch.full(shape, 2.0, dtype=torch.float64)
+    for actual in (expected + 1, expected * float("nan"), expected * 0, expected * float("inf")):
+        assert likely_cause(actual, expected, torch.ones(shape, dtype=torch.bool))

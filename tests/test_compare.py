@@ -1,0 +1,230 @@
+"""A against B: pure verdicts on seeded pairs, and the whole comparison with real workers."""
+
+import math
+import random
+from collections import Counter
+from statistics import median
+
+import pytest
+
+from opforge.cli.app import app
+from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE
+from opforge.core.errors import UsageError
+from opforge.core.record import to_json
+from opforge.timing import Rule, compare, compare_recorded, corrected, duel, geometric_mean, holm, sentence
+from opforge.timing.compare import bootstrap_median, mann_whitney, place, sign_test
+from opforge.workbench import parse_side
+from opforge.workbench.sides import folder_at
+
+
+def noisy(seed, slower=0.0, spread=0.02, disturbed=0.05):
+    """Two sides on a simulated machine that drifts, and at times is three times as slow for a while."""
+    generator = random.Random(seed)
+    drift = [1.0]
+
+    def take(factor):
+        def sample():
+            drift[0] *= math.exp(generator.gauss(0, 0.01))
+            spike = 3.0 if generator.random() < disturbed else 1.0
+            return 1e-3 * factor * drift[0] * spike * math.exp(generator.gauss(0, spread))
+
+        return sample
+
+    return take(1 + slower), take(1.0)
+
+
+def verdicts(count, slower=0.0, **noise):
+    return Counter(duel("a", "b", *noisy(seed, slower, **noise), Rule(), order=random.Random(seed)).word for seed in range(count))
+
+
+def test_identical_code_is_never_called_faster_or_slower():
+    """The whole point: rules in common use do in up to 43 % of comparisons."""
+    found = verdicts(150)
+    assert found[FASTER] + found[SLOWER] == 0
+
+
+def test_a_slow_down_is_found_and_never_called_faster():
+    """5 % on a quiet machine, and nothing but SLOWER or UNSURE."""
+    found = verdicts(60, slower=0.05)
+    assert found[SLOWER] >= 57
+    assert found[FASTER] == 0
+
+
+def test_sides_change_places():
+    """What is SLOWER one way is FASTER the other way, by the inverse ratio."""
+    slow, fast = noisy(1, slower=0.2)
+    a, b = [slow() for _ in range(60)], [fast() for _ in range(60)]
+    one, other = compare("a", "b", a, b), compare("b", "a", b, a)
+    assert (one.word, other.word) == (SLOWER, FASTER)
+    assert one.ratio == pytest.approx(1 / other.ratio)
+    assert one.speedup == pytest.approx(other.ratio)
+    assert "a takes 1.2" in sentence(one)
+
+
+def test_pairs_grow_only_while_the_verdict_is_unsure():
+    """A clear case costs 30 pairs, an unclear one 120."""
+    assert duel("a", "b", *noisy(2, slower=0.5), Rule()).pairs == 30
+    assert duel("a", "b", *noisy(2, slower=0.012, spread=0.05), Rule()).pairs == 120
+
+
+def test_time_limits_the_looks_and_it_is_said():
+    """A look that has begun is finished, the next one not begun."""
+    clock = iter(float(second) for second in range(1000))
+    found = duel("a", "b", *noisy(3, slower=0.012, spread=0.05), Rule(), clock=clock.__next__, limit_s=0.5)
+    assert found.pairs == 30
+    assert "the time was up" in found.notes[0]
+
+
+def test_the_same_pairs_get_the_same_verdict_again():
+    """A verdict is recomputed from the record, not remembered."""
+    slow, fast = noisy(4, slower=0.03)
+    pairs = [slow() for _ in range(40)], [fast() for _ in range(40)]
+    assert to_json(compare("a", "b", *pairs)) == to_json(compare("a", "b", *pairs))
+
+
+def test_a_spike_on_one_side_changes_nothing():
+    """Medians of pairs forgive single disturbances."""
+    quiet = [1e-3] * 60
+    assert compare("a", "b", [*quiet[:-3], 1.0, 1.0, 1.0], quiet).word == SAME
+
+
+def test_fewer_than_five_pairs_or_unequal_sides_are_refused():
+    """Nothing can be concluded from them."""
+    with pytest.raises(ValueError, match="pairs are needed"):
+        compare("a", "b", [1.0] * 4, [1.0] * 4)
+    with pytest.raises(ValueError, match="pairs are needed"):
+        compare("a", "b", [1.0] * 9, [1.0] * 8)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(1.011, 1.2, SLOWER), (1.009, 1.2, UNSURE), (0.8, 0.98, FASTER), (0.8, 0.995, UNSURE), (0.992, 1.009, SAME), (0.8, 1.2, UNSURE)],
+)
+def test_the_interval_must_lie_clear_of_the_band(low, high, word):
+    """Significant and relevant are asked together."""
+    assert place(low, high, 0.01) == word
+
+
+def test_rank_test_agrees_with_scipy():
+    """Own code against a library's, with ties."""
+    stats = pytest.importorskip("scipy.stats")
+    generator = random.Random(7)
+    for _ in range(10):
+        a = [round(generator.gauss(0, 1), 1) for _ in range(30)]
+        b = [round(generator.gauss(0.4, 1), 1) for _ in range(25)]
+        expected = stats.mannwhitneyu(a, b, alternative="two-sided", method="asymptotic")
+        assert mann_whitney(a, b)[0] == pytest.approx(expected.pvalue, rel=1e-9)
+    assert mann_whitney([1.0] * 5, [1.0] * 5)[0] == 1.0
+
+
+def test_sign_test_agrees_with_the_binomial():
+    """18 of 20 beyond the edge: 2 * (190 + 20 + 1) / 2^20."""
+    assert sign_test([0.1] * 18 + [0.0] * 2, 0.01) == pytest.approx(2 * 211 / 2**20)
+
+
+def test_bootstrap_interval_holds_the_median_as_often_as_it_says():
+    """99 % asked, 97 % demanded of 300 skewed sets."""
+    generator = random.Random(8)
+    held = 0
+    for seed in range(300):
+        low, high = bootstrap_median([generator.expovariate(math.log(2)) for _ in range(60)], 0.99, seed)
+        held += low <= 1.0 <= high
+    assert held >= 291
+
+
+def test_holm_keeps_the_order_and_never_lowers():
+    """Step-down: adjusted p are monotone and at least the raw ones."""
+    p = [0.2, 0.001, 0.04, 0.03]
+    adjusted = holm(p)
+    assert adjusted == pytest.approx((0.2, 0.004, 0.09, 0.09))
+
+
+def test_one_lucky_verdict_among_many_is_taken_back():
+    """At 1 % each, two of two hundred comparisons would be wrong."""
+    quiet = [compare("a", "b", [1.0, 1.001] * 15, [1.001, 1.0] * 15) for _ in range(200)]
+    weak = compare("a", "b", [1.03] * 24 + [0.9] * 6, [1.0] * 30, rule=Rule(confidence=0.9, looks=(30,)))
+    assert weak.word == SLOWER
+    assert corrected([weak])[0].word == SLOWER
+    among = corrected([*quiet, weak], alpha=0.001)[-1]
+    assert among.word == UNSURE
+    assert "among 201 comparisons" in among.notes[-1]
+
+
+def test_geometric_mean_of_inverse_ratios_is_one():
+    """The right mean for ratios: twice as fast and half as fast is the same."""
+    slow, fast = compare("a", "b", [2.0] * 30, [1.0] * 30), compare("a", "b", [1.0] * 30, [2.0] * 30)
+    assert geometric_mean([slow, fast]).ratio == pytest.approx(1.0)
+    assert geometric_mean([slow, slow]).word == SLOWER
+    with pytest.raises(ValueError, match="nothing"):
+        geometric_mean([])
+
+
+def test_recordings_need_a_wider_band():
+    """Taken apart in time, 3 % is drift; 20 % is not."""
+    generator = random.Random(9)
+    old, new = ([1e-3 * math.exp(generator.gauss(shift, 0.02)) for _ in range(40)] for shift in (0.0, 0.03))
+    assert compare_recorded("new", "old", new, old, band=0.05).word != SLOWER
+    assert compare_recorded("new", "old", [value * 1.2 for value in new], old, band=0.05).word == SLOWER
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("softmax:cpp_twopass", ("softmax", "cpp_twopass", "", "None")),
+        ("softmax:cpp_twopass@HEAD~3", ("softmax", "cpp_twopass", "HEAD~3", "None")),
+        ("matmul:triton_tiled@main[BLOCK=64, FAST=True, KIND=a]", ("matmul", "triton_tiled", "main", "BLOCK=64, FAST=True, KIND=a")),
+        ("matmul:triton_tiled[]", ("matmul", "triton_tiled", "", "default")),
+    ],
+)
+def test_sides_are_understood(text, fields):
+    """Implementation, revision and config in one word."""
+    side = parse_side(text)
+    assert (side.operator, side.implementation, side.revision, str(side.config)) == fields
+
+
+@pytest.mark.parametrize("text", ["", "softmax", "softmax:", ":x", "a:b:c", "a:b@", "a:b[", "a:b[x]", "a:b[=3]", "a:b[x=]"])
+def test_sides_that_mean_nothing_are_refused(text):
+    """With an example of what would."""
+    with pytest.raises(UsageError):
+        parse_side(text)
+
+
+def test_a_folder_is_taken_from_a_revision(tmp_path):
+    """The files as they were, while the ones at hand have changed."""
+    import subprocess
+
+    def git(*words):
+        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org", *words], check=True, capture_output=True)
+
+    folder = tmp_path / "ops" / "thing"
+    folder.mkdir(parents=True)
+    (folder / "op.py").write_text("old")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "old")
+    (folder / "op.py").write_text("new")
+    found = folder_at(folder, "HEAD", tmp_path / "scratch")
+    assert (found / "op.py").read_text() == "old"
+    assert (folder / "op.py").read_text() == "new"
+    with pytest.raises(UsageError, match="no 'nope'"):
+        folder_at(folder, "nope", tmp_path / "scratch")
+    with pytest.raises(UsageError):
+        folder_at(folder, "--output=/tmp/x", tmp_path / "scratch")
+
+
+@pytest.fixture
+def home(tmp_path):
+    """An operator with two implementations of which one does the work three times over."""
+    folder = tmp_path / "home" / "twice"
+    folder.mkdir(parents=True)
+    (folder / "op.py").write_text(
+        "from opforge.core.operator import Case, Operator, TensorSpec, Workload\n"
+        "def reference(x):\n    return x + x\n"
+        "operator = Operator(name='twice', about='y = 2x', inputs=(TensorSpec('x', 'rows cols'),), outputs=(TensorSpec('y', 'rows cols'),),\n"
+        "    reference=reference, flops='rows * cols', dtypes=('float32',), cases=(Case(name='small', axes={'rows': 3, 'cols': 5}, why='odd'),),\n"
+        "    workloads=(Workload(name='some', axes={'rows': 64, 'cols': 256}, source='made up', scale='laptop'),),\n"
+        "    implementations=('torch_eager', 'torch_slow'))\n"
+    )
+    (folder / "torch_eager.py").write_text('"""Once."""\ndef twice(x):\n    return x + x\n\n\nrun = forward = twice\n')
+    (folder / "torch_slow.py").write_text('"""Over and over."""\ndef twice(x):\n    for _ in range(6):\n        y = x + x\n    return y\n\n\nrun = forward = twice\n')
+    return tmp_path / "home"

@@ -1,0 +1,129 @@
+"""Operators as PyTorch functions: gradients, schemas, compilation, clean hands; and the kit for other people's operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.core.verdict import Pass
+from opforge.dispatch import Chooser, Function
+from opforge.registry import load
+from opforge.testing import conformance, parametrize, situations
+from opforge.verdicts.contracts import check_function
+
+
+def clauses(name, function=None, **options):
+    registry = load()
+    operator = registry.operator(name)
+    own = Function(operator, Chooser(registry))
+    custom = getattr(torch.ops.opforge, name).default
+    return {clause.name: clause for clause in check_function(operator, function or own, custom, device="cpu", compiler="aot_eager", **options)}
+
+
+@pytest.mark.parametrize("name", ["softmax", pytest.param("matmul", marks=pytest.mark.slow), pytest.param("mean_var", marks=pytest.mark.slow)])
+def test_operators_keep_their_contracts(name):
+    """Everything that does not need a GPU holds; what needs one says so."""
+    found = clauses(name, dtypes=["float32", "bfloat16"])
+    assert [clause for clause in found.values() if clause.standing == "broken"] == []
+    assert {found[n].standing for n in ("gradients (float32)", "gradcheck", "opcheck", "torch.compile(fullgraph=True)", "values and memory (bfloat16)")} == {"held"}
+    if not torch.cuda.is_available():
+        assert found["CUDA graph"].standing == "not here" and "GPU" in found["CUDA graph"].detail
+
+
+@pytest.mark.parametrize(
+    ("function", "broken"),
+    [
+        (lambda x: torch.softmax(x, -1).detach(), "gradients (float32)"),
+        (lambda x: torch.softmax(x, -1) * 1.01, "values and memory (float32)"),
+        (lambda x: x.copy_(torch.softmax(x.detach(), -1)), "values and memory (float32)"),
+        (lambda x: torch.softmax(x, -1) if x.is_contiguous() else x * 0, "layouts (float32)"),
+        (lambda x: torch.softmax(x, -1) + 0 * float(x.detach().sum()), "torch.compile(fullgraph=True)"),
+    ],
+    ids=["no gradient", "wrong value", "input modified", "layout ignored", "graph break"],
+)
+def test_broken_promises_are_found(function, broken):
+    """Each clause fails on a function that breaks it alone."""
+    found = clauses("softmax", function, dtypes=["float32"])
+    assert found[broken].standing == "broken", found[broken]
+
+
+def test_a_scaled_gradient_is_found():
+    """Right values, and a backward that is two percent too large."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = torch.softmax(x, -1)
+            ctx.save_for_backward(y)
+            return y
+
+        @staticmethod
+        def backward(ctx, g):
+            (y,) = ctx.saved_tensors
+            return 1.02 * y * (g - (g * y).sum(-1, keepdim=True))
+
+    found = clauses("softmax", Scaled.apply, dtypes=["float32"])
+    assert found["values and memory (float32)"].standing == "held" and found["gradients (float32)"].standing == "broken"
+
+
+# the kit
+
+
+@torch.library.custom_op("opforge_tests::double", mutates_args=())
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@double.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+double.register_autograd(lambda ctx, g: g * 2)
+
+
+@torch.library.custom_op("opforge_tests::no_fake", mutates_args=())
+def no_fake(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_custom_operator_conforms():
+    """Anybody's operator, not only those defined here."""
+    found = conformance(double, torch.randn(4, 5, requires_grad=True), reference=lambda x: x * 2, compiler="aot_eager")
+    assert found.conforms, str(found)
+    assert {"opcheck", "gradients", "compiles"} <= set(found.found)
+
+
+@pytest.mark.parametrize(
+    ("op", "check"),
+    [
+        (lambda x: x.mul_(2), "inputs unmodified"),
+        (lambda x: x, "outputs not aliased"),
+        (lambda x: x * 2 + torch.rand(()), "deterministic"),
+        (lambda x: x.as_strided(x.shape, (x.shape[1], 1)) * 2, "inputs not contiguous"),
+        (lambda x: x * 2.001, "values"),
+        (lambda x: x.detach() * 2 + 0 * x, "gradients"),
+        (no_fake, "compiles"),
+    ],
+    ids=["modifies", "aliases", "random", "contiguous only", "wrong", "wrong gradient", "no fake"],
+)
+def test_the_kit_finds_what_is_broken(op, check):
+    """One fault each, found under its own name."""
+    found = conformance(op, torch.randn(4, 5, requires_grad=True), reference=lambda x: x * 2, compiler="aot_eager")
+    assert found.found[check] is not None
+    with pytest.raises(AssertionError, match="does not conform"):
+        found.require()
+
+
+@parametrize("vector_add", backends=("torch",), dtypes=("float32",))
+def test_the_suite_as_pytest_parameters(situation):
+    """What a guest writes in a test file of theirs."""
+    assert isinstance(situation.check(), Pass)
+
+
+def test_a_guest_s_failure_fails_the_test_with_its_evidence(guest):
+    """The message is the evidence, not a traceback through opforge."""
+    home = guest(bad="def run(x, bias):\n    return bias.expand_as(x).clone()\n")
+    (one,) = situations("guest_add", home=home, backends=("torch",), dtypes=("float32",))
+    with pytest.raises(pytest.fail.Exception, match=r"guest_add-torch_bad-float32: wrong in case .* expected .* within"):
+        one.check()

@@ -1,0 +1,347 @@
+"""Timing: what the clocks are asked, when sampling ends, what statistics say, which clock is chosen. Clock and machine are simulated."""
+
+import random
+
+import pytest
+
+from opforge.core.operator import Case
+from opforge.core.statistics import drift, modes, outliers, quantile
+from opforge.core.timing import Moment, Timing
+from opforge.core.verdict import Checked, Pass
+from opforge.runner.clocks import clock_step, host_samples, launch_samples, spread_out
+from opforge.runner.device_clocks import rotation_size, union
+from opforge.timing import Contestant, Plan, Probe, measure
+from opforge.timing.conditions import Nvml, throttle_words, words
+from opforge.timing.timers import Trial, candidates, choose
+
+PROOF = Pass(checked=(Checked(case=Case(name="all", axes={}, why="stands for the operator's cases"), dtype="float32", metrics=()),), not_taken=(), isolation="simulated")
+
+
+class Machine:
+    """A simulated worker and the parent's clock: a call takes `call_s()`, a request 50 us on top."""
+
+    def __init__(self, call_s, lies=1.0, clocks=("host",)):
+        self.now = 0.0
+        self.call_s = call_s
+        self.lies = lies
+        self.clocks = clocks
+        self.calls = 0
+        self.asked = []
+
+    def ask(self, message):
+        self.asked.append(dict(message))
+        self.now += 50e-6
+        if message["do"] == "launch_cost":
+            return {"status": "ok", "samples": [3e-6] * message["count"]}
+        if message["timer"] not in self.clocks:
+            return {"status": "unfit", "reason": f"no {message['timer']} here"}
+        samples = []
+        for _ in range(message["count"]):
+            spent = 0.0
+            for _ in range(message["batch"]):
+                spent += self.call_s(self.calls)
+                self.calls += 1
+            self.now += spent
+            samples.append(spent / message["batch"] * self.lies)
+        return {"status": "ok", "samples": samples, "batch": message["batch"]}
+
+    def clock(self):
+        return self.now
+
+
+def run(machine, plan=Plan(), device="cpu", **options):
+    contestant = Contestant(name="k", proof=PROOF, ask=machine.ask, launch=1)
+    return contestant, measure([contestant], plan, overhead_s=0.0, clock=machine.clock, order=random.Random(1), device=device, **options)["k"]
+
+
+def timing(samples, **fields):
+    return Timing(**{"samples_s": tuple(samples), "batch": 1, "timer": "host", "cache": "warm", "overhead_s": 0.0, "conditions": (), **fields})
+
+
+def test_short_kernels_are_batched_until_the_clock_is_fine_enough():
+    """A 10 us kernel between two readings of a clock would be all reading."""
+    _, found = run(Machine(lambda call: 10e-6))
+    assert found.batch == 100
+    assert found.median_s == pytest.approx(10e-6)
+
+
+def test_sampling_ends_when_the_median_is_known():
+    """A steady kernel needs the least number of samples and no more, however large the budget."""
+    _, found = run(Machine(lambda call: 1e-3), Plan(samples=30, budget_s=100.0))
+    assert len(found.samples_s) == 30
+
+
+def test_a_noisy_kernel_is_sampled_until_its_budget_is_spent():
+    """More samples are the answer to noise, the budget is the end of it."""
+    noise = random.Random(2)
+    _, found = run(Machine(lambda call: 1e-3 * noise.uniform(1, 2)), Plan(samples=30, budget_s=0.5, precision=0.001))
+    assert len(found.samples_s) > 100
+    assert sum(found.samples_s) == pytest.approx(0.5, rel=0.1)
+
+
+def test_every_sample_is_kept_in_order():
+    """A verdict must be computable again from the record; an outlier that was dropped is gone."""
+    machine = Machine(lambda call: 50e-3 if call == 20 else 1e-3)
+    _, found = run(machine, Plan(samples=30))
+    assert max(found.samples_s) == pytest.approx(50e-3)
+    assert found.outliers == (found.samples_s.index(max(found.samples_s)),)
+    assert found.quantile_s(1.0) == max(found.samples_s)
+
+
+def test_warm_up_is_not_sampled():
+    """Ten slow first calls (compilation, page faults) belong to nobody's median."""
+    _, found = run(Machine(lambda call: 20e-3 / (1 + call) if call < 10 else 1e-3))
+    assert max(found.samples_s) < 3e-3
+
+
+def test_a_worker_that_claims_more_than_was_spent_is_not_believed():
+    """Its samples cannot be longer than this process waited."""
+    _, found = run(Machine(lambda call: 1e-3, lies=3.0))
+    assert "of this process's clock" in found
+
+
+def test_a_worker_that_answers_nonsense_is_not_believed():
+    """Zero seconds, or fewer samples than asked for, are no times."""
+    contestant = Contestant(name="k", proof=PROOF, ask=lambda message: {"status": "ok", "samples": [0.0] * message["count"]}, launch=1)
+    assert "not what was asked for" in measure([contestant], Plan(), overhead_s=0.0)["k"]
+
+
+def test_contestants_take_turns_in_random_order():
+    """Drift must fall on all alike."""
+    machine, turns = Machine(lambda call: 1e-3), []
+
+    def asker(name):
+        def ask(message):
+            turns.append(name)
+            return machine.ask(message)
+
+        return ask
+
+    both = [Contestant(name=name, proof=PROOF, ask=asker(name), launch=1) for name in "ab"]
+    measure(both, Plan(samples=60), overhead_s=0.0, clock=machine.clock, order=random.Random(3))
+    pairs = list(zip(turns[-24::2], turns[-23::2], strict=True))
+    assert {tuple(sorted(pair)) for pair in pairs} == {("a", "b")}
+    assert {("a", "b"), ("b", "a")} == set(pairs)
+
+
+def test_the_clock_that_was_chosen_is_recorded_with_what_the_others_saw():
+    """A reader must know what was measured."""
+    machine = Machine(lambda call: 10e-6, clocks=("cuda_graph", "cuda_event", "cupti"))
+    _, found = run(machine, device="cuda")
+    assert found.timer == "cupti"
+    assert set(found.seen_by) == {"cupti", "cuda_graph", "cuda_event"}
+    assert found.launch_s == 3e-6
+    assert any("agrees with the graph" in words for words in found.conditions)
+
+
+def test_without_cupti_and_graphs_events_are_used_and_it_is_said():
+    """A fallback that is not said is a lie about launch cost."""
+    _, found = run(Machine(lambda call: 10e-6, clocks=("cuda_event",)), device="cuda")
+    assert found.timer == "cuda_event"
+    assert any("launch cost included" in words for words in found.conditions)
+
+
+@pytest.mark.parametrize(
+    ("trials", "timer"),
+    [
+        ({"cupti": 9e-6, "cuda_graph": 10e-6}, "cupti"),
+        ({"cupti": 5e-6, "cuda_graph": 50e-6}, "cuda_graph"),
+        ({"cupti": 90e-6, "cuda_graph": 50e-6}, "cuda_graph"),
+        ({"cuda_graph": 50e-6, "cuda_event": 60e-6}, "cuda_graph"),
+        ({"cuda_event": 60e-6}, "cuda_event"),
+    ],
+    ids=["agree", "cupti sees less", "tracing disturbs", "no cupti", "events alone"],
+)
+def test_trials_choose_the_clock(trials, timer):
+    """CUPTI only where the graph confirms it."""
+    seen = {name: Trial(median_s=trials.get(name), reason="" if name in trials else "absent") for name in candidates("cuda")}
+    assert choose(seen).timer == timer
+
+
+def test_no_clock_at_all_is_a_reason():
+    """Not a time of some kind."""
+    assert choose({"cuda_event": Trial(median_s=None, reason="it crashed")}) == "cuda_event: it crashed"
+
+
+def test_two_speeds_are_found_and_one_is_not_split():
+    """Medians of bimodal kernels jump between runs; a normal spread must not be called two speeds."""
+    generator = random.Random(4)
+    both = [generator.gauss(1.0, 0.01) if generator.random() < 0.7 else generator.gauss(1.1, 0.01) for _ in range(60)]
+    found = modes(both)
+    assert [round(mode.median_s, 1) for mode in found] == [1.0, 1.1]
+    assert "two speeds" in timing(both).unsteady[0]
+    assert sum(len(modes([generator.gauss(1.0, 0.03) for _ in range(60)])) == 2 for _ in range(100)) <= 1
+
+
+def test_drift_is_told_from_noise():
+    """A device that heats up gets slower through the run; the median of all hides it."""
+    assert drift([1.0 + 0.01 * step for step in range(40)]) > 0.1
+    assert "slower in the second half" in timing([1.0 + 0.01 * step for step in range(40)]).unsteady[0]
+    assert drift([1.0, 1.02] * 20) == 0.0
+
+
+def test_a_steady_timing_has_nothing_to_confess():
+    """Otherwise readers learn to skip the words."""
+    generator = random.Random(5)
+    assert timing([generator.gauss(1e-3, 1e-5) for _ in range(50)]).unsteady == ()
+
+
+def test_a_coarse_clock_is_confessed():
+    """A step of 0.5 us in a sample of 10 us is 5 %."""
+    assert "coarse" in timing([10e-6] * 30, resolution_s=0.5e-6).unsteady[0]
+    assert timing([10e-6] * 30, batch=100, resolution_s=0.5e-6).unsteady == ()
+
+
+def test_statistics_of_known_samples():
+    """By hand."""
+    found = timing([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert (found.median_s, found.iqr_s, found.spread) == (3.0, 2.0, pytest.approx(2 / 3))
+    assert found.rsd == pytest.approx(2**0.5 / 3)
+    assert found.p50_p90_p99_s == (3.0, pytest.approx(4.6), pytest.approx(4.96))
+    assert quantile([7.0], 0.9) == 7.0
+    assert outliers([1.0, 1.0, 1.0, 1.0]) == ()
+
+
+def test_the_interval_of_the_median_holds_it_as_often_as_it_says():
+    """95 % of intervals of 30 exponential samples must hold the true median."""
+    generator = random.Random(6)
+    held = 0
+    for _ in range(1000):
+        low, high = timing([generator.expovariate(0.6931471805599453) for _ in range(30)]).interval_s
+        held += low <= 1.0 <= high
+    assert held >= 940
+
+
+def test_launch_cost_waits_outside_the_readings():
+    """What the device does is not what the host spends."""
+    now = [0.0]
+
+    def launch():
+        now[0] += 2.0
+
+    def wait():
+        now[0] += 100.0
+
+    assert launch_samples(launch, 3, 2, wait, clock=lambda: now[0]) == [2.0, 2.0]
+
+
+def test_host_samples_divide_by_the_batch():
+    """Two readings surround the batch, nothing else."""
+    ticks = iter([0.0, 6.0])
+    assert host_samples(lambda: None, 3, 1, clock=ticks.__next__) == [2.0]
+
+
+def test_clock_step_is_the_smallest_seen():
+    """Readings that do not move are waited through."""
+    ticks = iter([0.0, 0.0, 3.0, 5.0, 7.0])
+    assert clock_step(ticks.__next__, tries=2) == 2.0
+
+
+def test_rotation_goes_through_every_buffer():
+    """A buffer met again too early is warm."""
+    seen = []
+    call, batch = spread_out([lambda name=name: seen.append(name) for name in "abc"], 4)
+    for _ in range(batch):
+        call()
+    assert "".join(seen) == "abcabc"
+    assert rotation_size(1 << 20, 50 << 20) == 1
+    assert rotation_size(10 << 20, 50 << 20) * (10 << 20) > 2 * (50 << 20)
+
+
+def test_overlapping_kernels_are_counted_once():
+    """Two streams busy at once are busy once."""
+    assert union([(0, 10), (2, 3), (20, 5)]) == 15
+
+
+class FakeNvml:
+    """pynvml of a device that is hot and held back, and has no energy counter."""
+
+    NVML_CLOCK_SM = NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self):
+        self.clock = 1980
+
+    def nvmlDeviceGetClockInfo(self, handle, kind):
+        self.clock -= 100
+        return self.clock
+
+    def nvmlDeviceGetTemperature(self, handle, kind):
+        return 88
+
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 700_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle):
+        raise self.NVMLError
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle):
+        return 0x24
+
+
+def test_conditions_of_a_device_are_read_and_said(tmp_path):
+    """Throttling explains a slow record, so it must be in it."""
+    probe = Probe("cpu", root=tmp_path, nvml=Nvml(FakeNvml(), object()), clock=iter(range(10)).__next__)
+    moments = [probe.read(), probe.read()]
+    assert (moments[0].sm_mhz, moments[0].temperature_c, moments[0].power_w, moments[0].energy_j) == (1880.0, 88.0, 700.0, None)
+    said = " | ".join(words(moments))
+    assert "SM clock 1780 to 1880 MHz" in said
+    assert "the SM clock moved" in said
+    assert "held back in 2 of 2 rounds (power cap and thermal slowdown (software))" in said
+    assert throttle_words(0) == ()
+
+
+def test_time_taken_by_a_hypervisor_is_noticed(tmp_path):
+    """A neighbour on the same host makes intervals wide; the reader should know why."""
+    (tmp_path / "proc").mkdir()
+    stat = tmp_path / "proc/stat"
+    stat.write_text("cpu  100 0 0 100 0 0 0 0 0 0\n")
+    (tmp_path / "proc/loadavg").write_text("1.50 1.0 1.0 1/100 1\n")
+    probe = Probe("cpu", root=tmp_path, clock=iter(range(10)).__next__)
+    stat.write_text("cpu  150 0 0 130 0 0 0 20 0 0\n")
+    moment = probe.read()
+    assert (moment.load, moment.stolen) == (1.5, 0.2)
+    assert "gave 20% of processor time to others" in " ".join(words([moment]))
+    assert words([Moment(at_s=0.0)]) == ()
+
+
+def test_conditions_are_kept_with_the_timing():
+    """One look before, one after, and some between."""
+    machine = Machine(lambda call: 1e-3)
+    looks = iter(range(1000))
+    _, found = run(machine, probe=lambda: Moment(at_s=float(next(looks)), load=0.5))
+    assert [moment.at_s for moment in found.moments][:2] == [0.0, 1.0]
+    assert "load 0.5 before, 0.5 after" in found.conditions
+
+
+@pytest.mark.gpu
+def test_cold_is_colder_than_warm_on_this_device():
+    """The flush must be seen to work on the device at hand."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    from opforge.runner.device_clocks import cold_probe
+
+    warm, cold = cold_probe(torch.device("cuda"))
+    assert cold > 1.15 * warm
+
+
+@pytest.mark.gpu
+def test_the_three_device_clocks_agree_on_a_long_kernel():
+    """On a kernel of half a millisecond, launches and gaps are nothing."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    from opforge.runner.device_clocks import cupti_samples, event_samples, graph_samples
+
+    a = torch.randn(4096, 4096, device="cuda")
+    out = torch.empty_like(a)
+
+    def call():
+        torch.mm(a, a, out=out)
+
+    call()
+    found = [sorted(take(call, 5, 7, None))[3] for take in (event_samples, graph_samples, cupti_samples)]
+    assert max(found) < 1.1 * min(found)

@@ -1,0 +1,357 @@
+"""Verification: what must pass, what must not, and with which evidence."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import textwrap
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.operator import Case, Constraint, Operator, TensorSpec
+from opforge.core.record import from_json, to_json
+from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.registry import load
+from opforge.runner import Isolated
+from opforge.runner.inputs import allocate, fill
+from opforge.verdicts import DEFAULT, QUICK, Bench, Expectation, compare, verify
+from opforge.verdicts.quantisation import clip_ratio, two_errors
+from opforge.verdicts.shrink import shrink
+from opforge.verdicts.suite import elements, hidden_cases, leading_axis, reduced
+
+ROW_SUM = '''
+from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
+
+
+def reference(x):
+    return x.sum(dim=-1)
+
+
+def magnitude(inputs, outputs, scalars):
+    return {"y": inputs["x"].abs().sum(dim=-1)}
+
+
+operator = Operator(
+    name="row_sum",
+    about="a guest's row sums",
+    inputs=(TensorSpec(name="x", shape="*lead cols"),),
+    outputs=(TensorSpec(name="y", shape="*lead"),),
+    reference=reference,
+    flops="prod(lead) * cols",
+    dtypes=("float32",),
+    tolerance=Tolerance(length="cols", magnitude=magnitude),
+    cases=(
+        Case(name="plain", axes={"lead": (6,), "cols": 200}, why="several rows"),
+        Case(name="long", axes={"lead": (2,), "cols": 4096}, why="a long reduction"),
+    ),
+    implementations=(%s),
+)
+'''
+
+
+@pytest.fixture(scope="module")
+def host():
+    with Isolated() as found:
+        yield found
+
+
+@pytest.fixture
+def judged(tmp_path, host, guest):
+    """judged(source) verifies one torch implementation of guest_add, or of row_sum, in float32."""
+    benches = []
+
+    def run(source, operator="guest_add", effort=QUICK, dtype="float32", **options):
+        if operator == "guest_add":
+            home = guest(tested=source)
+        else:
+            folder = tmp_path / "home" / operator
+            folder.mkdir(parents=True)
+            (folder / "op.py").write_text(ROW_SUM % '"torch_tested",')
+            (folder / "torch_tested.py").write_text(textwrap.dedent(source))
+            home = folder.parent
+        registry = load([home])
+        bench = Bench(registry=registry, operator=registry.operator(operator), host=host, device="cpu")
+        benches.append(bench)
+        return verify(bench, registry.implementation(operator, "torch_tested"), dtype, effort=effort, **options)
+
+    yield run
+    for bench in benches:
+        bench.close()
+
+
+def evidence(verdict):
+    """The four things a failure must name."""
+    assert isinstance(verdict, Mismatch), verdict
+    assert len(verdict.index) == 2 and math.isfinite(verdict.expected) and verdict.tolerance > 0
+    assert not abs(verdict.actual - verdict.expected) <= verdict.tolerance
+    return verdict
+
+
+# comparison
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.floats(width=32), st.floats(width=32)), min_size=1, max_size=12))
+def test_nan_and_infinity_must_stand_where_the_oracle_has_them(pairs):
+    """A NaN that is accepted as anything, or an Inf as any large number, is how checkers are fooled (VERIFY A7)."""
+    expected = torch.tensor([e for e, _ in pairs], dtype=torch.float64)
+    actual = torch.tensor([a for _, a in pairs], dtype=torch.float32)
+    wrong = compare(actual, Expectation(output="y", dtype="float32", expected=expected, bound=torch.full_like(expected, 1e-3))).wrong
+    for (e, a), is_wrong in zip(pairs, wrong.tolist(), strict=True):
+        if math.isnan(e) or math.isnan(a):
+            assert is_wrong == (math.isnan(e) != math.isnan(a))
+        elif math.isinf(e):
+            assert is_wrong == (a != e)
+        elif math.isinf(a):
+            # beyond the largest finite float32 a correctly rounded result is infinite; a float32 expectation never is
+            assert is_wrong or abs(e) >= DTYPES["float32"].largest
+        else:
+            assert is_wrong == (abs(a - e) > 1e-3)
+
+
+@pytest.mark.parametrize("values", [(1.0, 2.0, 3.0), (0.0, -5.0, 1e30)])
+def test_metrics_of_an_exact_answer_are_perfect(values):
+    """Every figure of the seeds is there, and none invents an error."""
+    expected = torch.tensor(values, dtype=torch.float64)
+    m = compare(expected.float().double(), Expectation(output="y", dtype="float64", expected=expected.float().double(), bound=torch.full_like(expected, 1e-9))).metrics
+    assert (m.max_abs, m.mean_abs, m.max_rel, m.l2_rel, m.max_ulp, m.worst_ratio) == (0, 0, 0, 0, 0, 0)
+    assert m.cosine == pytest.approx(1.0) and m.sqnr_db == math.inf and sum(m.histogram) == 3
+
+
+def test_kl_divergence_sees_a_shifted_distribution_and_no_rounding():
+    """Histograms narrower than the bound would show rounding as a divergence of thirty nats."""
+    x = torch.randn(4096, dtype=torch.float64)
+    wide = Expectation(output="y", dtype="float32", expected=x, bound=torch.full_like(x, 1e-3))
+    assert compare((x * 0.5).float(), wide).metrics.kl > 0.1
+    assert compare(x.float(), wide).metrics.kl < 1e-6
+    constant = torch.full((4096,), 0.01, dtype=torch.float64) + 1e-9 * x
+    assert compare(constant.float(), Expectation(output="y", dtype="float32", expected=constant, bound=torch.full_like(x, 1e-6))).metrics.kl == 0
+
+
+# hidden cases
+
+
+def test_hidden_cases_keep_constraints_and_quotas():
+    """About 10 % empty, about 8 % not contiguous, and nothing the definition forbids."""
+    operator = load().operator("softmax")
+    found = [case for _ in range(5) for case in hidden_cases(operator, "float32", count=24, most_elements=4096)]
+    assert len(found) >= 110
+    assert all(operator.violated(case.axes, "float32", {}) is None and elements(operator, case) <= 4096 for case in found)
+    empty = sum(elements(operator, case) == 0 for case in found) / len(found)
+    irregular = sum(case.layout != "contiguous" for case in found) / len(found)
+    assert 0.04 <= empty <= 0.16 and 0.04 <= irregular <= 0.14
+    assert len({case.seed for case in found}) == len(found) and len({str(case.axes) for case in found}) > 60
+
+
+def test_hidden_cases_satisfy_narrow_constraints():
+    """An operator whose axes depend on each other still gets cases."""
+    operator = Operator(
+        name="pairs",
+        about="halves",
+        inputs=(TensorSpec(name="x", shape="rows cols"),),
+        outputs=(TensorSpec(name="y", shape="rows cols"),),
+        reference=lambda x: x,
+        flops="rows * cols",
+        constraints=(Constraint(name="even", expression="cols % 2 == 0 and cols >= 4", about="pairs of columns"),),
+        cases=(Case(name="a", axes={"rows": 3, "cols": 8}, why="small"),),
+    )
+    found = hidden_cases(operator, "float32", count=20, most_elements=1024, source=random.Random(1))
+    assert len(found) >= 16 and all(case.axes["cols"] % 2 == 0 for case in found)
+
+
+def test_dangerous_values_are_drawn_only_where_the_definition_has_them():
+    """rmsnorm is defined for special values in float16 alone: the largest float32 has no square."""
+    operator = load().operator("rmsnorm")
+    kinds = {dtype: {case.distribution for case in hidden_cases(operator, dtype, count=60, most_elements=512)} for dtype in ("float32", "float16")}
+    assert "special" not in kinds["float32"] and "special" in kinds["float16"]
+
+
+def test_a_reduced_suite_keeps_every_distribution_and_layout():
+    """--quick may leave out sizes, not kinds."""
+    operator = load().operator("softmax")
+    kept = reduced(operator, operator.cases, 4096)
+    assert {(case.distribution, case.layout) for case in kept} == {(case.distribution, case.layout) for case in operator.cases}
+    assert len(kept) < len(operator.cases)
+
+
+def test_twins_agree_where_a_lazy_cache_would_look():
+    """Same ends, same sum, same extremes, same every second element, and yet not the same."""
+    operator = load().operator("softmax")
+    values = []
+    for seed in (10, 11):
+        case = Case(name="t", axes={"lead": (4,), "cols": 65}, why="", distribution="twins", seed=seed)
+        arena = allocate(operator, case, "float32")
+        fill(arena, operator, case, seed)
+        values.append(arena.tensors("input")["x"].flatten().clone())
+        arena.close()
+    one, two = values
+    assert not torch.equal(one, two)
+    assert one[0] == two[0] and one[-1] == two[-1] and torch.equal(one[::2], two[::2])
+    assert torch.equal(one.sort().values, two.sort().values)
+
+
+@pytest.mark.parametrize(("name", "axis"), [("softmax", "lead"), ("matmul", None), ("mean_var", "lead")])
+def test_batch_invariance_is_asked_where_rows_lead(name, axis):
+    """A row means something only where a variadic axis leads every output."""
+    assert leading_axis(load().operator(name)) == axis
+
+
+# verdicts
+
+
+def test_a_right_kernel_passes_and_says_what_was_found(judged):
+    """Determinism, fresh content and hidden cases are stated, with the seeds of all of them."""
+    verdict = judged("def run(x, bias):\n    return x + bias\n")
+    assert isinstance(verdict, Pass), verdict
+    assert verdict.states("deterministic") is True and verdict.states("no_answer_kept") is True and verdict.states("hidden_cases") is True
+    assert verdict.states("batch_invariant") is None
+    assert all(checked.case.seed is not None for checked in verdict.checked)
+    assert verdict.worst is not None and from_json(json.loads(json.dumps(to_json(verdict)))) == verdict
+
+
+def test_a_row_that_depends_on_its_batch_is_stated_not_failed(judged):
+    """Within the bound, other bits: the reader decides whether that matters."""
+    source = """
+    def run(x):
+        return x.sum(-1) if x.numel() // max(1, x.shape[-1]) != 1 else x.flip(-1).cumsum(-1)[..., -1]
+    """
+    verdict = judged(source, operator="row_sum", effort=DEFAULT)
+    assert isinstance(verdict, Pass), verdict
+    assert verdict.states("batch_invariant") is False
+
+
+BIAS_ONLY = "def run(x, bias):\n    return bias.expand_as(x).clone()\n"
+TAIL = """
+def run(x, bias):
+    y = x + bias
+    y[:, x.shape[1] // 128 * 128:] = 0 if x.shape[1] > 128 else y[:, x.shape[1] // 128 * 128:]
+    return y
+"""
+SWAPPED = "def run(x, bias):\n    return (x + bias).t().reshape(x.shape).contiguous()\n"
+
+
+@pytest.mark.parametrize(("source", "cause"), [(BIAS_ONLY, ""), (TAIL, "mask of the last block"), (SWAPPED, "swapped")], ids=["bias_only", "tail_mask", "swapped_axis"])
+def test_planted_bugs_get_a_mismatch_with_its_evidence(judged, source, cause):
+    """The first is the broadcast example of the seeds, which wrote only the bias and passed there."""
+    verdict = evidence(judged(source))
+    assert cause in verdict.cause
+    assert verdict.window is not None and any(any(row) for row in verdict.window.wrong)
+
+
+def test_a_failing_case_is_shrunk_and_replays(judged, guest, host):
+    """The smallest that still fails is shown; the first one is kept; the same seed gives the same wrong element."""
+    source = "def run(x, bias):\n    y = x + bias\n    y[:, 16:] = 0\n    return y\n"
+    verdict = evidence(judged(source))
+    assert verdict.shrunk_from is not None and verdict.shrunk_from.axes["cols"] > 30
+    assert verdict.case.axes == {"rows": 1, "cols": 17}
+    again = evidence(judged_again(guest, host, verdict.case))
+    assert (again.index, again.actual, again.expected) == (verdict.index, verdict.actual, verdict.expected)
+
+
+def judged_again(guest, host, case):
+    """Verify one recorded case on its own."""
+    registry = load([guest.__closure__[0].cell_contents / "home"])
+    bench = Bench(registry=registry, operator=registry.operator("guest_add"), host=host, device="cpu")
+    try:
+        return verify(bench, registry.implementation("guest_add", "torch_tested"), "float32", cases=[case])
+    finally:
+        bench.close()
+
+
+def test_shrinking_keeps_the_kind_of_failure():
+    """A smaller case that fails in another way is another bug."""
+    operator = load().operator("softmax")
+    case = Case(name="big", axes={"lead": (8, 4), "cols": 300}, why="", distribution="large", layout="sliced", seed=3)
+    broken = Broken(case=case, dtype="float32", reason="past the end: 4 bytes", isolation="")
+
+    def attempt(smaller):
+        cols = smaller.axes["cols"]
+        return Broken(case=smaller, dtype="float32", reason="past the end: 8 bytes" if cols > 100 else "input x was modified", isolation="")
+
+    found = shrink(operator, "float32", broken, attempt, 5.0).verdict
+    assert found.case.axes["cols"] == 101 and found.case.layout == "contiguous" and found.case.distribution == "normal"
+
+
+def test_an_answer_kept_by_address_is_found(judged):
+    """Inputs change behind the pointer; the kernel that looks only at the pointer is wrong (CUDA-L1's cheat)."""
+    source = """
+    known = {}
+
+
+    def run(x, bias):
+        key = (x.data_ptr(), x.shape)
+        if key not in known:
+            known[key] = x + bias
+        return known[key].clone()
+    """
+    verdict = judged(source)
+    assert isinstance(verdict, Mismatch) and verdict.after is not None
+    assert verdict.after.seed != verdict.case.seed and "kept" in verdict.cause
+
+
+def test_a_race_is_found_and_named(judged):
+    """Wrong in one call of thirty: the first run of each case is right more often than not."""
+    source = """
+    import itertools
+
+    calls = itertools.count()
+
+
+    def run(x, bias):
+        y = x + bias
+        if next(calls) % 30 == 29:
+            y[..., :1] += 1
+        return y
+    """
+    verdict = judged(source, effort=DEFAULT)
+    assert isinstance(verdict, Mismatch) and "race" in verdict.cause
+
+
+def test_an_accumulator_that_gives_way_is_named_with_its_length(judged):
+    """Right for short rows, wrong for long ones, by little: the evidence is in the lengths."""
+    source = "import torch\n\n\ndef run(x):\n    return (x.bfloat16().float() if x.shape[-1] >= 1000 else x).sum(-1)\n"
+    verdict = judged(source, operator="row_sum", effort=DEFAULT)
+    assert isinstance(verdict, Mismatch) and "accumulator" in verdict.cause and "K = 1000" in verdict.cause
+
+
+def test_wrong_kernels_get_no_time(guest, host):
+    """A time without a Pass is never allowed to exist."""
+    from opforge.timing import Plan
+    from opforge.workbench import Options, bench
+
+    home = guest(right="def run(x, bias):\n    return x + bias\n", bias_only=BIAS_ONLY, tail=TAIL)
+    options = Options(dtypes=("float32",), backends=("torch",), plan=Plan(samples=5, budget_s=0.05))
+    records = list(bench(load([home]), ["guest_add"], options, host))
+    found = {record.implementation: record for record in records}
+    assert found["torch_right"].timing is not None
+    for name in ("torch_bias_only", "torch_tail"):
+        evidence(found[name].verdict)
+        assert found[name].timing is None
+
+
+# quantisation
+
+
+def test_kernel_error_and_quantisation_error_are_two_figures():
+    """What the format loses is not the kernel's fault, and a kernel's fault must not hide behind it."""
+    operator = Operator(
+        name="twice",
+        about="2x",
+        inputs=(TensorSpec(name="x", shape="n", dtype="float8_e4m3fn"),),
+        outputs=(TensorSpec(name="y", shape="n", dtype="float32"),),
+        reference=lambda x: 2 * x,
+        flops="n",
+        dtypes=("float32",),
+    )
+    original = torch.randn(512, generator=torch.Generator().manual_seed(1)) * 200
+    narrow = original.clamp(-448, 448).to(torch.float8_e4m3fn)
+    case = Case(name="q", axes={"n": 512}, why="")
+    (right,) = two_errors(operator, case, "float32", {"x": original}, {"x": narrow}, {"y": narrow.float() * 2})
+    (wrong,) = two_errors(operator, case, "float32", {"x": original}, {"x": narrow}, {"y": narrow.float() * 2.02})
+    assert right.kernel_agrees and right.kernel.max_abs == 0 and not wrong.kernel_agrees
+    assert right.quantisation == wrong.quantisation and 15 < right.quantisation.sqnr_db < 45
+    assert right.clip_ratio["x"] == clip_ratio(original, "float8_e4m3fn") == pytest.approx(float((original.abs() > 448).float().mean()))
