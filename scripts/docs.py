@@ -76,6 +76,8 @@ def with_tables(text: str) -> str:
     """A README with its tables made anew from the records they name."""
 
     def table(match: re.Match[str]) -> str:
+        if not (ROOT / match[1]).is_file():
+            raise SystemExit(f"{match[1]} is named by a README and is not there. Make it with: opforge records export {match[1]} --run RUN")
         done = subprocess.run(
             [sys.executable, "-m", "opforge", "report", "--from", str(ROOT / match[1]), "--table"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
         )

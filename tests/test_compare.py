@@ -15,22 +15,13 @@ from opforge.timing import Rule, compare, compare_recorded, corrected, duel, geo
 from opforge.timing.compare import bootstrap_median, mann_whitney, place, sign_test
 from opforge.workbench import parse_side
 from opforge.workbench.sides import folder_at
+from simulated import make_home, noisy
 
 
-def noisy(seed, slower=0.0, spread=0.02, disturbed=0.05):
-    """Two sides on a simulated machine that drifts, and at times is three times as slow for a while."""
-    generator = random.Random(seed)
-    drift = [1.0]
-
-    def take(factor):
-        def sample():
-            drift[0] *= math.exp(generator.gauss(0, 0.01))
-            spike = 3.0 if generator.random() < disturbed else 1.0
-            return 1e-3 * factor * drift[0] * spike * math.exp(generator.gauss(0, spread))
-
-        return sample
-
-    return take(1 + slower), take(1.0)
+@pytest.fixture
+def home(tmp_path):
+    """A folder with one operator, `twice`, that has a slow and a wrong implementation."""
+    return make_home(tmp_path)
 
 
 def verdicts(count, slower=0.0, **noise):
@@ -212,19 +203,55 @@ def test_a_folder_is_taken_from_a_revision(tmp_path):
         folder_at(folder, "--output=/tmp/x", tmp_path / "scratch")
 
 
-@pytest.fixture
-def home(tmp_path):
-    """An operator with two implementations of which one does the work three times over."""
-    folder = tmp_path / "home" / "twice"
-    folder.mkdir(parents=True)
-    (folder / "op.py").write_text(
-        "from opforge.core.operator import Case, Operator, TensorSpec, Workload\n"
-        "def reference(x):\n    return x + x\n"
-        "operator = Operator(name='twice', about='y = 2x', inputs=(TensorSpec('x', 'rows cols'),), outputs=(TensorSpec('y', 'rows cols'),),\n"
-        "    reference=reference, flops='rows * cols', dtypes=('float32',), cases=(Case(name='small', axes={'rows': 3, 'cols': 5}, why='odd'),),\n"
-        "    workloads=(Workload(name='some', axes={'rows': 64, 'cols': 256}, source='made up', scale='laptop'),),\n"
-        "    implementations=('torch_eager', 'torch_slow'))\n"
-    )
-    (folder / "torch_eager.py").write_text('"""Once."""\ndef twice(x):\n    return x + x\n\n\nrun = forward = twice\n')
-    (folder / "torch_slow.py").write_text('"""Over and over."""\ndef twice(x):\n    for _ in range(6):\n        y = x + x\n    return y\n\n\nrun = forward = twice\n')
-    return tmp_path / "home"
+def outcomes(home, a, b):
+    pytest.importorskip("torch")
+    from opforge.registry import load
+    from opforge.runner import InProcess
+    from opforge.timing import Plan
+    from opforge.workbench import compare_sides
+
+    registry = load([home])
+    workloads = registry.operator("twice").workloads
+    return list(compare_sides(registry, parse_side(a), parse_side(b), InProcess(), workloads=workloads, plan=Plan(budget_s=1.0)))
+
+
+def test_twelve_times_the_work_is_slower(home):
+    """The whole way: verified, bound, warmed, sampled in pairs, judged."""
+    (found,) = outcomes(home, "twice:torch_slow", "twice:torch_eager")
+    assert found.comparison.word == SLOWER, found
+    assert found.comparison.ratio > 2
+    assert median(found.comparison.samples_a_s) > median(found.comparison.samples_b_s)
+    assert found.a.checked[-1].case.name == "some"
+
+
+def test_a_wrong_side_is_never_timed(home):
+    """A wrong kernel has no speed."""
+    (found,) = outcomes(home, "twice:torch_wrong", "twice:torch_eager")
+    assert found.comparison is None
+    assert "has no Pass" in found.reason
+
+
+def test_a_revision_meets_the_files_as_they_are(home):
+    """The implementation got slower since the commit."""
+    import subprocess
+
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(home), *words], check=True, capture_output=True)
+    (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
+    (found,) = outcomes(home, "twice:torch_eager", "twice:torch_eager@HEAD")
+    assert found.comparison.word == SLOWER, found
+
+
+def test_unknown_settings_are_refused(home):
+    """A misspelt tunable must not be timed as the default."""
+    with pytest.raises(UsageError, match="no tunable 'BLOCK'"):
+        outcomes(home, "twice:torch_eager[BLOCK=3]", "twice:torch_eager")
+
+
+def test_compare_prints_the_word_and_exits_0(home, capsys):
+    """A slower side is an answer, not a failure."""
+    pytest.importorskip("torch")
+    with pytest.raises(SystemExit) as ended:
+        app(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", "--in-process", "--budget", "0.5"], standalone_mode=True)
+    assert ended.value.code == 0
+    assert "some float32: SLOWER: twice:torch_slow takes" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from opforge.core.implementation import Config
 from opforge.core.operator import Case, Cost
 from opforge.core.record import Environment, Record, from_json
 from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Checked, Crash, Metrics, Mismatch, Pass, Statement, Timeout, Unsupported, Window
+from opforge.core.verdict import Broken, Checked, Crash, Metrics, Mismatch, Pass, Policy, Statement, Timeout, Unsupported, Window
 from opforge.report import svg
 from opforge.report.histogram import error_histogram
 from opforge.report.markdown_tables import escaped
@@ -371,6 +371,7 @@ def test_a_steady_row_has_nothing_to_confess():
         (Crash(case=None, dtype="float32", status=-11, stderr="a\nlast words\n", isolation=ISOLATION), "crashed with SIGSEGV: last words"),
         (Crash(case=None, dtype="float32", status=70, stderr="", isolation=ISOLATION), "crashed with exit status 70"),
         (Timeout(case=CASE, dtype="float32", limit_s=120.0, isolation=ISOLATION), "gave no answer in case odd_tail within 120 s"),
+        (Policy(case=CASE, dtype="float32", reason="a library computes", evidence=("aten::mm x 3",), isolation=ISOLATION), "refused by policy: a library computes"),
         (Unsupported(reason="no nvcc; install it"), "not run: no nvcc; install it"),
     ],
 )
@@ -395,6 +396,15 @@ def test_a_failure_shows_its_evidence():
     ):
         assert words in text
     assert page(sample_records()).index('id="failures"') < page(sample_records()).index('id="roofline"')
+
+
+def test_what_policy_refuses_is_shown_with_its_evidence_and_counted_apart():
+    """Right results from a library are no failure, and no kernel either."""
+    refused = record("triton_mm", timing=None, verdict=Policy(case=CASE, dtype="float32", reason="a library computes", evidence=("aten::mm x 3",), isolation=ISOLATION))
+    text = Page(page([record(), refused])).text
+    assert "2 implementations: 1 passed verification, 0 failed, 0 could not be run, 1 refused by policy." in text
+    assert "evidence aten::mm x 3" in text
+    assert report.table([refused])[0].style == "bad"
 
 
 def test_interpreted_kernels_are_verified_and_not_timed():
@@ -434,6 +444,10 @@ def test_roofs_are_those_of_the_dtypes_at_hand_measured_before_nominal():
     bare = dataclasses.replace(SPEC, ceilings=(), nominal_bytes_per_s=20e9, nominal_flops_per_s={"float32": 2e11, "int8": 9e11})
     assert [(roof.value, roof.memory, roof.nominal) for roof in roofs(bare, ["float32"])] == [(20e9, True, True), (2e11, False, True)]
     assert "Dashed roofs are the vendor" in page([record()], device=bare)
+    sizes = tuple(Ceiling(name=f"copy_{size}", value=value, unit="B/s", measured_at="2026-01-02", how="") for size, value in ((1 << 16, 60e9), (1 << 20, 30e9)))
+    cached = roofs(dataclasses.replace(SPEC, ceilings=(*SPEC.ceilings, *sizes)), ["float32"])
+    assert [(roof.name, roof.value) for roof in cached if roof.cached] == [("copy in cache", 60e9)]
+    assert "copy in cache 60.0 GB/s" in page([record()], device=dataclasses.replace(SPEC, ceilings=(*SPEC.ceilings, *sizes)))
     assert roofs(dataclasses.replace(bare, nominal_bytes_per_s=0.0, nominal_flops_per_s={}), ["float32"]) == ()
 
 
@@ -485,7 +499,7 @@ def test_verification_takes_all_workloads_together():
     wide = Checked(case=dataclasses.replace(CASE, name="wide"), dtype="float32", metrics=(metrics(0.91),))
     text = Page(page([record(), record(workload="vocabulary", id="2", verdict=passed(checked=(wide,)))])).text
     row = text[text.index("Verification of softmax") :]
-    assert "91%" in row and " 2 timed deterministic: yes (3 runs) " in row and "not taken: transposed (takes rows, not strided)" in row
+    assert "91%" in row and " 2 timed deterministic: yes " in row and "not taken: transposed (takes rows, not strided)" in row
 
 
 def test_the_error_histogram_counts_what_the_metrics_counted():

@@ -49,7 +49,10 @@ class Machine:
         return self.now
 
 
-def run(machine, plan=Plan(), device="cpu", **options):
+DEFAULT = Plan()
+
+
+def run(machine, plan=DEFAULT, device="cpu", **options):
     contestant = Contestant(name="k", proof=PROOF, ask=machine.ask, launch=1)
     return contestant, measure([contestant], plan, overhead_s=0.0, clock=machine.clock, order=random.Random(1), device=device, **options)["k"]
 

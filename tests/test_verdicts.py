@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
@@ -23,7 +24,7 @@ from opforge.verdicts.quantisation import clip_ratio, two_errors
 from opforge.verdicts.shrink import shrink
 from opforge.verdicts.suite import elements, hidden_cases, leading_axis, reduced
 
-ROW_SUM = '''
+ROW_SUM = """
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
 
 
@@ -50,7 +51,7 @@ operator = Operator(
     ),
     implementations=(%s),
 )
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +235,9 @@ def run(x, bias):
 SWAPPED = "def run(x, bias):\n    return (x + bias).t().reshape(x.shape).contiguous()\n"
 
 
-@pytest.mark.parametrize(("source", "cause"), [(BIAS_ONLY, ""), (TAIL, "mask of the last block"), (SWAPPED, "swapped")], ids=["bias_only", "tail_mask", "swapped_axis"])
+@pytest.mark.parametrize(
+    ("source", "cause"), [(BIAS_ONLY, "the output is the input bias"), (TAIL, "mask of the last block"), (SWAPPED, "swapped")], ids=["bias_only", "tail_mask", "swapped_axis"]
+)
 def test_planted_bugs_get_a_mismatch_with_its_evidence(judged, source, cause):
     """The first is the broadcast example of the seeds, which wrote only the bias and passed there."""
     verdict = evidence(judged(source))
@@ -245,7 +248,7 @@ def test_planted_bugs_get_a_mismatch_with_its_evidence(judged, source, cause):
 def test_a_failing_case_is_shrunk_and_replays(judged, guest, host):
     """The smallest that still fails is shown; the first one is kept; the same seed gives the same wrong element."""
     source = "def run(x, bias):\n    y = x + bias\n    y[:, 16:] = 0\n    return y\n"
-    verdict = evidence(judged(source))
+    verdict = evidence(judged(source, effort=dataclasses.replace(QUICK, shrink_s=30.0)))
     assert verdict.shrunk_from is not None and verdict.shrunk_from.axes["cols"] > 30
     assert verdict.case.axes == {"rows": 1, "cols": 17}
     again = evidence(judged_again(guest, host, verdict.case))
@@ -313,9 +316,9 @@ def test_a_race_is_found_and_named(judged):
 
 def test_an_accumulator_that_gives_way_is_named_with_its_length(judged):
     """Right for short rows, wrong for long ones, by little: the evidence is in the lengths."""
-    source = "import torch\n\n\ndef run(x):\n    return (x.bfloat16().float() if x.shape[-1] >= 1000 else x).sum(-1)\n"
+    source = "import torch\n\n\ndef run(x):\n    return x.sum(-1) + (0.0005 * x.abs().sum(-1) if x.shape[-1] >= 1000 else 0)\n"
     verdict = judged(source, operator="row_sum", effort=DEFAULT)
-    assert isinstance(verdict, Mismatch) and "accumulator" in verdict.cause and "K = 1000" in verdict.cause
+    assert isinstance(verdict, Mismatch) and "accumulator" in verdict.cause and "from K = 1" in verdict.cause
 
 
 def test_wrong_kernels_get_no_time(guest, host):

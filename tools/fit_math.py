@@ -2,9 +2,10 @@
 
     python tools/fit_math.py
 
-Each function is written with a quotient P(t) / Q(t) on an interval, and P, Q minimise the largest error: a least-squares fit at Chebyshev nodes, linear once it is multiplied by the last denominator (Sanathanan and Koerner, "Transfer function
-synthesis as a ratio of two complex polynomials", IEEE Trans. Automatic Control 8, 1963), reweighted by its own error until
-the error is level (Lawson's algorithm: Lawson 1961; Ellacott and Williams, SIAM J. Numer. Anal. 13, 1976).
+Each function is written with a quotient P(t) / Q(t) on an interval, and P, Q minimise the largest error: a least-squares fit
+at Chebyshev nodes, linear once it is multiplied by the last denominator (Sanathanan and Koerner, "Transfer function synthesis
+as a ratio of two complex polynomials", IEEE Trans. Automatic Control 8, 1963), reweighted by its own error until the error is
+level (Lawson's algorithm: Lawson 1961; Ellacott and Williams, SIAM J. Numer. Anal. 13, 1976).
 """
 
 from __future__ import annotations

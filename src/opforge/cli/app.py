@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from opforge import __version__
-from opforge.cli import baseline, bench, build, check, compare, doctor, history, inspect, listing, machine, new, records, report, show, verify
+from opforge.cli import baseline, bench, build, check, compare, doctor, history, inspect, listing, machine, new, records, report, show, sweep, verify
 from opforge.cli.shared import Settings
 from opforge.core.errors import OpforgeError
 
@@ -50,6 +50,7 @@ app.command("build")(build.build)
 app.command("inspect")(inspect.inspect)
 app.command("new")(new.new)
 app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.command("history")(history.history)
 app.command("baseline")(baseline.baseline)
 app.command("check")(check.check)

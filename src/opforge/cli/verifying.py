@@ -10,16 +10,14 @@ import typer
 from opforge.cli.shared import make_host, print_json, settings
 from opforge.core.errors import UsageError
 from opforge.core.record import Record
-from opforge.core.verdict import FAILURES, Mismatch, Pass
+from opforge.core.verdict import REFUSED, Mismatch, Pass
 
 if TYPE_CHECKING:
     from opforge.registry import Registry
 
 
 def print_statements(records: Sequence[Record]) -> None:
-    """What was found out beside right and wrong: one line for each thing said, with who it is said of; failures at length."""
-    from opforge.report import describe
-
+    """What was found out beside right and wrong: one line for each thing said, with who it is said of; how to replay failures."""
     said: dict[str, list[str]] = {}
     for record in records:
         if isinstance(record.verdict, Pass):
@@ -30,9 +28,8 @@ def print_statements(records: Sequence[Record]) -> None:
         names = list(dict.fromkeys(name.rsplit(" ", 1)[0] for name in who))
         typer.echo(f"  {words:<28} {', '.join(names)}")
     for record in records:
-        if isinstance(record.verdict, FAILURES):
-            typer.echo(f"  {record.operator}/{record.implementation} {record.dtype} {describe(record.verdict)}")
-            typer.echo(f"  replay: opforge verify --replay {record.id[:12]}")
+        if isinstance(record.verdict, REFUSED):
+            typer.echo(f"  {record.operator}/{record.implementation} {record.dtype}: run it again on the same values with: opforge verify --replay {record.id[:12]}")
 
 
 def replayed(context: typer.Context, identity: str, *, in_process: bool, json: bool) -> int:
@@ -85,7 +82,7 @@ def _device_type(record: Record) -> str:
     from opforge.machine import detect
 
     kinds = ["cpu", *([accelerator.type] if torch.accelerator.is_available() and (accelerator := torch.accelerator.current_accelerator()) else [])]
-    found = next((kind for kind in kinds if detect(kind).name == record.device), None)
+    found: str | None = next((kind for kind in kinds if detect(kind).name == record.device), None)
     if found is None:
         raise UsageError(f"Record {record.id[:12]} was made on {record.device}, which is not here. Replay it on that machine.")
     return found

@@ -93,12 +93,16 @@ class Tolerance:
     magnitude   `magnitude(inputs, outputs, scalars) -> {output: tensor}`: the size of what was added up to give each
                 element, in float64. None means |result|: right for operators that only scale
     roundings   how often an intermediate or the result is rounded to the output dtype; 1 is the final store alone
+    rounded     `rounded(inputs, outputs, scalars) -> {output: (value, weight)}`: an intermediate that may be rounded to the
+                output dtype, and what multiplies it afterwards: adds half an ulp at `value`, times |weight|. Sharper than
+                another of the roundings, and right where the intermediate is subnormal and the result is not
     """
 
     factor: float = 6.0
     length: str = "1"
     magnitude: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = None
     roundings: float = 1.0
+    rounded: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, tuple[Any, Any]]] | None = None
     about: str = ""
 
 

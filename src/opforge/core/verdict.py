@@ -103,6 +103,8 @@ class Mismatch:
 
     shrunk_from  the case that failed first, when `case` is a smaller one that fails in the same way
     after        the case that the same launch had run before, on the same memory, when it was right for that one
+    window       neighbours of the worst element, and `first_metrics` its metrics, in the case that failed first: a pattern shows
+                 there, where the shrunk case may have a single element
     """
 
     case: Case
@@ -121,6 +123,7 @@ class Mismatch:
     shrunk_from: Case | None = None
     after: Case | None = None
     window: Window | None = None
+    first_metrics: Metrics | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from opforge.backends import Call, backend
+from opforge.backends import Call, Kernel, backend
 from opforge.core.errors import UsageError
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import collapsed_shape, full_shape
@@ -37,8 +37,10 @@ class Function:
     def __call__(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Any:
         if torch.compiler.is_compiling():
             return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
+        if torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
         return self.compute(tensors, scalars)
 
     def why(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Choice:
@@ -47,11 +49,13 @@ class Function:
 
     def compute(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """The result, by the chosen implementation, without autograd."""
-        (run, _) = self._kernel(tensors, scalars)
-        return run(tensors)
+        return self._kernel(tensors, scalars)[0](tensors)
 
     def _kernel(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, Choice]:
-        key = (tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors), tuple(scalars.items()))
+        # built from what is cheap to ask of a tensor: this line is most of what a call costs on the host
+        key: tuple[Any, ...] = tuple([(tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device()) for tensor in tensors])
+        if scalars:
+            key = (*key, *scalars.items())
         found = self._prepared.get(key)
         if found is None:
             found = self._prepared[key] = self._prepare(tensors, scalars)
@@ -77,19 +81,9 @@ class Function:
         if kernel.allocates:
             return lambda tensors: kernel.run(tensors, (), scalars), choice
         shapes = [full_shape(spec.shape, axes) for spec in operator.outputs]
-        dtypes = [getattr(torch, spec.dtype_for(dtype)) for spec in operator.outputs]
-        empty = all(0 in shape for shape in shapes)
-        flat_in = [tuple(item.shape) if isinstance(item, torch.Tensor) else () for item in flat]
         flat_out = [collapsed_shape(spec.shape, axes) for spec in operator.outputs]
-
-        def run(tensors: Sequence[torch.Tensor]) -> Any:
-            outputs = [torch.empty(shape, dtype=kind, device=device) for shape, kind in zip(shapes, dtypes, strict=True)]
-            if not empty:
-                inputs = [tensor.detach().view(shape) for tensor, shape in zip(tensors, flat_in, strict=True)]
-                kernel.run(inputs, [output.view(shape) for output, shape in zip(outputs, flat_out, strict=True)], scalars)
-            return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-        return run, choice
+        flat_in = [tuple(item.shape) for item in flat if isinstance(item, torch.Tensor)]
+        return _runner(kernel, tensors, flat_in, shapes, flat_out, [getattr(torch, spec.dtype_for(dtype)) for spec in operator.outputs], scalars), choice
 
     def _dtype(self, tensors: Sequence[torch.Tensor]) -> str:
         operator = self.operator
@@ -133,6 +127,44 @@ class Function:
         custom.register_fake(fake)
         custom.register_autograd(backward, setup_context=remember)
         return custom
+
+
+def _runner(
+    kernel: Kernel,
+    tensors: Sequence[torch.Tensor],
+    flat_in: Sequence[tuple[int, ...]],
+    shapes: Sequence[tuple[int, ...]],
+    flat_out: Sequence[tuple[int, ...]],
+    dtypes: Sequence[torch.dtype],
+    scalars: Mapping[str, ScalarValue],
+) -> Any:
+    """A function of tensors like these that allocates outputs and runs the kernel. What need not be done is left out."""
+    device = tensors[0].device
+    run = kernel.run
+    reshaped = any(tuple(tensor.shape) != shape for tensor, shape in zip(tensors, flat_in, strict=True)) or list(shapes) != list(flat_out)
+    if all(0 in shape for shape in shapes):
+
+        def nothing(tensors: Sequence[torch.Tensor]) -> Any:
+            outputs = [torch.empty(shape, dtype=kind, device=device) for shape, kind in zip(shapes, dtypes, strict=True)]
+            return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+        return nothing
+    if not reshaped and len(shapes) == 1:
+        (shape,), (kind,) = shapes, dtypes
+
+        def straight(tensors: Sequence[torch.Tensor]) -> Any:
+            output = torch.empty(shape, dtype=kind, device=device)
+            run(tensors, (output,), scalars)
+            return output
+
+        return straight
+
+    def general(tensors: Sequence[torch.Tensor]) -> Any:
+        outputs = [torch.empty(shape, dtype=kind, device=device) for shape, kind in zip(shapes, dtypes, strict=True)]
+        run([tensor.view(shape) for tensor, shape in zip(tensors, flat_in, strict=True)], [output.view(shape) for output, shape in zip(outputs, flat_out, strict=True)], scalars)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    return general
 
 
 def differentiate(

@@ -23,7 +23,7 @@ def junit(report: Report) -> str:
     for finding in report.findings:
         key = finding.key
         spent = finding.comparison.spent_s if finding.comparison is not None else 0.0
-        case = xml.SubElement(suite, "testcase", classname=f"{key.operator}.{key.implementation}", name=f"{key.workload} {key.dtype}", time=f"{spent:.3f}")
+        case = xml.SubElement(suite, "testcase", classname=_clean(f"{key.operator}.{key.implementation}"), name=_clean(f"{key.workload} {key.dtype}"), time=f"{spent:.3f}")
         tag = {REGRESSION: "failure", UNSURE_STATE: "error", SKIPPED: "skipped"}.get(finding.state)
         if tag is not None:
             xml.SubElement(case, tag, message=_clean(finding.words))

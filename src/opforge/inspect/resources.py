@@ -54,7 +54,7 @@ def resource_usage(cubin_path: str | Path, cuobjdump: str | Path) -> dict[str, d
     A cubin does not record spill bytes: the SASS counts are added as ``local_loads`` and
     ``local_stores`` (static instruction counts), and exact bytes need ``ptxas -v``.
     """
-    kernels = parse_resource_usage(_run([cuobjdump, "--dump-resource-usage", cubin_path]))
+    kernels = parse_resource_usage(run_tool([cuobjdump, "--dump-resource-usage", cubin_path]))
     for name, sass in split_sass(disassemble(cubin_path, cuobjdump)).items():
         counts = opcode_counts(sass)
         kernel = kernels.setdefault(name, {})
@@ -65,10 +65,11 @@ def resource_usage(cubin_path: str | Path, cuobjdump: str | Path) -> dict[str, d
 
 def disassemble(cubin_path: str | Path, cuobjdump: str | Path) -> str:
     """SASS of a cubin.  ``nvdisasm`` must lie beside ``cuobjdump``."""
-    return _run([cuobjdump, "-sass", cubin_path])
+    return run_tool([cuobjdump, "-sass", cubin_path])
 
 
-def _run(command: list[str | Path]) -> str:
+def run_tool(command: list[str | Path]) -> str:
+    """What a tool prints, with its own folder on PATH. Raises RuntimeError with its words when it fails."""
     tool_dir = str(Path(command[0]).resolve().parent)
     env = {**os.environ, "PATH": tool_dir + os.pathsep + os.environ.get("PATH", "")}
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=env, check=False)

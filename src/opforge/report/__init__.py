@@ -1,5 +1,6 @@
 """Records and bounds into words and pictures. Functions return text; nothing here prints or writes."""
 
+from opforge.report.inspection import inspection_lines as inspection_lines
 from opforge.report.markdown_tables import benchmark_table as benchmark_table, markdown as markdown
 from opforge.report.page import html as html
 from opforge.report.tabular import (

@@ -164,6 +164,6 @@ def _strip_range(group: Group) -> tuple[float, float]:
 
 def _strip_axis(strip: svg.Scale, low: float, high: float, floor: float) -> str:
     # the two ends and the median: enough to read a spread by
-    labels = [(low, "start"), (high, "end")] + ([(1.0, "middle")] if strip(1.0) - STRIP_X0 > 34 and STRIP_X1 - strip(1.0) > 34 else [])
+    labels = [(low, "start"), (high, "end")] + ([(1.0, "middle")] if strip(1.0) - STRIP_X0 > 48 and STRIP_X1 - strip(1.0) > 48 else [])
     words = [svg.text(f"{value:.2f}", strip(value), floor + 16, "tick", text_anchor=anchor) for value, anchor in labels]
     return "".join([svg.line(STRIP_X0, floor, STRIP_X1, floor, "grid"), *words])

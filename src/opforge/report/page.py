@@ -87,7 +87,8 @@ def _when(records: Sequence[Record]) -> str:
     times = sorted(clean(record.created_at)[:16].replace("T", " ") for record in records)
     if not times:
         return "no records"
-    return times[0] if times[0] == times[-1] else f"{times[0]} to {times[-1]}"
+    first, last = times[0], times[-1]
+    return first if first == last else f"{first} to {last[11:] if first[:10] == last[:10] else last}"
 
 
 def _tiles(count: dict[str, int]) -> list[tuple[str, str, str]]:
@@ -96,6 +97,7 @@ def _tiles(count: dict[str, int]) -> list[tuple[str, str, str]]:
         (str(count["implementations"]), "implementations", ""),
         (str(count["passed"]), "passed", "good" if count["passed"] else ""),
         (str(count["failed"]), "failed", "bad" if count["failed"] else ""),
+        *([(str(count["refused"]), "refused", "bad")] if count["refused"] else []),
         (str(count["not run"]), "not run here", ""),
         (str(count["timed"]), "kernels timed", ""),
     ]

@@ -21,12 +21,14 @@ LABEL_GAP = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """One limit: bytes/s (a slope) or FLOP/s (a level). `nominal` is a vendor's figure, not a measured one."""
+    """One limit: bytes/s (a slope) or FLOP/s (a level). `nominal` is a vendor's figure, not a measured one; `cached` is a
+    bandwidth of data small enough for a cache."""
 
     name: str
     value: float
     memory: bool
     nominal: bool
+    cached: bool = False
 
     @property
     def words(self) -> str:
@@ -36,20 +38,30 @@ class Roof:
 
 
 def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
-    """The measured ceilings that matter for these dtypes; the vendor's figures where nothing was measured."""
+    """The measured ceilings that matter for these dtypes; the vendor's figures where nothing was measured.
+
+    Bandwidths measured at several sizes ("copy_4194304": bytes) are those of caches: the fastest stands for all of them.
+    """
     found = []
+    cached = []
     for ceiling in device.ceilings:
         unit = ceiling.unit.lower()
         memory = unit.startswith(("b/", "byte"))
         named = [name for name in DTYPES if ceiling.name.endswith(name)]
         wanted = memory or (unit.startswith("flop") and (not named or any(name in dtypes for name in named)))
         if wanted and math.isfinite(ceiling.value) and ceiling.value > 0:
-            found.append(Roof(name=ceiling.name, value=ceiling.value, memory=memory, nominal=False))
+            kind, _, size = ceiling.name.rpartition("_")
+            if memory and kind and size.isdigit():
+                cached.append(Roof(name=f"{kind} in cache", value=ceiling.value, memory=True, nominal=False, cached=True))
+            else:
+                found.append(Roof(name=ceiling.name, value=ceiling.value, memory=memory, nominal=False))
     if not any(roof.memory for roof in found) and device.nominal_bytes_per_s > 0:
         found.append(Roof(name="memory, vendor's figure", value=device.nominal_bytes_per_s, memory=True, nominal=True))
     if not any(not roof.memory for roof in found):
         levels = {name: value for name, value in device.nominal_flops_per_s.items() if name in dtypes and value > 0}
         found += [Roof(name=f"{name}, vendor's figure", value=value, memory=False, nominal=True) for name, value in levels.items()]
+    if cached:
+        found.append(max(cached, key=lambda roof: roof.value))
     return tuple(found)
 
 
@@ -63,6 +75,7 @@ def roofline(records: Sequence[Record], device: DeviceSpec | None, colours: Mapp
     levels = [roof for roof in limits if not roof.memory]
     peak = max((roof.value for roof in levels), default=0.0)
     steepest = max((roof.value for roof in slopes), default=0.0)
+    memory = max((roof.value for roof in slopes if not roof.cached), default=steepest)
     ridge = [peak / steepest] if peak and steepest else []
     xs = [*(x for _, x, _ in points), *ridge]
     x_low, x_high = min(xs) / 3, max(xs) * 4
@@ -72,9 +85,9 @@ def roofline(records: Sequence[Record], device: DeviceSpec | None, colours: Mapp
     x, y = svg.logarithmic(x_low, x_high, LEFT, RIGHT), svg.logarithmic(y_low, y_high, BOTTOM, TOP)
     parts = [_frame(x, y, (x_low, x_high), (y_low, y_high))]
     if slopes:
-        parts.append(_shade(x, y, steepest, peak, (x_low, x_high), (y_low, y_high)))
+        parts.append(_shade(x, y, memory, peak, (x_low, x_high), (y_low, y_high)))
     taken = [(x(intensity), y(rate)) for _, intensity, rate in points]
-    parts += [_slope(roof, x, y, peak, (x_low, x_high), (y_low, y_high), taken if roof.value == steepest else None) for roof in slopes]
+    parts += [_slope(roof, x, y, peak, (x_low, x_high), (y_low, y_high), taken if roof.value == memory or roof.cached else None) for roof in slopes]
     parts += _levels(levels, x, y, steepest, x_low)
     parts.append(_names(points, x))
     parts += [_marker(record, x(intensity), y(rate), rate, colours[record.backend], anchors) for record, intensity, rate in points]
@@ -110,7 +123,7 @@ def _slope(roof: Roof, x: svg.Scale, y: svg.Scale, peak: float, x_range: tuple[f
     if not start < stop:
         return ""
     x1, y1, x2, y2 = x(start), y(roof.value * start), x(stop), y(roof.value * stop)
-    class_ = "roof-line" + (" nominal" if roof.nominal else "") + (" minor" if taken is None else "")
+    class_ = "roof-line" + (" nominal" if roof.nominal else "") + (" minor" if taken is None or roof.cached else "")
     drawn = svg.line(x1, y1, x2, y2, class_)
     if taken is None:
         return svg.element("g", drawn, svg.title(roof.words))

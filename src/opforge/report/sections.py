@@ -7,7 +7,7 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.core.verdict import FAILURES, Broken, Checked, Crash, Mismatch, Pass, Statement, Timeout, Unsupported, Window
+from opforge.core.verdict import REFUSED, Broken, Checked, Crash, Mismatch, Pass, Policy, Statement, Timeout, Unsupported, Window
 from opforge.report.bars import bars
 from opforge.report.histogram import error_histogram
 from opforge.report.view import Group, memory_bound, roof_of, slots, timing_of, unique, verdict_key
@@ -15,10 +15,10 @@ from opforge.report.words import axes, case_words, clean, clean_lines, describe,
 
 
 def failures(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Each failing verdict once, with its evidence in rows of (name, value)."""
+    """Each failing or refused verdict once, with its evidence in rows of (name, value)."""
     found: dict[str, dict[str, Any]] = {}
     for record in records:
-        if not isinstance(record.verdict, FAILURES) or verdict_key(record) in found:
+        if not isinstance(record.verdict, REFUSED) or verdict_key(record) in found:
             continue
         found[verdict_key(record)] = {
             "operator": clean(record.operator),
@@ -34,9 +34,9 @@ def failures(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def evidence(record: Record) -> list[tuple[str, str]]:
-    """What a failing verdict has to show, in rows of (name, value)."""
+    """What a failing or refused verdict has to show, in rows of (name, value)."""
     verdict = record.verdict
-    assert isinstance(verdict, FAILURES)
+    assert isinstance(verdict, REFUSED)
     rows: list[tuple[str, str]] = []
     if verdict.case is not None:
         rows += [("case", clean(f"{verdict.case.name}: {verdict.case.why}")), ("inputs", case_words(verdict.case))]
@@ -62,6 +62,8 @@ def evidence(record: Record) -> list[tuple[str, str]]:
             rows.append(("ended by", ended(verdict.status)))
         case Timeout():
             rows.append(("limit", units.seconds(verdict.limit_s)))
+        case Policy():
+            rows += [("reason", clean(verdict.reason)), ("evidence", clean("; ".join(verdict.evidence)))]
     return [*rows, ("workload", clean(record.workload) or "verification cases"), ("isolation", clean(verdict.isolation))]
 
 
@@ -104,7 +106,7 @@ def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, de
         "roof": clean(f"roof {units.seconds(roof)}, set by {first.limiter or ('memory' if memory_bound(first) else 'arithmetic')}") if roof is not None else "no ceilings known",
         "fastest": _fastest(group),
         "picture": bars(group, colours),
-        "notes": [(clean(group.label(record)), clean(note)) for record in group.records for note in notes(record)],
+        "notes": [(clean(group.label(record)), clean("; ".join(notes(record)))) for record in group.records if notes(record)],
         "others": [(clean(group.label(record)), tone(record), _untimed_words(record)) for record in group.records if timing_of(record) is None],
         "conditions": [clean(words) for words in unique(words for record in group.timed if record.timing for words in record.timing.conditions)],
     }
@@ -129,7 +131,7 @@ def _fastest(group: Group) -> str:
 
 def tone(record: Record) -> str:
     """The class of a verdict's pill."""
-    return "bad" if isinstance(record.verdict, FAILURES) else "good" if isinstance(record.verdict, Pass) else "idle"
+    return "bad" if isinstance(record.verdict, REFUSED) else "good" if isinstance(record.verdict, Pass) else "idle"
 
 
 def verification(records: Sequence[Record]) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def verification(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _verified(members: Sequence[Record]) -> dict[str, Any]:
-    record = next((member for member in members if isinstance(member.verdict, FAILURES)), None) or next(
+    record = next((member for member in members if isinstance(member.verdict, REFUSED)), None) or next(
         (member for member in members if isinstance(member.verdict, Pass)), members[0]
     )
     passes = [member.verdict for member in members if isinstance(member.verdict, Pass)]
@@ -184,13 +186,14 @@ def _verified(members: Sequence[Record]) -> dict[str, Any]:
         "cases": str(len(checked)),
         "histogram": error_histogram(checked.values()),
         "not_taken": [(units.listed(names), reason) for reason, names in reasons.items()],
-        "statements": list(unique(_statement(statement) for verdict in passes for statement in verdict.statements)),
+        "statements": list(dict.fromkeys(_statement(statement) for verdict in passes for statement in verdict.statements)),
     }
 
 
-def _statement(statement: Statement) -> str:
+def _statement(statement: Statement) -> tuple[str, str]:
+    """What was found in a word, and how, for who points at it."""
     holds = {True: "yes", False: "no", None: "not asked"}[statement.holds]
-    return clean(f"{statement.name}: {holds}" + (f" ({statement.detail})" if statement.detail else "")).replace("_", " ")
+    return clean(f"{statement.name}: {holds}").replace("_", " "), clean(statement.detail)
 
 
 def not_run(records: Sequence[Record]) -> list[dict[str, Any]]:

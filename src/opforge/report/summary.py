@@ -7,9 +7,9 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.core.verdict import FAILURES, Pass
+from opforge.core.verdict import REFUSED, Pass, Policy
 from opforge.report.view import BASELINE, Group, by_implementation, geometric_mean, groups, of_roof, slots, standing, timing_of, unique
-from opforge.report.words import INTERPRETED, axes, clean, untimed, verdict_word
+from opforge.report.words import VERIFIED, axes, clean, untimed, verdict_word
 
 _STEPS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 """Edges between the shades of a ratio; 0.8 to 1.25 is "about the same"."""
@@ -23,6 +23,7 @@ def counts(records: Sequence[Record]) -> dict[str, int]:
         "implementations": len(standings),
         "passed": standings.count("passed"),
         "failed": standings.count("failed"),
+        "refused": standings.count("refused"),
         "not run": standings.count("not run"),
         "timed": sum(timing_of(record) is not None for record in records),
     }
@@ -35,7 +36,8 @@ def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, .
     count = counts(records)
     words = [
         f"{units.plural(count['operators'], 'operator')} with {units.plural(count['implementations'], 'implementation')}: "
-        f"{count['passed']} passed verification, {count['failed']} failed, {count['not run']} could not be run."
+        f"{count['passed']} passed verification, {count['failed']} failed, {count['not run']} could not be run"
+        + (f", {count['refused']} refused by policy." if count["refused"] else ".")
     ]
     ratios = [ratio for group in found if (ratio := group.speedup(group.timed[0])) is not None]
     mean = geometric_mean(ratios)
@@ -46,9 +48,11 @@ def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, .
         )
     elif count["timed"]:
         words.append(f"{BASELINE} was not timed in these runs, so no speed-up is stated.")
-    stood = unique(clean(record.backend) for record in records if isinstance(record.verdict, Pass) and timing_of(record) is None and untimed(record) == INTERPRETED)
-    if stood:
-        words.append(f"On this device {units.listed(list(stood))} was verified by interpreter, not timed.")
+    stood: dict[str, list[str]] = {}
+    for record in records:
+        if isinstance(record.verdict, Pass) and timing_of(record) is None and untimed(record) != VERIFIED:
+            stood.setdefault(untimed(record), []).append(clean(record.backend))
+    words += [f"On this device {units.listed(unique(names))} {'was' if len(set(names)) == 1 else 'were'} {how}." for how, names in stood.items()]
     return tuple(words)
 
 
@@ -119,8 +123,8 @@ def _cell(group: Group, record: Record) -> dict[str, str]:
 def _blank(record: Record | None) -> dict[str, str]:
     if record is None:
         return {"main": "", "small": "", "shade": "none", "tip": "no implementation"}
-    word = "failed" if isinstance(record.verdict, FAILURES) else "verified" if isinstance(record.verdict, Pass) else "not run"
-    return {"main": "", "small": word, "shade": "none bad" if word == "failed" else "none", "tip": clean(f"{record.implementation}: {verdict_word(record)}")}
+    word = "refused" if isinstance(record.verdict, Policy) else "failed" if isinstance(record.verdict, REFUSED) else "verified" if isinstance(record.verdict, Pass) else "not run"
+    return {"main": "", "small": word, "shade": "none bad" if word in ("failed", "refused") else "none", "tip": clean(f"{record.implementation}: {verdict_word(record)}")}
 
 
 def shade(ratio: float | None) -> str:

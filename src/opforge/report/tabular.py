@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from opforge.core import units
 from opforge.core.record import Record, to_json
-from opforge.core.verdict import FAILURES, Pass, Unsupported
+from opforge.core.verdict import REFUSED, Pass, Unsupported
 from opforge.report.bars import rate
 from opforge.report.sections import failures, not_run
 from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
@@ -67,7 +67,7 @@ def _row(group: Group, record: Record) -> Row:
         rate=rate(record) if timing is not None else "",
         roof=units.percent(fraction) if fraction is not None else "",
         speedup=speedup_words(group, record),
-        style="good" if timing is not None else "bad" if isinstance(verdict, FAILURES) else "idle" if isinstance(verdict, Unsupported) else "plain",
+        style="good" if timing is not None else "bad" if isinstance(verdict, REFUSED) else "idle" if isinstance(verdict, Unsupported) else "plain",
         best=record in group.leaders,
         detail=untimed(record) if isinstance(verdict, Pass) and timing is None else describe(verdict),
         notes=tuple(clean(note) for note in notes(record)),

@@ -9,7 +9,7 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.core.verdict import FAILURES, Checked, Crash, Metrics, Mismatch, Pass
+from opforge.core.verdict import REFUSED, Checked, Crash, Metrics, Mismatch, Pass
 from opforge.report import sections, svg
 from opforge.report.view import unique
 from opforge.report.words import case_words, clean, clean_lines, describe, error_share, index
@@ -35,7 +35,7 @@ def verification_page(records: Sequence[Record], *, title: str) -> str:
     environment.filters["drawn"] = Markup
     folder = importlib.resources.files("opforge.report").joinpath("templates")
     style = "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "verification.css"))
-    run = [record for record in records if isinstance(record.verdict, (Pass, *FAILURES))]
+    run = [record for record in records if isinstance(record.verdict, (Pass, *REFUSED))]
     return environment.get_template("verification.html.j2").render(
         style=Markup(style),
         title=clean(title),
@@ -50,7 +50,7 @@ def verification_page(records: Sequence[Record], *, title: str) -> str:
 
 def _tiles(records: Sequence[Record]) -> list[tuple[str, str, str]]:
     passed = [record for record in records if isinstance(record.verdict, Pass)]
-    failed = sum(isinstance(record.verdict, FAILURES) for record in records)
+    failed = sum(isinstance(record.verdict, REFUSED) for record in records)
     cases = sum(len(record.verdict.checked) for record in passed if isinstance(record.verdict, Pass))
     worst = max((record.verdict.worst_ratio for record in passed if isinstance(record.verdict, Pass)), default=0.0)
     return [
@@ -66,8 +66,8 @@ def _kernel(record: Record, anchor: str) -> dict[str, Any]:
     verdict = record.verdict
     checked = verdict.checked if isinstance(verdict, Pass) else ()
     metrics = [found for case in checked for found in case.metrics]
-    if isinstance(verdict, Mismatch) and verdict.metrics is not None:
-        metrics = [verdict.metrics]
+    if isinstance(verdict, Mismatch):
+        metrics = [found for found in (verdict.first_metrics or verdict.metrics,) if found is not None]
     shown = verdict.window if isinstance(verdict, Mismatch) else verdict.worst if isinstance(verdict, Pass) else None
     return {
         "anchor": anchor,
@@ -76,13 +76,14 @@ def _kernel(record: Record, anchor: str) -> dict[str, Any]:
         "dtype": clean(record.dtype),
         "kind": type(verdict).__name__,
         "tone": sections.tone(record),
-        "sentence": describe(verdict),
-        "evidence": sections.evidence(record) if isinstance(verdict, FAILURES) else [],
+        # what a Mismatch has to say stands in its rows of evidence
+        "sentence": "" if isinstance(verdict, Mismatch) else f"{describe(verdict)}.",
+        "evidence": sections.evidence(record) if isinstance(verdict, REFUSED) else [],
         "stderr": clean_lines(verdict.stderr[-4000:]).strip() if isinstance(verdict, Crash) else "",
         "distribution": distribution(metrics),
         "growth": growth(checked),
         "window": sections.window(shown) if shown is not None else None,
-        "worst": _worst_words(metrics),
+        "worst": _worst_words(metrics) + (", in the case that failed first" if isinstance(verdict, Mismatch) and verdict.first_metrics is not None else ""),
         "figures": _figures(metrics),
         "statements": _statements(verdict) if isinstance(verdict, Pass) else [],
         "cases": [_case(case) for case in checked],
@@ -174,7 +175,11 @@ def distribution(metrics: Sequence[Metrics]) -> str:
 def growth(checked: Sequence[Checked]) -> str:
     """One mark per case and output: the worst error over its bound against the output's number of elements; "" for fewer than two."""
     points = [
-        (found.elements, max(1e-7, found.worst_ratio), f"{case.case.name}: {found.output}, {units.plural(found.elements, 'element')}, {error_share(found.worst_ratio)} of the bound")
+        (
+            found.elements,
+            max(1e-7, found.worst_ratio),
+            f"{case.case.name}: {found.output}, {units.plural(found.elements, 'element')}, {error_share(found.worst_ratio)} of the bound",
+        )
         for case in checked
         for found in case.metrics
         if found.elements and math.isfinite(found.worst_ratio)
@@ -188,7 +193,9 @@ def growth(checked: Sequence[Checked]) -> str:
     for value in svg.decades(1e-7, 10.0):
         parts.append(svg.line(LEFT, up(value), RIGHT, up(value), "axis" if value < 2e-7 else "grid"))
         if round(math.log10(value)) % 2 == 0 or value < 2e-7:
-            parts.append(svg.text("none" if value < 2e-7 else f"1e{round(math.log10(value))}" if value < 1e-3 else f"{value:g}", LEFT - 6, up(value) + 4, "tick", text_anchor="end"))
+            parts.append(
+                svg.text("none" if value < 2e-7 else f"1e{round(math.log10(value))}" if value < 1e-3 else f"{value:g}", LEFT - 6, up(value) + 4, "tick", text_anchor="end")
+            )
     for value in svg.decades(1.0, most):
         parts.append(svg.text(f"{value:g}" if value < 1e4 else f"1e{round(math.log10(value))}", across(value), BOTTOM + 15, "tick", text_anchor="middle"))
     parts += [svg.line(LEFT, up(1.0), RIGHT, up(1.0), "bound"), svg.text("bound", RIGHT + 4, up(1.0) + 4, "roof-label")]

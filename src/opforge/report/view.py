@@ -9,10 +9,11 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from opforge.core.record import Record, to_json
 from opforge.core.timing import Timing
-from opforge.core.verdict import FAILURES, Pass
+from opforge.core.verdict import FAILURES, REFUSED, Pass, Policy
 
 BASELINE = "torch_eager"
 """The implementation that speed-ups are against."""
@@ -69,12 +70,12 @@ class Group:
     run: str
     records: tuple[Record, ...]
 
-    @property
+    @cached_property
     def timed(self) -> tuple[Record, ...]:
         """The records with a time that may be shown."""
         return tuple(record for record in self.records if timing_of(record) is not None)
 
-    @property
+    @cached_property
     def baseline_s(self) -> float | None:
         """The median of BASELINE in this group, in seconds; of its fastest config where there are several."""
         medians = [timing.median_s for record in self.timed if record.implementation == BASELINE and sound(record) and (timing := timing_of(record)) is not None]
@@ -85,7 +86,7 @@ class Group:
         timing, baseline = timing_of(record), self.baseline_s
         return baseline / timing.median_s if timing is not None and baseline is not None and sound(record) else None
 
-    @property
+    @cached_property
     def leaders(self) -> tuple[Record, ...]:
         """The fastest, and every one whose 95 % interval overlaps with its interval: they cannot be told apart by these samples."""
         timed = [record for record in self.timed if sound(record)]
@@ -116,7 +117,7 @@ def _order(record: Record) -> tuple[int, float, str]:
     timing = timing_of(record)
     if timing is not None:
         return (0 if sound(record) else 1, timing.median_s, record.implementation)
-    return (2 if isinstance(record.verdict, FAILURES) else 3 if isinstance(record.verdict, Pass) else 4, 0.0, record.implementation)
+    return (2 if isinstance(record.verdict, REFUSED) else 3 if isinstance(record.verdict, Pass) else 4, 0.0, record.implementation)
 
 
 def unique(values: Iterable[str]) -> tuple[str, ...]:
@@ -125,9 +126,11 @@ def unique(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def standing(records: Sequence[Record]) -> str:
-    """Where one implementation stands over its records: "failed" if any failed, else "passed" if any passed, else "not run"."""
+    """Where one implementation stands over its records: "failed" if any failed, else "refused", "passed", or "not run"."""
     if any(isinstance(record.verdict, FAILURES) for record in records):
         return "failed"
+    if any(isinstance(record.verdict, Policy) for record in records):
+        return "refused"
     return "passed" if any(isinstance(record.verdict, Pass) for record in records) else "not run"
 
 

@@ -7,13 +7,14 @@ import math
 from opforge.core import units
 from opforge.core.operator import Case
 from opforge.core.record import Record
-from opforge.core.verdict import Broken, Crash, Mismatch, Pass, Timeout, Unsupported, Verdict
+from opforge.core.verdict import Broken, Crash, Mismatch, Pass, Policy, Timeout, Unsupported, Verdict
 from opforge.report.view import of_roof, timing_of
 
 FEW_SAMPLES = 10
 NOTABLE_OVERHEAD = 0.05
 
 INTERPRETED = "verified by interpreter, not timed"
+VERIFIED = "verified, not timed"
 
 
 def clean(text: str) -> str:
@@ -62,6 +63,8 @@ def describe(verdict: Verdict) -> str:
             return clean(f"crashed{_in(verdict.case)} with {ended(verdict.status)}{_last_line(verdict.stderr)}")
         case Timeout():
             return clean(f"gave no answer{_in(verdict.case)} within {units.seconds(verdict.limit_s)}")
+        case Policy():
+            return clean(f"refused by policy: {verdict.reason}")
         case Unsupported():
             return clean(f"not run: {verdict.reason}")
 
@@ -99,7 +102,7 @@ def untimed(record: Record) -> str:
         how = "interpreter"
     if "interpret" in how.lower():
         return INTERPRETED
-    return clean(f"verified by {how}, not timed") if how and not how.lower().startswith("native") else "verified, not timed"
+    return clean(f"verified by {how}, not timed") if how and not how.lower().startswith("native") else VERIFIED
 
 
 def verdict_word(record: Record) -> str:

@@ -156,8 +156,10 @@ class Executor:
         if whole.device.type != "cpu":
             arena.bytes().copy_(whole)
         here = arena.tensors("output")
+        # a kernel that writes where it is told to has already done so
+        places = {slot.name: whole.data_ptr() + slot.offset for slot in arena.slots}
         for name, tensor in outputs.items():
-            if tensor.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            if tensor.data_ptr() != places[name]:
                 here[name].copy_(tensor)
         return {"status": "ok"}
 

@@ -122,17 +122,17 @@ class ForkedWorker:
     or after its own answer was taken.
     """
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, server: _Server, limits: Limits, guards: Guards) -> None:
         self.server = server
-        self.guards = server.guards
-        self.limits = server.limits
+        self.guards = guards
+        self.limits = limits
         self.sock, theirs = socket.socketpair()
         # a file in memory without a name: nothing is left behind, and its size is watched
         self.output = _nameless_file()
         self.pid = self.inner = 0
         self.scratch = ""
         try:
-            self.inner, self.scratch, self.pid = server.spawn(theirs.fileno(), self.output, self.sock)
+            self.inner, self.scratch, self.pid = server.spawn(theirs.fileno(), self.output, self.sock, limits, guards)
             self.born_bytes = processes.private_bytes(self.pid)
             self._stop()
         except BaseException:
@@ -212,6 +212,7 @@ class ForkedWorker:
         processes.kill_group(self.pid)
         processes.kill(family[1:])
         self.server.status(self.inner, END_LIMIT_S)
+        self.server.forget(self.pid)
         self.server.end_adopted()
         os.close(self.output)
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -247,10 +248,8 @@ def _listed(value: Any) -> Sequence[Any]:
 class _Server:
     """One forking server: a process with one environment, and a folder in which its workers have theirs."""
 
-    def __init__(self, environment: Mapping[str, str], limits: Limits, guards: Guards, python: str = sys.executable) -> None:
+    def __init__(self, environment: Mapping[str, str], python: str = sys.executable) -> None:
         self.sock, theirs = socket.socketpair()
-        self.limits = limits
-        self.guards = guards
         self.exited: dict[int, int] = {}
         self.workers: set[int] = set()
         self.level = Level()
@@ -284,10 +283,10 @@ class _Server:
         self.pid = int(ready["pid"])
         self.level = Level(**ready["level"])
 
-    def spawn(self, sock: int, output: int, ours: socket.socket) -> tuple[int, str, int]:
+    def spawn(self, sock: int, output: int, ours: socket.socket, limits: Limits, guards: Guards) -> tuple[int, str, int]:
         """Fork a worker: its process id as the server knows it, its folder, its process id as this process knows it."""
         with self.lock:
-            send(self.sock, {"do": "spawn", "limits": vars(self.limits), "lowered": self.guards.lowered()}, [sock, output])
+            send(self.sock, {"do": "spawn", "limits": vars(limits), "lowered": guards.lowered()}, [sock, output])
             answer = self._until("spawned", None, START_LIMIT_S)
             here, _ = receive(ours, START_LIMIT_S)
             self.workers.add(int(here["pid"]))
@@ -300,6 +299,11 @@ class _Server:
                 with contextlib.suppress(Late, Closed):
                     self._until("exited", pid, limit_s)
             return self.exited.get(pid)
+
+    def forget(self, pid: int) -> None:
+        """A worker has ended; its number may be another process's soon."""
+        with self.lock:
+            self.workers.discard(pid)
 
     def adopted(self) -> list[int]:
         """Processes that a worker started and that left it: the server is their parent now."""
@@ -342,14 +346,17 @@ class Isolated:
 
     limits   what a worker may use; by default half of the memory that is free
     guards   all of them, except in the red-team harness
+    servers  those of another host, to share them
     python   the workers' interpreter: that of another virtual environment brings its versions of the toolchains
     """
 
-    def __init__(self, *, limits: Limits | None = None, guards: Guards = ALL, python: str = sys.executable) -> None:
+    def __init__(
+        self, *, limits: Limits | None = None, guards: Guards = ALL, python: str = sys.executable, servers: dict[tuple[tuple[str, str], ...], _Server] | None = None
+    ) -> None:
         self.python = python
         self.limits = limits or default_limits()
         self.guards = guards
-        self.servers: dict[tuple[tuple[str, str], ...], _Server] = {}
+        self.servers = {} if servers is None else servers
         self._level: Level | None = None
 
     @property
@@ -364,9 +371,9 @@ class Isolated:
             server.close()
             server = None
         if server is None:
-            server = self.servers[key] = _Server(environment, self.limits, self.guards, self.python)
-            self._level = server.level
-        return ForkedWorker(server)
+            server = self.servers[key] = _Server(environment, self.python)
+        self._level = server.level
+        return ForkedWorker(server, self.limits, self.guards)
 
     def close(self) -> None:
         for server in self.servers.values():

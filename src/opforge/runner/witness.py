@@ -59,17 +59,39 @@ def replaced(before: dict[str, object]) -> list[str]:
     return [name for name, value in before.items() if value is not None and name in now and now[name] is not value]
 
 
+LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter", "InterpretedFunction"))
+LAUNCHES = "triton.launch"
+
+
 def traced(run: Callable[[], Any]) -> dict[str, int]:
-    """Call `run` and count the tensor operations that went through PyTorch's dispatcher, by name."""
+    """Call `run` and count the tensor operations that went through PyTorch's dispatcher, by name, and under LAUNCHES the
+    Triton kernels that were launched."""
     mode_class = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
     counts: dict[str, int] = {}
 
+    def count(name: str) -> None:
+        counts[name] = counts.get(name, 0) + 1
+
     class Count(mode_class):  # type: ignore[misc,valid-type]
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = str(function)
-            counts[name] = counts.get(name, 0) + 1
+            count(str(function))
             return function(*args, **(kwargs or {}))
 
-    with Count():
-        run()
+    def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+        def launch(*args: Any, **kwargs: Any) -> Any:
+            count(LAUNCHES)
+            return original(*args, **kwargs)
+
+        return launch
+
+    classes = [getattr(sys.modules[module], name) for module, name in LAUNCHERS if module in sys.modules]
+    originals = [(cls, vars(cls)["run"]) for cls in classes if "run" in vars(cls)]
+    for cls, original in originals:
+        cls.run = counted(original)
+    try:
+        with Count():
+            run()
+    finally:
+        for cls, original in originals:
+            cls.run = original
     return counts

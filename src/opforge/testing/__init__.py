@@ -1,10 +1,10 @@
 """For test suites: opforge's verification as pytest parameters, and a conformance kit for any custom operator.
 
-    from opforge.testing import parametrize
+from opforge.testing import parametrize
 
-    @parametrize("my_operator", home="operators")
-    def test_my_operator(situation):
-        situation.check()
+@parametrize("my_operator", home="operators")
+def test_my_operator(situation):
+    situation.check()
 """
 
 from opforge.testing.conformance import Conformance as Conformance, conformance as conformance

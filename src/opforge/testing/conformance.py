@@ -54,7 +54,7 @@ def conformance(op: Any, *arguments: Any, reference: Callable[..., Any] | None =
     for name, check in checks.items():
         try:
             found[name] = check()
-        except Exception as error:  # the operator under test may raise anything, and whatever it is, the check does not hold
+        except Exception as error:  # noqa: BLE001 - the operator under test may raise anything, and whatever it is, the check does not hold
             found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return Conformance(found=found)
 
@@ -112,7 +112,11 @@ def _strided(op: Any, arguments: tuple[Any, ...], rtol: float, atol: float) -> s
 
     given = _detached(arguments)
     strided = tuple(
-        value.transpose(-1, -2).contiguous().transpose(-1, -2) if isinstance(value, torch.Tensor) and value.ndim >= 2 else value.repeat_interleave(2)[::2] if isinstance(value, torch.Tensor) and value.ndim else value
+        value.transpose(-1, -2).contiguous().transpose(-1, -2)
+        if isinstance(value, torch.Tensor) and value.ndim >= 2
+        else value.repeat_interleave(2)[::2]
+        if isinstance(value, torch.Tensor) and value.ndim
+        else value
         for value in given
     )
     return _differ(_outputs(op(*strided)), _outputs(op(*given)), rtol, atol, "on inputs that are not contiguous")
@@ -164,7 +168,8 @@ def _gradients(op: Any, arguments: tuple[Any, ...], reference: Callable[..., Any
     def of(function: Callable[..., Any], values: tuple[Any, ...]) -> tuple[Any, ...]:
         given = [value.clone().requires_grad_(place in places) if isinstance(value, torch.Tensor) and value.is_floating_point() else value for place, value in enumerate(values)]
         total = sum((output * torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).reshape(output.shape)).sum() for output in _outputs(function(*given)))
-        return torch.autograd.grad(total, [given[place] for place in places])
+        gradients: tuple[Any, ...] = torch.autograd.grad(total, [given[place] for place in places])
+        return gradients
 
     return _differ(of(op, _detached(arguments)), of(reference, _wide(arguments)), rtol, atol, "gradients against the reference")
 

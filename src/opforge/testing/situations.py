@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from opforge.core.errors import UsageError
-from opforge.core.verdict import FAILURES, Unsupported, Verdict
+from opforge.core.verdict import REFUSED, Unsupported, Verdict
 
 if TYPE_CHECKING:
     from opforge.registry import Registry
@@ -46,7 +46,7 @@ class Situation:
         verdict = self.verify()
         if isinstance(verdict, Unsupported):
             pytest.skip(verdict.reason)
-        if isinstance(verdict, FAILURES):
+        if isinstance(verdict, REFUSED):
             from opforge.report import describe
 
             pytest.fail(f"{self}: {describe(verdict)}", pytrace=False)

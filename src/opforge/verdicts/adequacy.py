@@ -142,9 +142,10 @@ def _offered(operator: Operator, case: Case, dtype: str) -> list[Impostor]:
         other = consult(operator, case, dtype, arena.tensors("input"))
     finally:
         arena.close()
+    given = _Given(operator=operator, case=case, dtype=dtype, inputs=inputs, truth=truth, other=other)
     found = []
     for name, make in IMPOSTORS.items():
-        made = make(operator, case, dtype, inputs, truth, other)
+        made = make(given)
         if made is None:
             continue
         stored = [value.to(torch.float64).to(getattr(torch, expectation.dtype)) for value, expectation in zip(made, truth.expectations, strict=True)]
@@ -161,14 +162,26 @@ def _outcome(outputs: Sequence[Any], expectations: Sequence[Expectation]) -> str
     return "excused" if all(bool(right_elements(actual, e).all()) for (actual, _), e in zip(pairs, narrow, strict=True)) else "accepted"
 
 
-Maker = Callable[[Operator, Case, str, Mapping[str, Any], Truth, Truth], "list[Any] | None"]
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """What impostors are made from: the inputs, the truth about them, and the truth about other inputs."""
+
+    operator: Operator
+    case: Case
+    dtype: str
+    inputs: Mapping[str, Any]
+    truth: Truth
+    other: Truth
+
+
+Maker = Callable[[_Given], "list[Any] | None"]
 
 
 def _each(change: Callable[[Any], Any]) -> Maker:
     """An impostor that changes the true outputs, one by one."""
 
-    def make(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
-        return [change(expectation.expected.clone()) for expectation in truth.expectations]
+    def make(given: _Given) -> list[Any] | None:
+        return [change(expectation.expected.clone()) for expectation in given.truth.expectations]
 
     return make
 
@@ -217,25 +230,26 @@ def _tail(value: float) -> Callable[[Any], Any]:
     return change
 
 
-def _first_input(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
-    given = truth.inputs[operator.inputs[0].name]
-    fitting = [expectation.expected.shape == given.shape or expectation.expected.numel() == given.numel() for expectation in truth.expectations]
-    return [given.reshape(expectation.expected.shape) for expectation in truth.expectations] if all(fitting) else None
+def _first_input(given: _Given) -> list[Any] | None:
+    first = given.truth.inputs[given.operator.inputs[0].name]
+    wanted = [expectation.expected for expectation in given.truth.expectations]
+    return [first.reshape(expected.shape) for expected in wanted] if all(expected.numel() == first.numel() for expected in wanted) else None
 
 
-def _kept_answer(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
-    return [expectation.expected for expectation in other.expectations]
+def _kept_answer(given: _Given) -> list[Any] | None:
+    return [expectation.expected for expectation in given.other.expectations]
 
 
-def _half_precision(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any], truth: Truth, other: Truth) -> list[Any] | None:
+def _half_precision(given: _Given) -> list[Any] | None:
     """The reference in bfloat16 behind a float32 door; a dtype that is narrow itself has no such impostor."""
     import torch
 
-    if DTYPES[dtype].significand <= DTYPES["bfloat16"].significand or dtype == "float16":
+    if DTYPES[given.dtype].significand <= DTYPES["float16"].significand:
         return None
-    narrow = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in (inputs[spec.name] for spec in operator.inputs)]
+    tensors = [given.inputs[spec.name] for spec in given.operator.inputs]
+    narrow = [tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor for tensor in tensors]
     try:
-        returned = operator.reference(*narrow, **operator.scalar_values(case.scalars))
+        returned = given.operator.reference(*narrow, **given.operator.scalar_values(given.case.scalars))
     except (RuntimeError, NotImplementedError):
         # torch has no bfloat16 kernel for an operation of this reference
         return None

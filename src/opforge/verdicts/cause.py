@@ -6,7 +6,7 @@ are asked in the tree's order, from "nothing was written" to "a little too impre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,9 @@ from opforge.core.verdict import Mismatch
 
 SLIGHT = 0.05
 """A relative error up to which precision, not position, is to blame."""
+
+CANCELLED = 0.3
+"""The same for long sums, whose terms cancel: a slight error of the sum of magnitudes is a large one of the sum."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +30,9 @@ class _Evidence:
     bad: int
 
 
-def likely_cause(actual: Any, expected: Any, wrong: Any) -> str:
-    """One sentence on the likely cause. `actual` and `expected` are float64 tensors, `wrong` a bool tensor, all of one shape."""
+def likely_cause(actual: Any, expected: Any, wrong: Any, inputs: Mapping[str, Any] | None = None) -> str:
+    """One sentence on the likely cause. `actual` and `expected` are float64 tensors, `wrong` a bool tensor, all of one shape;
+    `inputs` are the inputs in float64 by name."""
     import torch
 
     finite = torch.isfinite(actual) & torch.isfinite(expected) & wrong
@@ -39,7 +43,23 @@ def likely_cause(actual: Any, expected: Any, wrong: Any) -> str:
         words = question(evidence)
         if words is not None:
             return words
+    copied = _an_input(actual, inputs or {})
+    if copied is not None:
+        return copied
     return f"{evidence.bad} of {wrong.numel()} elements are wrong without a pattern: an index, a mask, or a race"
+
+
+def _an_input(actual: Any, inputs: Mapping[str, Any]) -> str | None:
+    """Whether the output is one of the inputs, as it is or broadcast."""
+    import torch
+
+    for name, tensor in inputs.items():
+        if tensor.numel() < 2 or tensor.ndim > actual.ndim or any(a not in (1, b) for a, b in zip(reversed(tensor.shape), reversed(actual.shape), strict=False)):
+            continue
+        if torch.allclose(actual, tensor.expand(actual.shape), rtol=1e-2, atol=1e-6, equal_nan=True):
+            words = "" if tensor.shape == actual.shape else ", broadcast"
+            return f"the output is the input {name}{words}: nothing is computed with it"
+    return None
 
 
 def from_lengths(failure: Mismatch, right: Sequence[float], wrong: Sequence[float]) -> str | None:
@@ -52,7 +72,7 @@ def from_lengths(failure: Mismatch, right: Sequence[float], wrong: Sequence[floa
     below = [length for length in right if length < shortest]
     if shortest < 64 or not below or any(length >= shortest for length in right):
         return None
-    if failure.metrics is None or not failure.metrics.l2_rel <= SLIGHT:
+    if failure.metrics is None or not failure.metrics.l2_rel <= CANCELLED:
         return None
     return f"right up to K = {max(below):.0f} terms, wrong from K = {shortest:.0f} on, by {failure.metrics.l2_rel:.1g} of the norm: an accumulator in too low a precision"
 
@@ -140,7 +160,7 @@ def _row_factors(e: _Evidence) -> str | None:
     import torch
 
     usable = torch.isfinite(e.actual) & torch.isfinite(e.expected) & (e.expected != 0)
-    rows = [row for row in range(min(64, e.wrong.reshape(-1, e.wrong.shape[-1]).shape[0]))]
+    rows = range(min(64, e.wrong.reshape(-1, e.wrong.shape[-1]).shape[0]))
     actual, expected, keep, wrong = (tensor.reshape(-1, e.wrong.shape[-1]) for tensor in (e.actual, e.expected, usable, e.wrong))
     factors = []
     for row in rows:
@@ -209,10 +229,10 @@ QUESTIONS: tuple[Callable[[_Evidence], str | None], ...] = (
     _swapped_axes,
     _shifted,
     _every_nth,
-    _scaled,
     _only_the_tail,
-    _misplaced,
+    _scaled,
     _imprecise,
+    _misplaced,
 )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Case, Operator
+from opforge.core.shapes import full_shape
 from opforge.runner import allocate, fill, fresh_seed
 from opforge.verdicts.compare import compare
 from opforge.verdicts.oracle import Expectation, consult, half_ulp, reduction_length
@@ -68,9 +69,14 @@ class _Subject:
 
     @property
     def case(self) -> Case:
-        """The smallest plain case that has at least 16 elements, or the nearest to that."""
+        """The smallest plain case with at least 16 elements and no axis of one, or the nearest to that."""
         plain = [case for case in self.operator.cases if case.dtype in (None, self.dtype) and case.distribution == "normal" and elements(self.operator, case)]
-        ranked = sorted(plain or self.operator.cases, key=lambda case: (elements(self.operator, case) < 16, elements(self.operator, case)))
+
+        def rank(case: Case) -> tuple[int, bool, int]:
+            ones = sum(extent < 2 for spec in self.operator.inputs for extent in full_shape(spec.shape, case.axes))
+            return ones, elements(self.operator, case) < 16, elements(self.operator, case)
+
+        ranked = sorted(plain or self.operator.cases, key=rank)
         return dataclasses.replace(ranked[0], layout="contiguous", seed=fresh_seed())
 
     @property
@@ -117,7 +123,7 @@ def _settled(name: str, clause: Callable[[_Subject], str], subject: _Subject) ->
         return Clause(name=name, standing="open", detail=str(reason))
     except _Broken as reason:
         return Clause(name=name, standing="broken", detail=str(reason))
-    except Exception as error:  # the function under test may raise anything, and whatever it is, the promise is broken
+    except Exception as error:  # noqa: BLE001 - the function under test may raise anything, and whatever it is, the promise is broken
         return Clause(name=name, standing="broken", detail=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
 
 
@@ -190,7 +196,10 @@ def _gradcheck(subject: _Subject) -> str:
     import torch
 
     small = min((case for case in subject.operator.cases if elements(subject.operator, case) > 1), key=lambda case: elements(subject.operator, case))
-    tensors = [tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu() for tensor in subject.inputs(dataclasses.replace(small, distribution="normal", layout="contiguous", dtype=None))]
+    tensors = [
+        tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu()
+        for tensor in subject.inputs(dataclasses.replace(small, distribution="normal", layout="contiguous", dtype=None))
+    ]
     leaves = subject.floating(tensors)
     if not leaves:
         raise _Open("no input is declared differentiable")

@@ -9,6 +9,7 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Operator
 from opforge.core.verdict import Broken, Checked, Mismatch, Policy
 from opforge.runner import Arena, Worker, bind_message
+from opforge.runner.witness import LAUNCHES
 from opforge.verdicts.cause import likely_cause
 from opforge.verdicts.compare import compare
 from opforge.verdicts.policy import library_calls
@@ -45,7 +46,7 @@ def _judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | 
                 wrong=int(comparison.wrong.sum()),
                 total=metrics.elements,
                 law=None,
-                cause=likely_cause(actual, expectation.expected, comparison.wrong),
+                cause=likely_cause(actual, expectation.expected, comparison.wrong, prepared.truth.inputs),
                 metrics=metrics,
                 isolation=isolation,
                 window=window(expectation.output, metrics.worst_index, expectation.expected, actual, comparison.wrong),
@@ -84,9 +85,7 @@ def _broken_law(prepared: Prepared, operator: Operator, outputs: dict[str, Any],
     return None
 
 
-def start(
-    bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, config: Config | None
-) -> int | str | Broken | Policy:
+def start(bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, config: Config | None) -> int | str | Broken | Policy:
     """Bind an arena and run once on what it holds: the launch's number, the reason why it is not taken, or how it broke.
 
     The arena holds nothing but NaN while the kernel is bound: what it computes, it computes when it runs.
@@ -110,11 +109,15 @@ def start(
         launch = int(answer["launch"])
         answer = worker.request({"do": "run", "launch": launch}, (), bench.run_limit_s)
         if answer["status"] == "ok":
-            calls = library_calls(answer.get("operations", {}))
-            if not calls:
+            operations = answer.get("operations", {})
+            evidence = library_calls(operations)
+            if evidence:
+                reason = f"it is written for {implementation.backend} and has PyTorch compute: {', '.join(evidence[:4])}"
+            elif host.guards.trace and implementation.backend == "triton" and not operations.get(LAUNCHES) and any(tensor.numel() for tensor in arena.tensors("output").values()):
+                reason, evidence = "it is written for triton and launched no Triton kernel", ("no launch",)
+            else:
                 return launch
-            reason = f"it is written for {implementation.backend} and has PyTorch compute: {', '.join(calls[:4])}"
-            return Policy(case=case, dtype=dtype, reason=reason, evidence=calls, isolation=host.isolation)
+            return Policy(case=case, dtype=dtype, reason=reason, evidence=evidence, isolation=host.isolation)
     return Broken(case=case, dtype=dtype, reason=str(answer.get("reason", answer)), isolation=host.isolation)
 
 

@@ -55,6 +55,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 raise UsageError(f"The reference of {operator.name} gives {spec.name} shape {tuple(outputs[spec.name].shape)}, declared {shape}. Correct op.py.")
         tolerance = operator.tolerance
         magnitudes = tolerance.magnitude(wide, outputs, scalars) if tolerance.magnitude else {}
+        rounded = tolerance.rounded(wide, outputs, scalars) if tolerance.rounded else {}
         length = reduction_length(operator, case, dtype)
         expectations: list[Expectation] = []
         for spec in operator.outputs:
@@ -63,6 +64,9 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             arithmetic = tolerance.factor * DTYPES["float32"].epsilon * length**0.5
             stored = spec.dtype_for(dtype)
             bound = arithmetic * magnitude + tolerance.roundings * half_ulp(expected, stored) + UNDERFLOW
+            if spec.name in rounded:
+                value, weight = rounded[spec.name]
+                bound = bound + half_ulp(value, stored) * weight.abs()
             expectations.append(Expectation(output=spec.name, dtype=stored, expected=expected, bound=bound))
     return Truth(inputs=wide, expectations=tuple(expectations))
 

@@ -63,7 +63,7 @@ class Bench:
         """As `prepare`, or None where the reference itself refuses such axes: a drawn case may lie outside what is defined."""
         try:
             return self.prepare(case, dtype)
-        except Exception:  # the reference is a guest's code: what it raises on axes nobody declared says that they are not meant
+        except Exception:  # noqa: BLE001 - the reference is a guest's code: what it raises on axes nobody declared says that they are not meant
             return None
 
     def refresh(self, prepared: Prepared) -> Prepared:

@@ -64,7 +64,9 @@ def two_errors(operator: Operator, case: Case, dtype: str, original: Mapping[str
     """
     for name, tensor in quantised.items():
         if name not in original or tuple(original[name].shape) != tuple(tensor.shape):
-            raise UsageError(f"two_errors needs {name!r} before and after quantisation in one shape {tuple(tensor.shape)}. Pass the tensor that was quantised as original[{name!r}].")
+            raise UsageError(
+                f"two_errors needs {name!r} before and after quantisation in one shape {tuple(tensor.shape)}. Pass the tensor that was quantised as original[{name!r}]."
+            )
     given = consult(operator, case, dtype, quantised)
     exact = {expectation.output: expectation for expectation in consult(operator, case, dtype, original).expectations}
     narrow = {spec.name: spec.dtype_for(dtype) for spec in operator.inputs if DTYPES[spec.dtype_for(dtype)].itemsize == 1}

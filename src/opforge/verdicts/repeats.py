@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from random import SystemRandom
 from typing import Any
 
+from opforge.backends import backend
 from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case
 from opforge.core.shapes import tokens
 from opforge.core.verdict import Broken, Mismatch, Statement
 from opforge.runner import Worker, allocate
-from opforge.verdicts.judge import judge, run_again, start
+from opforge.verdicts.judge import judge, run_again, run_once, start
 from opforge.verdicts.prepared import Bench, Prepared
 from opforge.verdicts.suite import Effort, elements, leading_axis
 
@@ -79,7 +79,9 @@ class Repeats:
                 self.differing = self.differing or prepared.case.name
                 found = judge(prepared, self.bench.operator, self.bench.host.isolation)
                 if isinstance(found, Mismatch):
-                    return dataclasses.replace(found, cause=f"right in one run and wrong in another on the same inputs: a race, or memory that is read before it is written; {found.cause}")
+                    return dataclasses.replace(
+                        found, cause=f"right in one run and wrong in another on the same inputs: a race, or memory that is read before it is written; {found.cause}"
+                    )
                 if isinstance(found, Broken):
                     return found
             if time.perf_counter() > until:
@@ -94,9 +96,22 @@ class Repeats:
         self.contents += 1
         found = judge(other, self.bench.operator, self.bench.host.isolation)
         if isinstance(found, Mismatch):
+            alone = self._in_a_fresh_worker(other)
+            if isinstance(alone, (Mismatch, Broken)):
+                # wrong for these values whatever came before them
+                return alone
             cause = f"right for the first content of these addresses and wrong for the second: an answer that was kept, or memory that is not reset; {found.cause}"
             return dataclasses.replace(found, cause=cause, after=prepared.case)
         return found if isinstance(found, Broken) else None
+
+    def _in_a_fresh_worker(self, prepared: Prepared) -> Mismatch | Broken | None:
+        """What a worker that has seen nothing else makes of a case; None when it is right there."""
+        worker = self.bench.host.worker(backend(self.implementation.backend).environment(self.bench.device))
+        try:
+            found = run_once(self.bench, worker, self.implementation, prepared, self.config)
+        finally:
+            worker.close()
+        return found[1] if not isinstance(found, str) and isinstance(found[1], (Mismatch, Broken)) else None
 
     def _row_alone(self, worker: Worker, prepared: Prepared, outputs: Any) -> Broken | None:
         """Run one row by itself and compare it, bit by bit, with that row of the batch."""

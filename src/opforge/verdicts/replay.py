@@ -7,7 +7,7 @@ import dataclasses
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Case
 from opforge.core.record import Record
-from opforge.core.verdict import Broken, Crash, Mismatch, Pass, Timeout, Verdict
+from opforge.core.verdict import Broken, Checked, Crash, Mismatch, Pass, Policy, Timeout, Verdict
 from opforge.runner import WorkerDied, WorkerLate
 from opforge.verdicts.judge import judge, run_again, run_once
 from opforge.verdicts.prepared import Bench
@@ -21,7 +21,7 @@ def replayed_cases(verdict: Verdict) -> tuple[Case, ...]:
             return tuple(checked.case for checked in verdict.checked)
         case Mismatch():
             return (verdict.case, *((verdict.shrunk_from,) if verdict.shrunk_from is not None else ()))
-        case Broken(case=Case() as case) | Crash(case=Case() as case) | Timeout(case=Case() as case):
+        case Broken(case=Case() as case) | Crash(case=Case() as case) | Timeout(case=Case() as case) | Policy(case=Case() as case):
             return (case,)
     return ()
 
@@ -54,7 +54,7 @@ def _in_succession(bench: Bench, implementation: Implementation, record: Record,
     try:
         prepared = bench.prepare(dataclasses.replace(first, dtype=None), record.dtype)
         found = run_once(bench, worker, implementation, prepared, record.config)
-        if isinstance(found, str) or isinstance(found[1], (Mismatch, Broken)):
+        if isinstance(found, str) or not isinstance(found[1], Checked):
             return verify(bench, implementation, record.dtype, cases=[prepared.case], config=record.config)
         launch, checked = found
         second = bench.refill(prepared, verdict.case)
@@ -64,6 +64,7 @@ def _in_succession(bench: Bench, implementation: Implementation, record: Record,
             return dataclasses.replace(outcome, after=prepared.case, cause=verdict.cause)
         if isinstance(outcome, Broken):
             return outcome
+        assert isinstance(checked, Checked)
         return Pass(checked=(checked, outcome), not_taken=(), isolation=bench.host.isolation)
     except WorkerDied as error:
         return Crash(case=verdict.case, dtype=record.dtype, status=error.status, stderr=error.stderr, isolation=bench.host.isolation)

@@ -52,7 +52,7 @@ def shrink(operator: Operator, dtype: str, failure: Verdict, attempt: Callable[[
                 break
     if isinstance(best, Mismatch) and best is not failure:
         assert isinstance(failure, Mismatch)
-        best = dataclasses.replace(best, shrunk_from=failure.case)
+        best = dataclasses.replace(best, shrunk_from=failure.case, window=failure.window, first_metrics=failure.metrics)
     return Shrunk(verdict=best, attempts=tried)
 
 

@@ -34,7 +34,7 @@ def verify(
     cases: Iterable[Case] | None = None,
     config: Config | None = None,
     effort: Effort | None = None,
-    progress: Callable[[Case], None] = lambda case: None,
+    progress: Callable[[Case], None] = lambda _: None,
 ) -> Verdict:
     """The Verdict on one implementation in one dtype.
 
@@ -165,8 +165,8 @@ class _Run:
             words = from_lengths(failure, right, wrong)
             if words:
                 verdict = dataclasses.replace(verdict, cause=words)
-            elif verdict is not failure and "without a pattern" in verdict.cause:
-                # a case of a few elements has no pattern to show; the larger one may have
+            elif verdict is not failure and "without a pattern" not in failure.cause:
+                # a case of a few elements has little pattern to show; the larger one had more
                 verdict = dataclasses.replace(verdict, cause=failure.cause)
         return verdict
 

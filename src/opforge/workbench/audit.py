@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -14,8 +15,8 @@ from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
 from opforge.timing import Contestant
 from opforge.verdicts import Prepared, judge
 
-RUNS = 3
-CLAIMED_S = 0.02
+CONTENTS = 2
+CLAIMED_S = 0.05
 SLACK_S = 0.01
 DISAGREEMENT = 2.0
 TRIES = 3
@@ -24,16 +25,18 @@ FASTER_WHEN_SEEN = 2.5
 GRAIN_S = 30e-6
 
 
-def audit(contestant: Contestant, timing: Timing, again: Prepared, operator: Operator, isolation: str) -> Verdict | None:
+def audit(contestant: Contestant, timing: Timing, unseen: Sequence[Prepared], operator: Operator, isolation: str) -> Verdict | None:
     """The failure, if any.
 
-    again   the case that was timed with other inputs in the same memory, which the launch has not seen
+    unseen   the case that was timed, with CONTENTS other contents of the same memory. Two calls in a row on different
+             contents: a kernel that computes in every n-th call only is wrong in one of them
     """
+    last = unseen[-1]
 
     def broken(reason: str) -> Broken:
-        return Broken(case=again.case, dtype=again.dtype, reason=reason, isolation=isolation)
+        return Broken(case=last.case, dtype=last.dtype, reason=reason, isolation=isolation)
 
-    for _ in range(RUNS):
+    for again in unseen:
         # outputs are NaN again before each: a call that does nothing because the answer is already there leaves them so
         again.reset()
         answer = contestant.ask({"do": "run", "launch": contestant.launch})
@@ -44,7 +47,7 @@ def audit(contestant: Contestant, timing: Timing, again: Prepared, operator: Ope
             return replace(found, cause=f"right before it was timed and wrong after, on new inputs: an answer that was kept, or work that goes on after the call? {found.cause}")
         if not isinstance(found, Checked):
             return found
-    words = understated(contestant, timing) or remembered(contestant, again)
+    words = understated(contestant, timing) or remembered(contestant, last)
     return broken(words) if words else None
 
 

@@ -24,7 +24,7 @@ from opforge.verdicts import BRIEF, Bench, Effort, run_once, verify
 from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.ahead import compiling_ahead
 from opforge.workbench.asking import Loop, asker, look_at_clocks
-from opforge.workbench.audit import audit
+from opforge.workbench.audit import CONTENTS, audit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +243,7 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
                     verdict = found[1]
             verdicts[implementation.name] = verdict
         timings = _measured(job, contestants)
-        again = bench_cases.refresh(prepared) if contestants else prepared
+        unseen = [bench_cases.refresh(prepared) for _ in range(CONTENTS)] if contestants else []
         for implementation, _ in passed:
             name = implementation.name
             timing = timings.get(name)
@@ -251,7 +251,7 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
                 verdicts[name] = Broken(case=prepared.case, dtype=dtype, reason=f"not timed: {timing}", isolation=job.host.isolation)
             contestant = next((contestant for contestant in contestants if contestant.name == name), None)
             if contestant is not None and isinstance(timing, Timing):
-                after = audit(contestant, timing, again, operator, job.host.isolation)
+                after = audit(contestant, timing, unseen, operator, job.host.isolation)
                 verdicts[name] = after or verdicts[name]
             kept = job.doubted(timing, workload, dtype) if isinstance(timing, Timing) and isinstance(verdicts[name], Pass) else None
             if kept is not None:

@@ -59,7 +59,6 @@ __device__ __forceinline__ void store_vec(T* p, const float (&values)[N]) {
 /// The threads that share a row: one warp of several in the block.
 struct WarpGroup {
   static constexpr int kMaxThreads = kWarpsPerBlock * kWarpSize;
-  static constexpr int kBlocks = 5;
   __device__ static int64_t row() {
     return static_cast<int64_t>(blockIdx.x) * kWarpsPerBlock + threadIdx.x / kWarpSize;
   }
@@ -72,7 +71,6 @@ struct WarpGroup {
 /// The threads that share a row: the whole block.
 struct BlockGroup {
   static constexpr int kMaxThreads = 1024;
-  static constexpr int kBlocks = 1;
   __device__ static int64_t row() { return blockIdx.x; }
   __device__ static int rank() { return threadIdx.x; }
   __device__ static int size() { return blockDim.x; }
@@ -87,28 +85,34 @@ class RegisterRow {
   /// What visit() changes stays changed.
   static constexpr bool kKeeps = true;
 
-  __device__ __forceinline__ RegisterRow(const T* row, int64_t cols)
-      : cols_(static_cast<int>(cols)), first_(Group::rank() * N) {
+  __device__ __forceinline__ RegisterRow(const T* row, int64_t cols, float per_column)
+      : cols_(static_cast<int>(cols)), first_(Group::rank() * N), per_column_(per_column) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       if (i * step() < cols_ - first_) load_constant<T, N>(row + first_ + i * step(), values_[i]);
     }
   }
-  __device__ __forceinline__ float cols() const { return static_cast<float>(cols_); }
 
   /// Calls f(c, values) for the N elements from column c on, for every vector of this thread.
   template <class F>
   __device__ __forceinline__ void visit(F f) {
+    int left = cols_ - first_;
+    // hides that this is the bound of the last visit too: the compiler would keep kVecs comparisons
+    // from one visit to the next, and spill them
+    asm volatile("" : "+r"(left));
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      // a comparison with a constant in a warp: nothing to keep between visits
-      if (i * step() < cols_ - first_) f(first_ + i * step(), values_[i]);
+      if (i * step() < left) f(first_ + i * step(), values_[i]);
     }
   }
   /// Combines one value of every thread; all of them get the result.
   template <class Op>
   __device__ __forceinline__ float reduce(float value, Op op) const {
     return Group::reduce(value, op);
+  }
+  /// The sum of one value of every thread, divided by the number of columns.
+  __device__ __forceinline__ float mean(float value) const {
+    return reduce(value, Sum()) * per_column_;
   }
   /// Whether this thread writes what a row has one of.
   __device__ __forceinline__ bool leads() const { return Group::rank() == 0; }
@@ -117,6 +121,7 @@ class RegisterRow {
   __device__ __forceinline__ static int step() { return Group::size() * N; }
   float values_[kVecs][N];
   int cols_, first_;
+  float per_column_;
 };
 
 /// A row in shared memory, or (kShared false) left where it is. Each thread sees only what it
@@ -126,13 +131,12 @@ class MemoryRow {
  public:
   static constexpr bool kKeeps = false;
 
-  __device__ __forceinline__ MemoryRow(const T* row, int64_t cols, T* buffer)
-      : source_(kShared ? buffer : row), cols_(cols) {
+  __device__ __forceinline__ MemoryRow(const T* row, int64_t cols, float per_column, T* buffer)
+      : source_(kShared ? buffer : row), cols_(cols), per_column_(per_column) {
     if constexpr (kShared) {
       for (int64_t c = first(); c < cols; c += step()) load_constant<T, N>(row + c).store(buffer + c);
     }
   }
-  __device__ __forceinline__ float cols() const { return static_cast<float>(cols_); }
 
   template <class F>
   __device__ __forceinline__ void visit(F f) {
@@ -149,6 +153,9 @@ class MemoryRow {
   __device__ __forceinline__ float reduce(float value, Op op) const {
     return BlockGroup::reduce(value, op);
   }
+  __device__ __forceinline__ float mean(float value) const {
+    return reduce(value, Sum()) * per_column_;
+  }
   __device__ __forceinline__ bool leads() const { return BlockGroup::rank() == 0; }
 
  private:
@@ -156,21 +163,22 @@ class MemoryRow {
   __device__ __forceinline__ static int64_t step() { return static_cast<int64_t>(blockDim.x) * N; }
   const T* source_;
   int64_t cols_;
+  float per_column_;
 };
 
 template <typename T, int N, int kVecs, class Group, class Op>
-__global__ void __launch_bounds__(Group::kMaxThreads, Group::kBlocks) register_rows(Op op, Rows<const T> x) {
+__global__ void __launch_bounds__(Group::kMaxThreads) register_rows(Op op, Rows<const T> x, float per_column) {
   const int64_t r = Group::row();
   if (r >= x.rows) return;  // a whole warp of the last block
-  RegisterRow<T, N, kVecs, Group> row(x.data + r * x.stride, x.cols);
+  RegisterRow<T, N, kVecs, Group> row(x.data + r * x.stride, x.cols, per_column);
   op(row, r);
 }
 
 template <typename T, int N, bool kShared, class Op>
-__global__ void __launch_bounds__(1024) memory_rows(Op op, Rows<const T> x) {
+__global__ void __launch_bounds__(1024) memory_rows(Op op, Rows<const T> x, float per_column) {
   OPFORGE_DYNAMIC_SHARED(T, buffer);
   const int64_t r = blockIdx.x;
-  MemoryRow<T, N, kShared> row(x.data + r * x.stride, x.cols, buffer);
+  MemoryRow<T, N, kShared> row(x.data + r * x.stride, x.cols, per_column, buffer);
   op(row, r);
 }
 
@@ -195,19 +203,25 @@ inline bool rows_vectorize(const Rows<T>& x) {
 
 template <int N, typename T, class Op>
 inline void launch_rows_by(const Op& op, const Rows<const T>& x, cudaStream_t stream) {
+  // a division in the kernel would be a call
+  const float per_column = 1.0f / static_cast<float>(x.cols);
   if (x.cols <= kWarpRowColumns) {
     constexpr int kVecs = kWarpRowColumns / kWarpSize / N;
     OPFORGE_LAUNCH((register_rows<T, N, kVecs, WarpGroup, Op>), ceil_div(x.rows, kWarpsPerBlock),
-                   WarpGroup::kMaxThreads, 0, stream, op, x);
+                   WarpGroup::kMaxThreads, 0, stream, op, x,
+                   per_column);
   } else if (x.cols <= kBlockRowColumns) {
     constexpr int kVecs = kBlockRowColumns / 1024 / N;
     const int64_t threads = ceil_div(ceil_div(x.cols, kVecs * N), kWarpSize) * kWarpSize;
     OPFORGE_LAUNCH((register_rows<T, N, kVecs, BlockGroup, Op>), x.rows,
-                   static_cast<unsigned>(threads), 0, stream, op, x);
+                   static_cast<unsigned>(threads), 0, stream, op, x,
+                   per_column);
   } else if (x.cols * static_cast<int64_t>(sizeof(T)) <= max_dynamic_shared()) {
-    OPFORGE_LAUNCH((memory_rows<T, N, true, Op>), x.rows, 1024, x.cols * sizeof(T), stream, op, x);
+    OPFORGE_LAUNCH((memory_rows<T, N, true, Op>), x.rows, 1024, x.cols * sizeof(T), stream, op, x,
+                   per_column);
   } else {
-    OPFORGE_LAUNCH((memory_rows<T, N, false, Op>), x.rows, 1024, 0, stream, op, x);
+    OPFORGE_LAUNCH((memory_rows<T, N, false, Op>), x.rows, 1024, 0, stream, op, x,
+                   per_column);
   }
 }
 

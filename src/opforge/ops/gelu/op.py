@@ -57,7 +57,13 @@ operator = Operator(
         Case(name="large_tanh", axes={"shape": (1025,)}, distribution="large", scalars={"approximate": "tanh"}, why="x cubed reaches 1e8 and exp overflows"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the result is x / 2"),
         # not for the erf form: PyTorch's own on a CPU (oneDNN, torch 2.13) gives NaN at infinity and infinity at 3e38
-        Case(name="special", axes={"shape": (263,)}, distribution="special", scalars={"approximate": "tanh"}, why="NaN, infinities, signed zeros; x cubed overflows"),
+        Case(
+            name="special",
+            axes={"shape": (263,)},
+            distribution="special",
+            scalars={"approximate": "tanh"},
+            why="NaN, infinities, signed zeros; x cubed overflows",
+        ),
         Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
         Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
     ),

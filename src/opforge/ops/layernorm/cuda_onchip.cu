@@ -23,12 +23,12 @@ struct LayerNorm {
     row.visit([&](int64_t, auto& x) {
       for (float v : x) sum += v;
     });
-    const float mean = row.reduce(sum, opforge::Sum()) / row.cols();
+    const float mean = row.mean(sum);
     float squares = 0.0f;
     row.visit([&](int64_t, auto& x) {
       for (float v : x) squares += (v - mean) * (v - mean);
     });
-    const float scale = rsqrtf(row.reduce(squares, opforge::Sum()) / row.cols() + eps);
+    const float scale = rsqrtf(row.mean(squares) + eps);
     T* out = y + r * y_stride;
     row.visit([&](int64_t c, auto& x) {
       constexpr int N = sizeof(x) / sizeof(float);

@@ -21,12 +21,12 @@ struct MeanVar {
     row.visit([&](int64_t, auto& x) {
       for (float v : x) sum += v;
     });
-    const float mean = row.reduce(sum, opforge::Sum()) / row.cols();
+    const float mean = row.mean(sum);
     float squares = 0.0f;
     row.visit([&](int64_t, auto& x) {
       for (float v : x) squares += (v - mean) * (v - mean);
     });
-    const float variance = row.reduce(squares, opforge::Sum()) / row.cols();
+    const float variance = row.mean(squares);
     if (row.leads()) {
       means[r] = opforge::store_from_float<T>(mean);
       variances[r] = opforge::store_from_float<T>(variance);

@@ -22,7 +22,7 @@ struct RmsNorm {
     row.visit([&](int64_t, auto& x) {
       for (float v : x) squares += v * v;
     });
-    const float scale = rsqrtf(row.reduce(squares, opforge::Sum()) / row.cols() + eps);
+    const float scale = rsqrtf(row.mean(squares) + eps);
     T* out = y + r * y_stride;
     row.visit([&](int64_t c, auto& x) {
       constexpr int N = sizeof(x) / sizeof(float);

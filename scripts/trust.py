@@ -1,0 +1,331 @@
+"""Measures whether opforge's verdicts, gate, histories and records can be trusted, and fails where they can't.
+
+    python scripts/trust.py            every figure in full (about half an hour on two cores)
+    python scripts/trust.py --quick    the same figures on smaller numbers, for CI (under four minutes)
+    python scripts/trust.py --only aa  the figures whose name contains "aa"
+
+Each line is one figure: what was asked for, what was found, how long it took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+# one thread: the figures are about verdicts, and threads that wait for each other on busy cores are another subject
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the result."""
+
+    name: str
+    wanted: str
+    found: str
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How often each thing is done."""
+
+    same: int = 300
+    slower: int = 100
+    gates: int = 20
+    gate_cases: int = 100
+    histories: int = 200
+    kills: int = 500
+    writes: int = 250
+    entries: int = 200
+    bad_inputs: int = 5000
+    records: int = 1_000_000
+
+
+QUICK = Scale(same=60, slower=30, gates=1, gate_cases=60, histories=100, kills=25, writes=20, entries=60, bad_inputs=1000, records=0)
+
+
+class Kernel:
+    """A real kernel of a few microseconds, batched to about a millisecond; it can be told to do more work."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        x = np.random.default_rng(0).random(2000, dtype=np.float32)
+        y = np.empty_like(x)
+        self.call = lambda: np.multiply(x, 1.5, out=y)
+        self.run(2000)
+        started = time.perf_counter()
+        self.run(2000)
+        self.batch = max(200, math.ceil(1e-3 * 2000 / (time.perf_counter() - started)))
+
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.call()
+
+    def taker(self, slower: float = 0.0) -> Callable[[], float]:
+        """A sample of one batch, in seconds per call; `slower` is the share of work that is added."""
+        count = round(self.batch * (1 + slower))
+
+        def take() -> float:
+            started = time.perf_counter()
+            self.run(count)
+            return (time.perf_counter() - started) / self.batch
+
+        return take
+
+
+def _spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+
+@contextlib.contextmanager
+def load(processes: int) -> Iterator[None]:
+    """So many processes that do nothing but work."""
+    workers = [multiprocessing.Process(target=_spin, args=(3600,), daemon=True) for _ in range(processes)]
+    for worker in workers:
+        worker.start()
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def verdicts(kernel: Kernel, count: int, slower: float) -> tuple[Counter[str], int, float]:
+    """The words of `count` comparisons, how many were SLOWER within half a second of measuring, and the median time spent."""
+    from opforge.core.comparison import SLOWER
+    from opforge.timing import Rule, duel
+
+    words: Counter[str] = Counter()
+    soon, spent = 0, []
+    for _ in range(count):
+        found = duel("a", "b", kernel.taker(slower), kernel.taker(), Rule())
+        words[found.word] += 1
+        soon += found.word == SLOWER and found.spent_s <= 0.5
+        spent.append(found.spent_s)
+    return words, soon, sorted(spent)[len(spent) // 2]
+
+
+def same_code(scale: Scale) -> Iterator[Figure]:
+    kernel = Kernel()
+    for name, processes in (("A/A quiet", 0), ("A/A with two load processes", 2)):
+        with load(processes):
+            words, _, spent = verdicts(kernel, scale.same, 0.0)
+        alarms = words["FASTER"] + words["SLOWER"]
+        yield Figure(name, f"0 alarms of {scale.same}", f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {spent:.2f} s each)", alarms == 0)
+
+
+def slow_downs(scale: Scale) -> Iterator[Figure]:
+    kernel = Kernel()
+    for slower, share in ((0.03, 0.90), (0.05, 0.95), (0.10, 0.99)):
+        words, soon, spent = verdicts(kernel, scale.slower, slower)
+        found = f"{soon} of {scale.slower} within 0.5 s ({words['SLOWER']} in all, {words['FASTER']} of wrong sign, {spent:.2f} s each)"
+        yield Figure(f"A/B +{slower:.0%}", f">= {share:.0%}, no wrong sign", found, soon >= share * scale.slower and words["FASTER"] == 0)
+
+
+def gates(scale: Scale) -> Iterator[Figure]:
+    from opforge.gate import Key, Policy, Sight, check, settled_for
+    from opforge.timing import Rule, duel
+
+    kernel = Kernel()
+    policy = Policy()
+    keys = [Key(operator="noop", implementation="same", workload=f"case {number}", dtype="float32") for number in range(scale.gate_cases)]
+
+    def look(asked: object) -> dict[Key, Sight]:
+        rule = Rule(looks=(30, 60, 120, 240))
+        return {key: Sight(comparison=duel("now", "then", kernel.taker(), kernel.taker(), rule, settled=settled_for(policy.allowed))) for key in asked}  # type: ignore[attr-defined]
+
+    raised = [check("unchanged", keys, look, policy).exit_code for _ in range(scale.gates)]
+    count = sum(code != 0 for code in raised)
+    yield Figure(f"gate of {scale.gate_cases} unchanged cases", "at most 1 run in 20 raises anything", f"{count} of {scale.gates}", count <= max(0, scale.gates // 20))
+
+
+def simulated(generator: random.Random, noise: float, step: float) -> list[float]:
+    """80 commits, 3 % of points spiked by 30 %, a step at commit 50; logarithms of times."""
+    return [math.log((1 + (step if at >= 50 else 0)) * math.exp(generator.gauss(0, noise)) * (1.3 if generator.random() < 0.03 else 1)) for at in range(80)]
+
+
+def histories(scale: Scale) -> Iterator[Figure]:
+    from opforge.gate import segments
+
+    for noise in (0.01, 0.03):
+        generator = random.Random(f"trust {noise}")
+        alarms = sum(len(segments(simulated(generator, noise, 0.0), smallest=0.02)) > 1 for _ in range(scale.histories))
+        yield Figure(f"flat histories, noise {noise:.0%}", f"alarms in <= 2% of {scale.histories}", str(alarms), alarms <= 0.02 * scale.histories)
+        hits = 0
+        for _ in range(scale.histories):
+            hits += any(abs(part.start - 50) <= 3 for part in segments(simulated(generator, noise, 0.1), smallest=0.02)[1:])
+        yield Figure(f"+10% steps, noise {noise:.0%}", f">= 98% of {scale.histories} within 3 commits", str(hits), hits >= 0.98 * scale.histories)
+
+
+def impossible(scale: Scale) -> Iterator[Figure]:
+    from opforge.core.device import Ceiling
+    from opforge.core.operator import Cost
+    from opforge.core.timing import Timing
+    from opforge.machine import descriptors
+    from opforge.roofline import suspect
+
+    def ceiling(name: str, value: float, unit: str) -> Ceiling:
+        return Ceiling(name=name, value=value, unit=unit, measured_at="2026-01-01", how="stated")
+
+    memory, matrix, launch = 4.0e12, 700e12, 2e-6
+    spec = replace(
+        descriptors()["nvidia-h200"],
+        ceilings=(ceiling("copy", memory, "B/s"), ceiling("matrix_bfloat16", matrix, "FLOP/s"), ceiling("launch", launch, "s")),
+    )
+    generator = random.Random("impossible")
+    flagged = wrong = 0
+    for number in range(30):
+        size = generator.randint(2**30, 2**33)
+        work = matrix * generator.uniform(1e-3, 1e-2)
+        cost, honest = [
+            (Cost(flops=0, bytes_read=64, bytes_written=64), launch * 1.2),
+            (Cost(flops=0, bytes_read=size, bytes_written=size), 2 * size / memory * 1.05),
+            (Cost(flops=int(work), bytes_read=64, bytes_written=64), work / matrix * 1.5),
+        ][number % 3]
+        for seconds, possible in ((honest / generator.uniform(2.5, 20), False), (honest, True)):
+            timing = Timing(samples_s=(seconds,) * 5, batch=1, timer="cuda_graph", cache="cold", overhead_s=0.0, conditions=())
+            accused = suspect(cost, timing, spec, "bfloat16", "matrix") is not None
+            flagged += accused and not possible
+            wrong += accused and possible
+    yield Figure("impossible results", "30 of 30 flagged, 0 possible ones", f"{flagged} flagged, {wrong} possible ones", flagged == 30 and wrong == 0)
+
+
+def kills_and_writers(scale: Scale) -> Iterator[Figure]:
+    import test_store
+
+    from opforge.store import Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        output = test_store.child(test_store.KILLED, str(Path(folder) / "killed.sqlite"), str(scale.kills), check=False)
+        words = output.stdout.split()
+        yield Figure(f"{scale.kills} kill -9", "0 lost, 0 corrupt", output.stdout.strip() or output.stderr[-200:], words[1:] == ["0", "0", "()", "()"])
+        place = Path(folder) / "writers.sqlite"
+        done = test_store.child(test_store.WRITERS, str(place), "8", str(scale.writes), check=False)
+        with Store.open(place) as store:
+            count = len(store.query())
+        yield Figure(f"8 x {scale.writes} concurrent writes", "all there", f"{count}, exit codes {done.stdout.strip()}", count == 8 * scale.writes and done.returncode == 0)
+
+
+def damaged_entries(scale: Scale) -> Iterator[Figure]:
+    from opforge.backends import cache
+
+    generator = random.Random("damage")
+    caught = 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for number in range(scale.entries):
+            content = generator.randbytes(4000)
+            key = cache.key_of({"number": str(number)})
+
+            def make(path: Path, content: bytes = content) -> dict[str, str]:
+                path.write_bytes(content)
+                return {"compiler": "none"}
+
+            cache.obtain(root, key, "kernel.so", make)
+            file = root / key / ("entry.json" if number % 4 == 3 else "kernel.so")
+            data = bytearray(file.read_bytes())
+            harm = number % 3
+            if harm == 0:
+                data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+            elif harm == 1:
+                del data[generator.randrange(len(data)) :]
+            else:
+                data[generator.randrange(len(data)) :] = bytes(16)
+            file.write_bytes(data)
+            entry = cache.obtain(root, key, "kernel.so", make)
+            caught += entry.path.read_bytes() == content and (entry.how == "compiled" or file.name == "entry.json")
+    yield Figure("damaged cache entries", f"{scale.entries} of {scale.entries} caught", str(caught), caught == scale.entries)
+
+
+def bad_inputs(scale: Scale) -> Iterator[Figure]:
+    from fuzzing import attempts
+
+    broken, seconds = [], 0.0
+    for number, (what, attempt) in enumerate(attempts(scale.bad_inputs)):
+        started = time.perf_counter()
+        try:
+            attempt()
+        except BaseException as error:  # whatever escapes is what is looked for
+            broken.append(f"{number} {what}: {type(error).__name__}: {str(error)[:100]}")
+        seconds = max(seconds, time.perf_counter() - started)
+    found = f"{len(broken)} tracebacks, longest {seconds:.2f} s" + "".join(f"\n    {line}" for line in broken[:5])
+    yield Figure(f"{scale.bad_inputs} bad inputs", "no traceback, no hang", found, not broken and seconds < 10)
+
+
+def many_records(scale: Scale) -> Iterator[Figure]:
+    if not scale.records:
+        return
+    from simulated import record
+
+    from opforge.store import Store
+
+    with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "many.sqlite") as store:
+        names = [f"kernel_{number}" for number in range(100)]
+        for start in range(0, scale.records, 5000):
+            store.add([record(day=(start + at) // 100 / 1000, workload=f"w{(start + at) // 100 % 10}", implementation=names[at % 100], samples=5) for at in range(5000)])
+        started = time.perf_counter()
+        points = store.series("softmax", "kernel_7", "w3", "float32", limit=400)
+        spent = time.perf_counter() - started
+    yield Figure(f"a history among {scale.records} records", "<= 200 ms", f"{1e3 * spent:.0f} ms, {len(points)} points", spent <= 0.2 and len(points) > 0)
+
+
+SECTIONS = {
+    "impossible": impossible,
+    "histories": histories,
+    "aa": same_code,
+    "slower": slow_downs,
+    "gate": gates,
+    "store": kills_and_writers,
+    "cache": damaged_entries,
+    "fuzz": bad_inputs,
+    "million": many_records,
+}
+
+
+def main(words: list[str]) -> int:
+    """Print every figure; 1 if one falls short."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="smaller numbers, under four minutes")
+    parser.add_argument("--only", default="", help=f"sections whose name contains this: {', '.join(SECTIONS)}")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    given = parser.parse_args(words)
+    scale = QUICK if given.quick else Scale()
+    figures: list[Figure] = []
+    for name, section in SECTIONS.items():
+        if given.only not in name:
+            continue
+        started = time.perf_counter()
+        for figure in section(scale):
+            figures.append(figure)
+            if not given.json:
+                print(f"{'ok  ' if figure.holds else 'SHORT'} {figure.name}: {figure.found}   wanted {figure.wanted}   [{time.perf_counter() - started:.0f} s]", flush=True)
+            started = time.perf_counter()
+    if given.json:
+        print(json.dumps([vars(figure) for figure in figures], indent=1))
+    short = [figure for figure in figures if not figure.holds]
+    if not given.json:
+        print(f"{len(figures) - len(short)} of {len(figures)} figures hold; load now {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    return int(bool(short))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

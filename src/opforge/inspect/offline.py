@@ -1,0 +1,113 @@
+"""Compiles one implementation for a target in a process of its own, and reads what came out.
+
+A process of its own, because Triton chooses between interpreter and compiler when it is imported, because a compiler
+may abort, and because some print whole assembly listings when they fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from opforge.backends import Artefact, backend
+from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
+from opforge.core.implementation import Config, Rejected
+from opforge.core.inspection import Inspection
+from opforge.core.operator import Operator
+from opforge.core.shapes import Axes
+from opforge.inspect.binaries import kernels_of
+from opforge.registry import Registry
+
+LIMIT_S = 300.0
+DEVICE_TYPES = {"sm": "cuda", "gf": "cuda"}
+"""torch calls AMD's GPUs "cuda" as well."""
+
+
+def inspect_implementation(
+    registry: Registry,
+    operator_name: str,
+    implementation_name: str,
+    *,
+    target: str,
+    dtype: str,
+    axes: Axes | None = None,
+    config: Config | None = None,
+) -> Inspection:
+    """Compile an implementation for `target` ("sm_80", "sm_90a", "gfx942", …) and report what its kernels use.
+
+    axes     the shape to compile for; default: the operator's first workload
+    config   a point of the implementation's tunable space; default: its own default
+
+    Raises UsageError for an unknown name or a call that the implementation does not take, EnvironmentLacks when a
+    compiler or cuobjdump is missing, and OpforgeError with the compiler's words when it refuses the source.
+    """
+    operator = registry.operator(operator_name)
+    implementation = registry.implementation(operator_name, implementation_name)
+    shape = dict(_default_axes(operator) if axes is None else axes)
+    answer = implementation.accepts(shape, dtype, operator.scalar_values({}))
+    if isinstance(answer, Rejected):
+        raise UsageError(f"{answer.reason}. Choose another dtype or shape, or another implementation: opforge show {operator_name}")
+    chosen = implementation.default if config is None else config
+    with tempfile.TemporaryDirectory(prefix="opforge-inspect-") as folder:
+        device = DEVICE_TYPES.get(target[:2], "cpu")
+        request: dict[str, Any] = {
+            "homes": [str(home.path) for home in registry.homes],
+            "operator": operator_name,
+            "implementation": implementation_name,
+            "target": target,
+            "dtype": dtype,
+            "axes": shape,
+            "config": list(chosen.values),
+            "device": device,
+            "folder": folder,
+        }
+        said = _ask(request, backend(implementation.backend).environment(device))
+        artefacts = [Artefact(**{**item, "path": Path(item["path"])}) for item in said]
+        kernels = tuple(use for artefact in artefacts for use in kernels_of(artefact, target, dtype, implementation.source))
+    return Inspection(
+        operator=operator_name,
+        implementation=implementation_name,
+        backend=implementation.backend,
+        target=target,
+        dtype=dtype,
+        axes=shape,
+        config=chosen,
+        compile_s=sum(artefact.seconds for artefact in artefacts),
+        kernels=kernels,
+    )
+
+
+def _default_axes(operator: Operator) -> Axes:
+    if not operator.workloads:
+        raise UsageError(f"{operator.name} has no workload to take a shape from. Give axes, or add a Workload to its op.py.")
+    return operator.workloads[0].axes
+
+
+def _ask(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    """The artefacts that a child process made, as plain data. Raises what the child raised."""
+    asked, answered = Path(request["folder"], "request.json"), Path(request["folder"], "answer.json")
+    asked.write_text(json.dumps(request), encoding="utf-8")
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", ""))))
+    # what this process was started with says nothing of how the child must run Triton
+    environment = {**os.environ, "TRITON_INTERPRET": "0", **variables, "PYTHONPATH": path}
+    command = [sys.executable, "-m", "opforge.inspect.child", str(asked), str(answered)]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OpforgeError(f"Compiling {request['implementation']} for {request['target']} took more than {LIMIT_S:.0f} s. Try a smaller shape or config.") from error
+    if not answered.exists():
+        words = (done.stderr or done.stdout).strip()[-2000:]
+        raise OpforgeError(f"The compiler ended with status {done.returncode} and no answer. Its last words:\n{words}")
+    answer = json.loads(answered.read_text(encoding="utf-8"))
+    if "error" in answer:
+        kind = {"UsageError": UsageError, "EnvironmentLacks": EnvironmentLacks}.get(answer["error"], OpforgeError)
+        raise kind(answer["reason"])
+    artefacts: list[dict[str, Any]] = answer["artefacts"]
+    return artefacts

@@ -1,0 +1,95 @@
+"""Takes one guard away, to see whether the cheat that it is there for then passes.
+
+Guards of the runner are fields of `Guards`; those of the judge are replaced here, in the process that judges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from opforge.core.verdict import Checked
+from opforge.runner.guards import Guards
+
+RUNNER = tuple(item.name for item in dataclasses.fields(Guards))
+
+
+def _loose(actual: Any, expectation: Any) -> Any:
+    """The rule many harnesses use: rtol = atol = 1e-2, whatever was computed."""
+    from opforge.verdicts.compare import compare
+
+    wide = dataclasses.replace(expectation, bound=1e-2 + 1e-2 * expectation.expected.abs())
+    return compare(actual, wide)
+
+
+def _no_pattern(actual: Any, expectation: Any) -> Any:
+    """Elements where either side is NaN or infinite are not looked at."""
+    import torch
+
+    from opforge.verdicts.compare import compare
+
+    skipped = ~(torch.isfinite(actual) & torch.isfinite(expectation.expected))
+    expected, bound = expectation.expected.masked_fill(skipped, 0.0), expectation.bound.masked_fill(skipped, 1.0)
+    return compare(torch.where(skipped, torch.zeros_like(actual), actual), dataclasses.replace(expectation, expected=expected, bound=bound))
+
+
+def _first_half(actual: Any, expectation: Any) -> Any:
+    from opforge.verdicts.compare import compare
+
+    half = max(1, actual.shape[0] // 2)
+    return compare(actual[:half], dataclasses.replace(expectation, expected=expectation.expected[:half], bound=expectation.bound[:half]))
+
+
+def _answer_in_place(prepared: Any) -> None:
+    """Outputs hold the answer before a run: memory that the reference has just used."""
+    prepared.arena.bytes().copy_(prepared.pristine)
+    for expectation in prepared.truth.expectations:
+        prepared.arena.tensor(expectation.output).copy_(expectation.expected)
+
+
+def _judged_afterwards(prepared: Any, operator: Any, isolation: str) -> Any:
+    """The reference is asked after the kernel, on the inputs that it left."""
+    from opforge.verdicts import consult, judge
+
+    truth = consult(operator, prepared.case, prepared.dtype, prepared.arena.tensors("input"))
+    return judge(dataclasses.replace(prepared, truth=truth, guarded=prepared.arena.protected()), operator, isolation)
+
+
+@contextmanager
+def lowered(guard: str) -> Iterator[None]:
+    """The judge's own guards are replaced while the context lasts. Those of the runner are fields of `Guards`, and `cases_…`
+    and `process` take cases, or the process boundary, away: these are the harness's business."""
+    from opforge.runner import arena
+
+    real_violations = arena.Arena.violations
+
+    def zeroed(self: Any) -> None:
+        self.bytes().zero_()
+        for slot in self.slots:
+            if slot.role == "output":
+                self.bytes()[slot.offset : slot.offset + slot.span_bytes] = arena.POISON
+
+    replaced: dict[str, list[tuple[str, Any]]] = {
+        "bound": [("opforge.verdicts.judge.compare", _loose)],
+        "pattern": [("opforge.verdicts.judge.compare", _no_pattern)],
+        "full_compare": [("opforge.verdicts.judge.compare", _first_half)],
+        "poison": [("opforge.verdicts.prepared.Prepared.reset", _answer_in_place)],
+        "pristine": [("opforge.verdicts.judge.judge", _judged_afterwards), ("opforge.verdicts.repeats.judge", _judged_afterwards)],
+        "inputs": [("opforge.runner.arena.Arena.violations", lambda self, before: [words for words in real_violations(self, before) if "was modified" not in words])],
+        "regions": [("opforge.runner.arena.Arena.violations", lambda self, before: [words for words in real_violations(self, before) if "was modified" in words])],
+        "nan_guards": [("opforge.runner.arena.Arena.poison", zeroed)],
+        "fresh_seeds": [("opforge.verdicts.prepared.fresh_seed", lambda: 0)],
+        "repeats": [("opforge.verdicts.repeats.Repeats._same", lambda *args, **kwargs: None)],
+        "other_content": [("opforge.verdicts.repeats.Repeats._other_content", lambda *args: None)],
+        "audit_runs": [("opforge.workbench.audit.judge", lambda prepared, *args: Checked(case=prepared.case, dtype=prepared.dtype, metrics=()))],
+        "audit_remembered": [("opforge.workbench.audit.remembered", lambda *args: None)],
+        "audit_understated": [("opforge.workbench.audit.understated", lambda *args: None)],
+    }
+    assert guard in replaced or guard in RUNNER or guard == "process" or guard.startswith("cases_"), guard
+    with ExitStack() as stack:
+        for target, value in replaced.get(guard, []):
+            stack.enter_context(patch(target, value))
+        yield

@@ -1,0 +1,229 @@
+"""The gate: what it concludes, and that a baseline only changes when told to. Looks are simulated; one goes the whole way."""
+
+import json
+import random
+import subprocess
+import xml.etree.ElementTree as xml
+
+import pytest
+
+from opforge.cli.app import app
+from opforge.core.errors import UsageError
+from opforge.core.verdict import Broken, Unsupported
+from opforge.gate import (
+    Baseline,
+    Key,
+    Policy,
+    Sight,
+    baseline_path,
+    check,
+    find_baseline,
+    junit,
+    key_of,
+    load_baseline,
+    markdown,
+    save_baseline,
+    select_records,
+    settled_for,
+    tightened,
+)
+from opforge.timing import Rule, duel
+from simulated import make_home, noisy, passed, record
+
+POLICY = Policy()
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder with one operator, `twice`, that has a slow and a wrong implementation."""
+    return make_home(tmp_path)
+
+
+def keys(count):
+    return [Key(operator="softmax", implementation="cpp", workload=f"w{number}", dtype="float32") for number in range(count)]
+
+
+def looking(slower=None, seed=0, fresh=None, baseline=None, spread=0.02):
+    """A `look` at simulated cases: `slower` by workload; what it was asked is kept in `.asked`."""
+
+    def look(asked):
+        look.asked.append(tuple(asked))
+        found = {}
+        for number, key in enumerate(asked):
+            place = seed + 1000 * len(look.asked) + number
+            factor = (slower or {}).get(key.workload, 0.0)
+            factor = factor[len(look.asked) - 1] if isinstance(factor, tuple) else factor
+            sides = noisy(place, factor, spread=spread)
+            comparison = duel("now", "then", *sides, Rule(looks=(30, 60, 120, 240)), order=random.Random(place), settled=settled_for(POLICY.allowed))
+            found[key] = Sight(comparison=comparison, fresh=fresh or passed(), baseline=baseline or passed())
+        return found
+
+    look.asked = []
+    return look
+
+
+def test_unchanged_code_is_fine():
+    """A hundred cases, not one raised."""
+    report = check("main", keys(100), looking(), POLICY)
+    assert report.exit_code == 0, [finding for finding in report.findings if finding.state != "fine"]
+    assert report.count("fine") == 100
+
+
+def test_a_regression_is_found_among_many_and_confirmed():
+    """Exit code 1, seen twice, and only the suspect is looked at again."""
+    look = looking({"w7": 0.2})
+    report = check("main", keys(30), look, POLICY)
+    assert report.exit_code == 1
+    (finding,) = [finding for finding in report.findings if finding.state == "regression"]
+    assert finding.key.workload == "w7"
+    assert "seen twice" in finding.words
+    assert look.asked[1] == (finding.key,)
+
+
+def test_a_suspicion_that_is_not_confirmed_is_fine():
+    """A machine that was busy during the first look."""
+    report = check("main", keys(5), looking({"w2": (0.2, 0.0)}), POLICY)
+    assert report.exit_code == 0
+    assert "did not confirm" in report.findings[2].words
+
+
+def test_slower_by_less_than_is_allowed_is_fine():
+    """2 % is real and tolerated."""
+    assert check("main", keys(3), looking({"w1": 0.02}), POLICY).exit_code == 0
+
+
+def test_a_threshold_of_its_own_goes_first():
+    """A case that is known to be steady is held to more."""
+    strict = {str(keys(3)[1]): 1.01}
+    report = check("main", keys(3), looking({"w1": 0.04}, spread=0.005), POLICY, strict)
+    assert [finding.state for finding in report.findings] == ["fine", "regression", "fine"]
+
+
+def test_noise_beyond_what_is_allowed_is_unsure():
+    """Exit code 4: neither fine nor a regression was shown."""
+    report = check("main", keys(1), looking({"w0": 0.05}, spread=0.4), POLICY)
+    assert report.exit_code == 4
+    assert "quieter machine" in report.findings[0].words
+
+
+def test_less_accurate_is_a_regression():
+    """Faster and wrong in the last digits is not progress."""
+    report = check("main", keys(1), looking(fresh=passed(p99=2e-6), baseline=passed(p99=1e-6)), POLICY)
+    assert report.exit_code == 1
+    assert "2.00 times what it was" in report.findings[0].words
+
+
+def test_accuracy_within_its_factor_is_fine():
+    """Random inputs make the error vary."""
+    assert check("main", keys(1), looking(fresh=passed(p99=1.2e-6), baseline=passed(p99=1e-6)), POLICY).exit_code == 0
+
+
+def test_a_verdict_that_failed_is_a_regression_and_one_that_is_missing_unsure():
+    """A kernel that breaks must not pass the gate for want of a time."""
+    broken = Broken(case=None, dtype="float32", reason="it raised", isolation="none")
+    assert check("main", keys(1), lambda asked: {key: Sight(comparison=None, fresh=broken) for key in asked}, POLICY).exit_code == 1
+    report = check("main", keys(1), lambda asked: {key: Sight(comparison=None, reason="no GPU", fresh=Unsupported(reason="no GPU")) for key in asked}, POLICY)
+    assert report.exit_code == 4
+    assert "no GPU" in report.findings[0].words
+
+
+def test_nothing_to_look_at_is_fine():
+    """Everything is what the baseline measured."""
+    look = looking()
+    report = check("main", [], look, POLICY, unchanged=keys(2))
+    assert (report.exit_code, report.count("unchanged"), look.asked) == (0, 2, [])
+
+
+def test_junit_and_markdown_say_the_same():
+    """CI reads one, people the other; hostile names stay text."""
+    nasty = Key(operator="soft|max<b>", implementation="cpp`x`", workload="w\x1b[31m", dtype="float32")
+    report = check("main", [nasty, *keys(2)], looking({"w1": 0.3}), POLICY, unchanged=keys(4)[3:])
+    suite = xml.fromstring(junit(report))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("4", "1", "0", "1")
+    assert len(suite.findall("testcase/failure")) == 1
+    text = markdown(report)
+    assert text.startswith("### opforge check against `main`: regression")
+    assert "soft\\|max&lt;b>" in text
+    assert "\x1b" not in text
+
+
+def test_only_good_timings_are_promoted():
+    """The newest of each case; what did not pass or is suspect is left out, and said."""
+    kept, refused = select_records(
+        [record(1e-3, day=0), record(2e-3, day=1), record(day=2, workload="odd", suspect="too fast"), record(day=3, workload="x", verdict=Unsupported(reason=""))]
+    )
+    assert [found.timing.median_s for found in kept] == [pytest.approx(2e-3)]
+    assert len(refused) == 2
+
+
+def test_a_baseline_survives_its_file(tmp_path):
+    """Samples and all."""
+    baseline = Baseline(name="main", promoted_at="2026-01-01", run="run", records=(record(),), thresholds={"x": 1.02})
+    path = save_baseline(baseline, tmp_path / "deep" / "main.json")
+    assert load_baseline(path) == baseline
+    assert [file.name for file in path.parent.iterdir()] == ["main.json"]
+
+
+@pytest.mark.parametrize("harm", ["truncate", "edit", "not json", "another format"])
+def test_a_damaged_baseline_is_refused(tmp_path, harm):
+    """A gate held against a damaged baseline means nothing."""
+    path = save_baseline(Baseline(name="main", promoted_at="2026-01-01", run="run", records=(record(),)), tmp_path / "main.json")
+    text = path.read_text()
+    data = json.loads(text)
+    data["records"][0]["timing"]["samples_s"][0] = 1.0
+    path.write_text({"truncate": text[:-200], "edit": json.dumps(data), "not json": "[]x", "another format": json.dumps({"format": 99})}[harm])
+    with pytest.raises(UsageError, match="opforge baseline promote"):
+        load_baseline(path)
+
+
+@pytest.mark.parametrize("name", ["", "../main", "a/b", ".hidden", "x" * 200])
+def test_a_baseline_name_cannot_leave_its_folder(name):
+    """A name is not a path."""
+    with pytest.raises(UsageError):
+        baseline_path(name)
+    with pytest.raises(UsageError):
+        find_baseline(name or "nothing")
+
+
+def test_thresholds_only_tighten():
+    """A noisy week must not loosen what was reached."""
+    kept = record(1e-3)
+    baseline = Baseline(name="main", promoted_at="", run="run", records=(kept,))
+    steady = tightened(baseline, {key_of(kept): [1e-3, 1.01e-3] * 10})
+    (threshold,) = steady.thresholds.values()
+    assert 1.015 < threshold < 1.025
+    noisy_week = tightened(steady, {key_of(kept): [1e-3, 1.5e-3] * 10})
+    assert noisy_week.thresholds == steady.thresholds
+    assert tightened(baseline, {key_of(kept): [1e-3] * 5}).thresholds == {}
+    assert tightened(baseline, {key_of(kept): [0.5e-3] * 50}).thresholds == {str(key_of(kept)): 1.01}
+
+
+@pytest.mark.slow
+def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch):
+    """Bench, promote, check: unchanged, fine, then a slower implementation that is found."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("OPFORGE_STORE", str(tmp_path / "records.sqlite"))
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+    def git(*words):
+        subprocess.run(["git", "-C", str(home), "-c", "user.name=t", "-c", "user.email=t@example.org", *words], check=True, capture_output=True)
+
+    def opforge(*words):
+        with pytest.raises(SystemExit) as ended:
+            app(["--home", str(home), *words])
+        return ended.value.code
+
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    opforge("bench", "twice", "--in-process", "--budget", "0.2", "--backend", "torch", "-i", "torch_eager")
+    assert opforge("baseline", "promote", "main", "--run", "newest") == 0
+    check_words = ("check", "--against", "main", "--in-process", "--allowed", "1.5")
+    (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
+    assert opforge(*check_words, "--junit", "junit.xml", "--markdown", "check.md") == 1
+    assert xml.parse("junit.xml").getroot().get("failures") == "1"
+    git("checkout", "-q", ".")
+    assert opforge(*check_words, "--all") in (0, 4)

@@ -1,0 +1,59 @@
+"""The emulation of tensor cores and asynchronous copies: it computes what the hardware does, and shows what is forgotten."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from opforge.core.operator import Case
+from opforge.core.verdict import Mismatch, Pass
+from opforge.registry import load
+from opforge.registry.discovery import PACKAGE_HOME
+from opforge.runner import Isolated
+from opforge.verdicts import Bench, verify
+
+CASE = Case(name="three_steps", axes={"m": 20, "n": 24, "k": 88}, why="three steps of k pass through the ring of stages, the last one and the last rows and columns cut off")
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")
+
+
+def verdict_on(folder: Path, change: tuple[str, str] | None):
+    """The verdict on cuda_mma, with one place in its source changed, under the emulator."""
+    home = folder / "home"
+    target = home / "guest_matmul"
+    target.mkdir(parents=True)
+    original = PACKAGE_HOME / "matmul"
+    definition = (original / "op.py").read_text().replace('name="matmul"', 'name="guest_matmul"')
+    start = definition.index("    implementations=(")
+    (target / "op.py").write_text(definition[:start] + '    implementations=("cuda_mma",),\n)\n')
+    source = (original / "cuda_mma.cu").read_text()
+    if change is not None:
+        assert source.count(change[0]) == 1, "the place to change must be found"
+        source = source.replace(*change)
+    (target / "cuda_mma.cu").write_text(source)
+    registry = load([home])
+    operator = registry.operator("guest_matmul")
+    with Isolated() as host:
+        bench = Bench(registry=registry, operator=operator, host=host, device="cpu")
+        try:
+            return verify(bench, registry.implementation("guest_matmul", "cuda_mma"), "float16", cases=[CASE])
+        finally:
+            bench.close()
+
+
+def test_matrix_products_agree_with_the_oracle(tmp_path):
+    """ldmatrix, mma.m16n8k16 and cp.async together: every lane's share lies where the PTX ISA puts it."""
+    assert isinstance(verdict_on(tmp_path, None), Pass)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(("wait_for_copies<STAGES - 2>", "wait_for_copies<STAGES - 1>"), id="waits for one step too few"),
+        pytest.param(("load_matrices_transposed(right[j]", "load_matrices(right[j]"), id="b is not transposed"),
+        pytest.param(("room * static_cast<int>(sizeof(T))", "16"), id="copies are not cut off at the edge"),
+    ],
+)
+def test_a_planted_bug_is_found_without_a_gpu(tmp_path, change):
+    """Each of these compiles and runs; on a GPU the first would pass now and then."""
+    assert isinstance(verdict_on(tmp_path, change), Mismatch)
