@@ -1,7 +1,7 @@
 # opforge. `make demo` and `make test` set everything up first; nothing else is needed than Python >= 3.11 and g++.
 SHELL := /bin/bash
 BIN := .venv/bin
-.PHONY: setup demo test check gpu docs clean
+.PHONY: setup demo test trust check redteam gpu docs clean
 
 setup:
 	@scripts/setup.sh
@@ -14,11 +14,17 @@ demo: setup  ## the main job on this machine, GPU or not, with a report at the e
 test: setup  ## every test that this machine can run
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
+trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes
+	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick)
+
 check: setup  ## format, lint, types, quick tests
 	@$(BIN)/ruff format --check src tests
 	@$(BIN)/ruff check src tests
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -m "not slow" tests/test_arrows.py tests/test_core.py
+
+redteam: setup  ## planted cheats, honest kernels, planted bugs and hostile kernels against the verifier
+	@$(BIN)/python scripts/redteam.py
 
 gpu: setup  ## tests, then the whole bench on a GPU; records land in results/
 	@scripts/gpu.sh

@@ -1,6 +1,6 @@
 """Measures whether opforge's verdicts, gate, histories and records can be trusted, and fails where they can't.
 
-    python scripts/trust.py            every figure in full (about half an hour on two cores)
+    python scripts/trust.py            every figure in full (about twenty minutes on two cores)
     python scripts/trust.py --quick    the same figures on smaller numbers, for CI (under four minutes)
     python scripts/trust.py --only aa  the figures whose name contains "aa"
 
@@ -60,10 +60,12 @@ QUICK = Scale(same=60, slower=30, gates=1, gate_cases=60, histories=100, kills=2
 
 
 class Kernel:
-    """A real kernel of a few microseconds, batched to about a millisecond; it can be told to do more work."""
+    """A real kernel of a few microseconds, batched as a comparison batches; it can be told to do more work."""
 
     def __init__(self) -> None:
         import numpy as np
+
+        from opforge.timing import Rule
 
         x = np.random.default_rng(0).random(2000, dtype=np.float32)
         y = np.empty_like(x)
@@ -71,7 +73,8 @@ class Kernel:
         self.run(2000)
         started = time.perf_counter()
         self.run(2000)
-        self.batch = max(200, math.ceil(1e-3 * 2000 / (time.perf_counter() - started)))
+        # a hundred calls at least, so that 3 % more work can be added
+        self.batch = max(100, math.ceil(Rule().sample_s * 2000 / (time.perf_counter() - started)))
 
     def run(self, count: int) -> None:
         for _ in range(count):
@@ -150,8 +153,7 @@ def gates(scale: Scale) -> Iterator[Figure]:
     keys = [Key(operator="noop", implementation="same", workload=f"case {number}", dtype="float32") for number in range(scale.gate_cases)]
 
     def look(asked: object) -> dict[Key, Sight]:
-        rule = Rule(looks=(30, 60, 120, 240))
-        return {key: Sight(comparison=duel("now", "then", kernel.taker(), kernel.taker(), rule, settled=settled_for(policy.allowed))) for key in asked}  # type: ignore[attr-defined]
+        return {key: Sight(comparison=duel("now", "then", kernel.taker(), kernel.taker(), Rule(), settled=settled_for(policy.allowed))) for key in asked}  # type: ignore[attr-defined]
 
     raised = [check("unchanged", keys, look, policy).exit_code for _ in range(scale.gates)]
     count = sum(code != 0 for code in raised)

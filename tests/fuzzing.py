@@ -12,7 +12,30 @@ from pathlib import Path
 
 from opforge.core.errors import OpforgeError
 
-WORDS = ["softmax", "softmax:torch_eager", "@", "[", "]", "=", "--dtype", "--run", "--against", "--limit", "-1", "1e99", "nan", "../..", "\x00", "\u202e", "float32", "🙂", "", " ", "-", "--"]
+WORDS = [
+    "softmax",
+    "softmax:torch_eager",
+    "@",
+    "[",
+    "]",
+    "=",
+    "--dtype",
+    "--run",
+    "--against",
+    "--limit",
+    "-1",
+    "1e99",
+    "nan",
+    "../..",
+    "\x00",
+    "\u202e",
+    "float32",
+    "🙂",
+    "",
+    " ",
+    "-",
+    "--",
+]
 VERBS = ("list", "show", "history", "baseline", "compare", "check", "records", "report", "inspect", "verify", "bench", "new", "machine", "build", "doctor")
 SAFE = {"history", "baseline", "compare", "check", "records", "show", "report", "list"}
 """Verbs that a fuzzed command line may really start: they neither measure nor write outside their store on bad words."""
@@ -44,7 +67,32 @@ def sides(chance: random.Random) -> Callable[[], object]:
 def expressions(chance: random.Random) -> Callable[[], object]:
     from opforge.core.expr import evaluate
 
-    parts = ["rows", "cols", "+", "-", "*", "//", "%", "**", "(", ")", "1", "2", "9" * 30, "and", "not", "<", "==", ".", "[0]", "lambda: 1", "__import__('os')", "'x'", "if", "else"]
+    parts = [
+        "rows",
+        "cols",
+        "+",
+        "-",
+        "*",
+        "//",
+        "%",
+        "**",
+        "(",
+        ")",
+        "1",
+        "2",
+        "9" * 30,
+        "and",
+        "not",
+        "<",
+        "==",
+        ".",
+        "[0]",
+        "lambda: 1",
+        "__import__('os')",
+        "'x'",
+        "if",
+        "else",
+    ]
     words = " ".join(chance.choice(parts) for _ in range(chance.randint(1, 9)))
     return lambda: evaluate(words, {"rows": 3, "cols": 0})
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.verdicts.cause import likely_cause
+from opforge.core.operator import Case
+from opforge.core.verdict import Mismatch
+from opforge.verdicts import Expectation, compare
+from opforge.verdicts.cause import from_lengths, likely_cause
 
 
 def truth():
@@ -99,3 +102,32 @@ def test_any_shape_gets_an_answer(shape):
     expected = torch.full(shape, 2.0, dtype=torch.float64)
     for actual in (expected + 1, expected * float("nan"), expected * 0, expected * float("inf")):
         assert likely_cause(actual, expected, torch.ones(shape, dtype=torch.bool))
+
+
+def mismatch(relative):
+    """A failure whose every element is off by a relative error."""
+    expected = truth()
+    metrics = compare(expected * (1 + relative), Expectation(output="y", dtype="float64", expected=expected, bound=torch.full_like(expected, 1e-9))).metrics
+    case = Case(name="long", axes={}, why="")
+    return Mismatch(
+        case=case, dtype="float32", output="y", index=(0, 0), expected=1.0, actual=1.1, tolerance=0.0, wrong=1, total=1, law=None, cause="", metrics=metrics, isolation=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("relative", "right", "wrong", "named"),
+    [
+        (0.01, [64, 1000, 2048], [4096, 8192], True),
+        (0.01, [64, 5000], [4096], False),
+        (0.01, [], [4096], False),
+        (0.01, [8], [16], False),
+        (0.9, [64, 1000], [4096], False),
+    ],
+    ids=["from 4096 on", "longer ones are right", "nothing was right", "too short to tell", "not slight"],
+)
+def test_an_accumulator_is_named_only_where_lengths_separate_right_from_wrong(relative, right, wrong, named):
+    """Wrong from K = 4096 on, and right below: that is an accumulator. Anything less clear is not called one."""
+    words = from_lengths(mismatch(relative), right, wrong)
+    assert (words is not None) == named
+    if words is not None:
+        assert "right up to K = 2048" in words and "from K = 4096 on" in words

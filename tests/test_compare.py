@@ -53,9 +53,9 @@ def test_sides_change_places():
 
 
 def test_pairs_grow_only_while_the_verdict_is_unsure():
-    """A clear case costs 30 pairs, an unclear one 120."""
+    """A clear case costs 30 pairs, an unclear one all of them."""
     assert duel("a", "b", *noisy(2, slower=0.5), Rule()).pairs == 30
-    assert duel("a", "b", *noisy(2, slower=0.012, spread=0.05), Rule()).pairs == 120
+    assert duel("a", "b", *noisy(2, slower=0.012, spread=0.05), Rule()).pairs == 240
 
 
 def test_time_limits_the_looks_and_it_is_said():
@@ -71,6 +71,16 @@ def test_the_same_pairs_get_the_same_verdict_again():
     slow, fast = noisy(4, slower=0.03)
     pairs = [slow() for _ in range(40)], [fast() for _ in range(40)]
     assert to_json(compare("a", "b", *pairs)) == to_json(compare("a", "b", *pairs))
+
+
+def test_processes_must_agree():
+    """Where memory lies differs between two processes of one code: 5 % in one of them is luck, in all of them code."""
+    lucky = [1.05e-3] * 15 + [1e-3] * 15
+    steady = [1e-3] * 30
+    assert compare("a", "b", [1.05e-3] * 30, steady, blocks=(15, 15)).word == SLOWER
+    once = compare("a", "b", [*lucky, *[1.05e-3] * 90], [*steady, *[1e-3] * 90], blocks=(15, 15, 90))
+    assert once.word == UNSURE
+    assert "do not agree" in once.notes[-1]
 
 
 def test_a_spike_on_one_side_changes_nothing():
@@ -222,6 +232,8 @@ def test_twelve_times_the_work_is_slower(home):
     assert found.comparison.ratio > 2
     assert median(found.comparison.samples_a_s) > median(found.comparison.samples_b_s)
     assert found.a.checked[-1].case.name == "some"
+    assert sum(found.comparison.blocks) == found.comparison.pairs
+    assert len(found.comparison.blocks) >= 4
 
 
 def test_a_wrong_side_is_never_timed(home):

@@ -54,7 +54,7 @@ def looking(slower=None, seed=0, fresh=None, baseline=None, spread=0.02):
             factor = (slower or {}).get(key.workload, 0.0)
             factor = factor[len(look.asked) - 1] if isinstance(factor, tuple) else factor
             sides = noisy(place, factor, spread=spread)
-            comparison = duel("now", "then", *sides, Rule(looks=(30, 60, 120, 240)), order=random.Random(place), settled=settled_for(POLICY.allowed))
+            comparison = duel("now", "then", *sides, Rule(), order=random.Random(place), settled=settled_for(POLICY.allowed))
             found[key] = Sight(comparison=comparison, fresh=fresh or passed(), baseline=baseline or passed())
         return found
 

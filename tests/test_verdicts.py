@@ -358,3 +358,31 @@ def test_kernel_error_and_quantisation_error_are_two_figures():
     assert right.kernel_agrees and right.kernel.max_abs == 0 and not wrong.kernel_agrees
     assert right.quantisation == wrong.quantisation and 15 < right.quantisation.sqnr_db < 45
     assert right.clip_ratio["x"] == clip_ratio(original, "float8_e4m3fn") == pytest.approx(float((original.abs() > 448).float().mean()))
+
+
+# the command
+
+
+def test_the_command_writes_a_page_and_replays_a_failure(guest, tmp_path, monkeypatch):
+    """What a person does: verify, look at the page, run the failing case again on the very same values."""
+    from typer.testing import CliRunner
+
+    from opforge.cli.app import app
+    from opforge.store import Store
+
+    monkeypatch.chdir(tmp_path)
+    home = guest(right="def run(x, bias):\n    return x + bias\n", tail=TAIL)
+    store = str(tmp_path / "records.sqlite")
+    before = ["--home", str(home), "--store", store]
+    run = CliRunner().invoke(app, [*before, "verify", "guest_add", "--backend", "torch", "--dtype", "float32", "--quick"])
+    assert run.exit_code == 1, run.output
+    page = (tmp_path / "reports" / "verification" / "guest_add.html").read_text()
+    assert "Likely cause" in page and "mask of the last block" in page and page.count("<svg") >= 3 and "<script" not in page
+    with Store.open(store) as records:
+        found = {record.implementation: record for record in records.query(operator="guest_add")}
+    for name in ("torch_tail", "torch_right"):
+        again = CliRunner().invoke(app, [*before, "verify", "--replay", found[name].id[:12]])
+        assert again.exit_code == 0 and "the same, with the recorded source" in again.output, again.output
+    (home / "guest_add" / "torch_tail.py").write_text("def run(x, bias):\n    return x + bias\n")
+    mended = CliRunner().invoke(app, [*before, "verify", "--replay", found["torch_tail"].id[:12]])
+    assert mended.exit_code == 1 and "not the same: the source has changed since" in mended.output

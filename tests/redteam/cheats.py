@@ -11,7 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,13 +25,13 @@ from opforge.runner import Host, InProcess, Isolated
 from opforge.runner.guards import ALL, Guards
 from opforge.timing import Plan
 from opforge.verdicts import Bench, verify
-from opforge.verdicts.suite import Effort
+from opforge.verdicts.suite import QUICK, Effort
 
 HOME = Path(__file__).parent / "home"
 FAMILIES = {"A": "output", "B": "precision, semantics", "C": "replay", "D": "timing", "E": "harness attack", "F": "hostile"}
-EFFORT = Effort(hidden=0, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=3.0, repeats=12, shrink_s=0.0)
-BRIEF = Effort(hidden=0, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=0.0, repeats=0, shrink_s=0.0)
-HIDDEN = Effort(hidden=6, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=3.0, repeats=2, shrink_s=0.0)
+EFFORT = replace(QUICK, hidden=0, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=3.0, repeats=12, shrink_s=0.0)
+BRIEF = replace(QUICK, hidden=0, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=0.0, repeats=0, shrink_s=0.0)
+HIDDEN = replace(QUICK, hidden=6, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=3.0, repeats=2, shrink_s=0.0)
 PLAN = Plan(samples=5, budget_s=0.05, precision=0.5)
 LOST_AFTER_S = 6.0
 

@@ -33,6 +33,12 @@ operator = Operator(
 '''
 HONEST = "def run(x):\n    return 2 * x\n"
 
+SOCKETS = """
+def sockets():
+    return [fd for fd in range(3, 40) if os.path.exists(f'/proc/self/fd/{fd}') and 'socket' in os.readlink(f'/proc/self/fd/{fd}')]
+
+"""
+
 # what is done when the kernel is called; afterwards it answers rightly, if it still can
 AT_CALL = {
     "hangs": "while True: pass",
@@ -61,7 +67,7 @@ AT_CALL = {
     "thread_bomb": "[threading.Thread(target=time.sleep, args=(60,)).start() for _ in range(500)]",
     "child": "os.fork() or time.sleep(60)",
     "daemon": "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(60))",
-    "deaf_daemon": "os.fork() or (os.setsid(), [signal.signal(number, signal.SIG_IGN) for number in (1, 2, 15)], os.fork() and os._exit(0), time.sleep(60))",
+    "deaf_daemon": "[signal.signal(number, signal.SIG_IGN) for number in (1, 2, 15)]; os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(60))",
     "subprocess": "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)",
     "zombies": "[os.fork() or os._exit(0) for _ in range(5)]",
     "floods_stdout": "[os.write(1, b'x' * (1 << 20)) for _ in range(50)]",
@@ -74,9 +80,9 @@ AT_CALL = {
     "shared_memory_file": "open('/dev/shm/opforge-redteam-left', 'wb').write(b'left')",
     "kills_its_server": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(0.2)",
     "stops_its_server": "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(0.2)",
-    "writes_garbage": "[os.write(fd, b'\\\\xff' * 4096) for fd in range(3, 40) if os.path.exists(f'/proc/self/fd/{fd}') and 'socket' in os.readlink(f'/proc/self/fd/{fd}')]",
-    "announces_much": "[os.write(fd, b'\\\\x7f\\\\xff\\\\xff\\\\xff') for fd in range(3, 40) if os.path.exists(f'/proc/self/fd/{fd}') and 'socket' in os.readlink(f'/proc/self/fd/{fd}')]",
-    "nested_answer": "[os.write(fd, (99999).to_bytes(4, 'big') + b'[' * 99999) for fd in range(3, 40) if os.path.exists(f'/proc/self/fd/{fd}') and 'socket' in os.readlink(f'/proc/self/fd/{fd}')]",
+    "writes_garbage": "[os.write(fd, b'\\\\xff' * 4096) for fd in sockets()]",
+    "announces_much": "[os.write(fd, b'\\\\x7f\\\\xff\\\\xff\\\\xff') for fd in sockets()]",
+    "nested_answer": "[os.write(fd, (99999).to_bytes(4, 'big') + b'[' * 99999) for fd in sockets()]",
     "network": "import socket; socket.create_connection(('127.0.0.1', 9), timeout=1)",
     "deletes_its_folder": "import shutil; shutil.rmtree(os.getcwd())",
     "returns_nothing": "return None",
@@ -110,7 +116,7 @@ def write_home(folder: Path) -> Registry:
     """A home with every hostile kernel and an honest one."""
     place = folder / "hostile"
     place.mkdir(parents=True)
-    imports = "import ctypes\nimport os\nimport signal\nimport sys\nimport threading\nimport time\n\nimport torch\n\n"
+    imports = "import ctypes\nimport os\nimport signal\nimport sys\nimport threading\nimport time\n\nimport torch\n\n" + SOCKETS
     sources = {f"torch_{name}": f"{imports}\ndef run(x):\n    {code}\n    return 2 * x\n" for name, code in AT_CALL.items()}
     sources |= {f"torch_{name}": f"{imports}{code}\n\n{HONEST}" for name, code in AT_IMPORT.items()}
     sources["torch_honest"] = HONEST
@@ -140,9 +146,7 @@ def attack_all(folder: Path, names: Sequence[str] = ()) -> Iterator[Survival]:
             following = judged(registry, host, "torch_honest")
             left = [pid for server in host.servers.values() for pid in processes.children(server.pid) if processes.alive(pid)]
             right = isinstance(verdict, FAILURES) or (name in HARMLESS and isinstance(verdict, Pass))
-            yield Survival(
-                name=name, verdict=type(verdict).__name__, right=right, next_right=isinstance(following, Pass), orphans=len(left), seconds=time.perf_counter() - began
-            )
+            yield Survival(name=name, verdict=type(verdict).__name__, right=right, next_right=isinstance(following, Pass), orphans=len(left), seconds=time.perf_counter() - began)
 
 
 PARENT = """
@@ -194,6 +198,6 @@ def _marked(mark: str) -> list[int]:
 
 def shared_memory() -> set[str]:
     """Everything that outlives processes: POSIX shared memory, System V segments."""
-    posix = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")} if Path("/dev/shm").is_dir() else set()
+    posix = set(map(str, Path("/dev/shm").iterdir())) if Path("/dev/shm").is_dir() else set()
     table = Path("/proc/sysvipc/shm")
     return posix | set(table.read_text().splitlines()[1:] if table.exists() else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -86,6 +87,7 @@ class TorchCompile(TorchEager):
         import torch
         import torch._dynamo
 
+        _follow_cache_folder()
         # past its limit of recompilations torch.compile silently runs eager: then the record would name what did not run
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         torch._dynamo.config.recompile_limit = 64
@@ -97,3 +99,14 @@ class TorchCompile(TorchEager):
             return compiled(*inputs, **scalars)
 
         return Kernel(run=launch, allocates=True)
+
+
+def _follow_cache_folder() -> None:
+    """Let Inductor's precompiled headers follow TORCHINDUCTOR_CACHE_DIR. Their folder is a constant that was read when the module was imported, in the
+    server, before a worker was told which folder it may write to."""
+    from torch._inductor import codecache
+
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if folder and hasattr(codecache, "_HEADER_DIR"):
+        codecache._HEADER_DIR = str(Path(folder) / "precompiled_headers")
+        codecache._HEADER_LOCK_DIR = str(Path(folder) / "precompiled_headers" / "locks")

@@ -29,7 +29,7 @@ def compare(
     """Compare two implementations, revisions, configs or Python environments: FASTER, SLOWER, SAME or UNSURE is said of A.
 
     Both are verified, then sampled in pairs in random order until the 99 % bootstrap interval of the median ratio lies
-    clear of the dead band or inside it, 120 pairs at most. Over several workloads and dtypes the words are corrected for
+    clear of the dead band or inside it, 240 pairs at most. Over several workloads and dtypes the words are corrected for
     their number (Holm). Exit code 0 whatever the word; 1 when a side is wrong or cannot take part anywhere.
     """
     from opforge.timing import Plan, Rule, geometric_mean, sentence

@@ -24,7 +24,6 @@ from opforge.workbench.comparison import compare_sides
 from opforge.workbench.sides import Side, folder_at
 
 RECORDED_BAND = 0.05
-LOOKS = (30, 60, 120, 240)
 
 
 def looker(registry: Registry, baseline: Baseline, host: Host, policy: Policy, plan: Plan, *, device: str, scratch: Path) -> Callable[[Sequence[Key]], Mapping[Key, Sight]]:
@@ -103,8 +102,7 @@ def _beside_revision(registry: Registry, key: Key, commit: str, host: Host, plan
     workload = next((workload for workload in registry.operator(key.operator).workloads if workload.name == key.workload), None)
     if workload is None:
         raise UsageError(f"{key.operator} has no workload {key.workload!r} any more; promote a new baseline if that is meant")
-    rule = Rule(looks=LOOKS)
-    outcomes = compare_sides(registry, fresh, base, host, device=device, dtypes=(key.dtype,), workloads=(workload,), rule=rule, plan=plan, settled=settled_for(allowed))
+    outcomes = compare_sides(registry, fresh, base, host, device=device, dtypes=(key.dtype,), workloads=(workload,), rule=Rule(), plan=plan, settled=settled_for(allowed))
     outcome = next(outcomes)
     outcomes.close()
     return Sight(comparison=outcome.comparison, reason=outcome.reason, fresh=outcome.a, baseline=outcome.b)

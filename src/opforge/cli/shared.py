@@ -13,7 +13,7 @@ import typer
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
 from opforge.core.record import Record, to_json
-from opforge.core.verdict import FAILURES
+from opforge.core.verdict import REFUSED
 from opforge.registry import Registry, load
 from opforge.registry.sources import BACKENDS
 
@@ -124,5 +124,5 @@ def print_json(value: Any) -> None:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """1 when any verdict is a failure, else 0."""
-    return int(any(isinstance(record.verdict, FAILURES) for record in records))
+    """1 when any verdict is a failure or against the policy, else 0."""
+    return int(any(isinstance(record.verdict, REFUSED) for record in records))

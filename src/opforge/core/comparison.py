@@ -20,6 +20,7 @@ class Comparison:
     p            sign test of "the median ratio lies inside the band"; what corrections for many comparisons work on
     rank_p       Mann-Whitney on the two sets of samples, as a cross-check: it knows nothing of the pairs
     samples_a_s, samples_b_s   seconds per call, pair by pair, in the order taken
+    blocks       pairs taken in each pair of processes, in order; () where all came from one
     notes        what a reader should know: a word taken back by a correction, clocks that differ, an unsteady side
     """
 
@@ -39,6 +40,7 @@ class Comparison:
     samples_b_s: tuple[float, ...]
     spent_s: float
     notes: tuple[str, ...] = ()
+    blocks: tuple[int, ...] = ()
 
     @property
     def speedup(self) -> float:

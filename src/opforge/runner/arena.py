@@ -60,6 +60,7 @@ def strides_for(layout: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
     """Strides in elements, and elements to skip before the first, for a layout name.
 
     contiguous  row-major          transposed  the last two axes swapped in memory    sliced  rows inside a wider matrix
+    channels_last  four axes, the second innermost in memory
     strided     every second element    misaligned  contiguous, one element past an aligned address    expanded  first axis has stride 0
     """
     row_major = contiguous_strides(shape)
@@ -71,6 +72,9 @@ def strides_for(layout: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
         strides = list(swapped)
         strides[-1], strides[-2] = swapped[-2], swapped[-1]
         return tuple(strides), 0
+    if layout == "channels_last" and len(shape) == 4:
+        n, h, w, c = contiguous_strides((shape[0], shape[2], shape[3], shape[1]))
+        return (n, c, h, w), 0
     if layout == "sliced" and len(shape) >= 2:
         return contiguous_strides((*shape[:-1], shape[-1] + 3)), 1
     if layout == "expanded" and len(shape) >= 2:

@@ -40,6 +40,7 @@ class Executor:
         self.guards = guards
         self.sealed = scratch is None
         self.library = True
+        self.confined = 0
         self.before = snapshot() if guards.snapshot and scratch is not None else {}
 
     def handle(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class Executor:
         self.next += 1
         self.launches[self.next] = (launch, arena, whole)
         self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on)
-        return {"status": "bound", "launch": self.next, "notes": list(launch.notes)}
+        return {"status": "bound", "launch": self.next, "notes": list(launch.notes), "confined": self.confined}
 
     def seal(self, implementation: Implementation, config: Config | None, device: str, homes: Sequence[str]) -> None:
         """Once, before any of the kernel's own code runs: compile what can be compiled, then give up the right to write."""
@@ -119,8 +120,8 @@ class Executor:
                 os.environ[name] = str(folder / name.split("_")[0].lower())
             writable.append(folder)
         sandbox.limit(self.limits, host_memory=device == "cpu")
-        if self.guards.files:
-            sandbox.confine_writes(writable)
+        if self.guards.files and sandbox.wanted() == "full":
+            self.confined = sandbox.confine_writes(writable)
 
     def run(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the tensor operations

@@ -67,7 +67,7 @@ class Limits:
     """
 
     memory_bytes: int
-    processes: int = 48
+    processes: int = 128
     file_bytes: int = 256 << 20
     descriptors: int = 1024
     flood_bytes: int = 1 << 20

@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -130,10 +132,11 @@ class ForkedWorker:
         # a file in memory without a name: nothing is left behind, and its size is watched
         self.output = _nameless_file()
         self.pid = self.inner = 0
+        self.arena_bytes = 0
         self.scratch = ""
         try:
             self.inner, self.scratch, self.pid = server.spawn(theirs.fileno(), self.output, self.sock, limits, guards)
-            self.born_bytes = processes.private_bytes(self.pid)
+            self.born_bytes = processes.memory_bytes(self.pid)
             self._stop()
         except BaseException:
             self.sock.close()
@@ -144,6 +147,7 @@ class ForkedWorker:
 
     def request(self, message: Mapping[str, Any], fds: Sequence[int] = (), limit_s: float = 60.0) -> dict[str, Any]:
         nonce = secrets.randbits(52)
+        self.arena_bytes += int(message["arena"]["size"]) if "arena" in message else 0
         self._go()
         try:
             send(self.sock, {**message, "nonce": nonce}, fds)
@@ -166,6 +170,8 @@ class ForkedWorker:
         if problem is not None:
             self.close()
             raise WorkerDied(-signal.SIGKILL, problem)
+        if "confined" in answer:
+            self.server.level = replace(self.server.level, landlock=answer["confined"])
         return answer
 
     def processor_s(self) -> float:
@@ -189,7 +195,8 @@ class ForkedWorker:
         family = processes.tree([self.pid, *self.server.adopted()])
         if len(family) - 1 > self.limits.processes:
             raise Outsized(f"it started {len(family) - 1} processes; {self.limits.processes} are allowed")
-        taken = sum(map(processes.private_bytes, family)) - self.born_bytes * (1 if len(family) == 1 else len(family))
+        # each process was born with the server's memory, and may map every arena
+        taken = sum(map(processes.memory_bytes, family)) - (self.born_bytes + self.arena_bytes) * len(family)
         if taken > self.limits.memory_bytes:
             raise Outsized(f"it took {taken >> 20} MiB of memory; {self.limits.memory_bytes >> 20} MiB are allowed")
         if os.fstat(self.output).st_size > self.limits.flood_bytes:
@@ -233,7 +240,7 @@ def _malformed(answer: Mapping[str, Any], nonce: int | None) -> str | None:
     """What is wrong with an answer, or None. Its values are used by this process, so that their types are checked here."""
     if nonce is not None and answer.get("nonce") != nonce:
         return "it answered a question that was not asked"
-    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "reason": str, "trace": str}
+    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "reason": str, "trace": str}
     fine = answer.get("status") in ANSWERS and all(type(answer[name]) is kind for name, kind in shapes.items() if name in answer)
     fine = fine and all(isinstance(item, str) for item in _listed(answer.get("notes", [])))
     fine = fine and all(isinstance(item, float | int) and not isinstance(item, bool) for item in _listed(answer.get("samples", [])))
@@ -263,6 +270,8 @@ class _Server:
         if python != sys.executable:
             # only the toolchains are the other environment's; opforge is this one
             scrubbed["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+        # packages installed for the user are found through HOME, which is another one in there
+        scrubbed["PYTHONUSERBASE"] = site.getuserbase()
         for name in ("OPFORGE_ISOLATION", "OPFORGE_HEADERS"):
             if name in os.environ:
                 scrubbed[name] = os.environ[name]
@@ -286,6 +295,8 @@ class _Server:
     def spawn(self, sock: int, output: int, ours: socket.socket, limits: Limits, guards: Guards) -> tuple[int, str, int]:
         """Fork a worker: its process id as the server knows it, its folder, its process id as this process knows it."""
         with self.lock:
+            # a worker that is not kept from signalling may have stopped it
+            processes.kill([self.pid], signal.SIGCONT)
             send(self.sock, {"do": "spawn", "limits": vars(limits), "lowered": guards.lowered()}, [sock, output])
             answer = self._until("spawned", None, START_LIMIT_S)
             here, _ = receive(ours, START_LIMIT_S)
@@ -357,12 +368,12 @@ class Isolated:
         self.limits = limits or default_limits()
         self.guards = guards
         self.servers = {} if servers is None else servers
-        self._level: Level | None = None
+        self._last: _Server | None = None
 
     @property
     def isolation(self) -> str:
         """What is in force around the workers started so far, in words."""
-        return "worker process" if self._level is None else str(self._level)
+        return "worker process" if self._last is None else str(self._last.level)
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         key = tuple(sorted(environment.items()))
@@ -372,8 +383,14 @@ class Isolated:
             server = None
         if server is None:
             server = self.servers[key] = _Server(environment, self.python)
-        self._level = server.level
-        return ForkedWorker(server, self.limits, self.guards)
+        self._last = server
+        try:
+            return ForkedWorker(server, self.limits, self.guards)
+        except Closed:
+            # something ended the server meanwhile; a second one that ends at once is not a kernel's doing
+            server.close()
+            self._last = self.servers[key] = _Server(environment, self.python)
+            return ForkedWorker(self._last, self.limits, self.guards)
 
     def close(self) -> None:
         for server in self.servers.values():

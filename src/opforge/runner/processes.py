@@ -46,13 +46,14 @@ def alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in "ZX"
 
 
-def private_bytes(pid: int) -> int:
-    """Anonymous resident memory."""
+def memory_bytes(pid: int) -> int:
+    """Resident memory that no file stands behind: private, and shared mappings without a name."""
+    total = 0
     with contextlib.suppress(OSError, ValueError):
         for line in (PROC / str(pid) / "status").read_text().splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) << 10
-    return 0
+            if line.startswith(("RssAnon:", "RssShmem:")):
+                total += int(line.split()[1]) << 10
+    return total
 
 
 def processor_s(pid: int) -> float:

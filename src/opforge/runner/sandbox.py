@@ -28,8 +28,13 @@ NET_BIND, NET_CONNECT = 1, 2
 SCOPE_ABSTRACT_SOCKET, SCOPE_SIGNAL = 1, 2
 DEVICES = ("null", "zero", "full", "random", "urandom", "nvidia*", "nvidia-caps/*", "dri/*", "kfd", "davinci*", "hisi_hdc")
 
+ISOLATION = "OPFORGE_ISOLATION"
+
 # what a toolchain needs to be found and to be set up; everything else (tokens, paths of the user, CI marks) stays outside
-PASSED = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CC", "CXX", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH", "MAX_JOBS", "TERM")
+_PASSED = """
+PATH LANG TZ TERM LD_LIBRARY_PATH VIRTUAL_ENV CC CXX CPATH LIBRARY_PATH CPLUS_INCLUDE_PATH MAX_JOBS CUDA_HOME CUDA_PATH ROCM_PATH
+"""
+PASSED = frozenset(_PASSED.split())
 PASSED_PREFIXES = ("LC_", "PYTHON", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "TRITON_", "TILELANG_", "TVM_", "CUDA_", "NVIDIA_", "HIP_", "ASCEND_")
 
 
@@ -53,13 +58,28 @@ class Level:
         return ", ".join(parts)
 
 
+def accelerators() -> bool:
+    """Whether this machine has device nodes of an accelerator."""
+    return any(True for pattern in ("nvidia[0-9]*", "kfd", "davinci[0-9]*") for _ in Path("/dev").glob(pattern))
+
+
+def wanted() -> str:
+    """How much isolation to ask for: $OPFORGE_ISOLATION ("full" or "basic"), by default "full" where there is no accelerator.
+
+    Drivers of accelerators inside user namespaces and under Landlock are not what their vendors test, and a kernel that
+    fails for that reason would be blamed: there it is asked for by name.
+    """
+    given = os.environ.get(ISOLATION, "")
+    return given if given in ("full", "basic") else "basic" if accelerators() else "full"
+
+
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> bool:
     """Whether the kernel took the setting."""
-    return sys.platform == "linux" and _libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0) == 0
+    return sys.platform == "linux" and int(_libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0)) == 0
 
 
 def landlock_version() -> int:

@@ -162,7 +162,7 @@ def main(fd: int) -> None:
     """Serve spawn requests until the parent closes the socket, then end everything that is left."""
     sock = socket.socket(fileno=fd)
     sys.path[:] = [str(Path(entry).resolve()) for entry in sys.path]
-    own_processes, own_network = (False, False) if os.environ.get("OPFORGE_ISOLATION") == "basic" else sandbox.enter_namespaces()
+    own_processes, own_network = sandbox.enter_namespaces() if sandbox.wanted() == "full" else (False, False)
     if own_processes:
         pid = os.fork()
         if pid:
@@ -177,7 +177,7 @@ def main(fd: int) -> None:
     for name in os.environ.get("OPFORGE_PRELOAD", "torch").split():
         if importlib.util.find_spec(name):
             importlib.import_module(name)
-    level = sandbox.Level(pid_namespace=own_processes, network_namespace=own_network, landlock=sandbox.landlock_version())
+    level = sandbox.Level(pid_namespace=own_processes, network_namespace=own_network)
     server = Server(sock, Path(os.environ[SCRATCH]))
     try:
         send(sock, {"status": "ready", "pid": outer_pid(), "level": dataclasses.asdict(level)})

@@ -38,16 +38,17 @@ def snapshot() -> dict[str, object]:
     """The watched functions as they are, by name. Modules that nobody has imported are left out."""
     found: dict[str, object] = {}
     modules = {**sys.modules}
-    if "__main__" in modules and getattr(modules["__main__"], "__spec__", None) is not None:
+    spec = getattr(modules.get("__main__"), "__spec__", None)
+    if spec is not None:
         # a server started with `python -m` runs under this name
-        modules.setdefault(modules["__main__"].__spec__.name, modules["__main__"])
+        modules.setdefault(spec.name, modules["__main__"])
     for name, attributes in WATCHED:
         if name in modules:
             found |= {f"{name}.{attribute}": vars(modules[name]).get(attribute) for attribute in attributes if attribute in vars(modules[name])}
-    for name, owner, attributes in METHODS:
+    for name, owner, methods in METHODS:
         cls = vars(modules[name]).get(owner) if name in modules else None
         if cls is not None:
-            found |= {f"{owner}.{attribute}": getattr(cls, attribute, None) if name == "torch" else vars(cls).get(attribute) for attribute in attributes}
+            found |= {f"{owner}.{attribute}": getattr(cls, attribute, None) if name == "torch" else vars(cls).get(attribute) for attribute in methods}
     found |= {f"builtins.{name}": getattr(builtins, name) for name in ("sum", "len", "abs", "all", "any", "isinstance", "type", "open")}
     found |= {"statistics.median": statistics.median, "os.write": os.write, "module time": sys.modules.get("time", time)}
     return found

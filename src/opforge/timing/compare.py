@@ -18,6 +18,7 @@ from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE, Comparison, Ge
 
 RESAMPLES = 4000
 CONTRADICTS = 0.01
+SPARED_FROM = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +26,26 @@ class Rule:
     """How two sides are judged.
 
     band         dead band: ratios within 1/(1+band) .. 1+band are no difference
-    confidence   of the interval at the last look
-    looks        pairs after which the verdict is asked for; it ends at the first that is sure. Looks before the last one
-                 ask for more (the error is shared out over them), so that looking thrice does not mean three chances
+    confidence   of the verdict, all looks together
+    looks        pairs after which the verdict is asked for; it ends at the first that is sure
+    sample_s     the least duration of one sample. Short ones are better than many calls in one: on a busy machine a longer
+                 sample is more often interrupted, and a median forgives the interrupted ones only while they are few
     """
 
     band: float = 0.01
     confidence: float = 0.99
-    looks: tuple[int, ...] = (30, 60, 120)
+    looks: tuple[int, ...] = (30, 60, 120, 240)
+    sample_s: float = 0.25e-3
 
-    def confidence_at(self, pairs: int) -> float:
-        """The confidence of the interval after `pairs` pairs: at the looks before the last, a fifth of the error.
+    @property
+    def look_confidence(self) -> float:
+        """The confidence of the interval at each look: the error is shared out over the looks (Bonferroni), so that looking
+        four times does not mean four chances.
 
-        >>> Rule().confidence_at(30), Rule().confidence_at(120)
-        (0.998, 0.99)
+        >>> round(Rule().look_confidence, 6)
+        0.9975
         """
-        return self.confidence if pairs >= self.looks[-1] else 1 - (1 - self.confidence) / 5
+        return 1 - (1 - self.confidence) / len(self.looks)
 
 
 RULE = Rule()
@@ -56,22 +61,27 @@ def compare(
     workload: str = "",
     dtype: str = "",
     spent_s: float = 0.0,
+    blocks: Sequence[int] = (),
     seed: int = 0,
 ) -> Comparison:
     """The Comparison of side `a` with side `b` from paired samples (seconds per call, pair by pair).
 
+    blocks how many of the pairs came from each pair of processes. Where memory lies differs between two processes of the
+           same code and stays through each one's life; so FASTER and SLOWER need the medians of the blocks to agree
     seed   of the bootstrap: the same pairs get the same verdict, whenever it is asked again from the record
     """
     if len(samples_a_s) != len(samples_b_s) or len(samples_a_s) < 5:
         raise ValueError(f"pairs are needed, five at least; got {len(samples_a_s)} and {len(samples_b_s)} samples")
     logs = [math.log(mine / other) for mine, other in zip(samples_a_s, samples_b_s, strict=True)]
-    confidence = rule.confidence_at(len(logs))
+    confidence = rule.look_confidence
     low, high = (math.exp(value) for value in bootstrap_median(logs, confidence, seed))
     word = place(low, high, rule.band)
     rank_p, direction = mann_whitney(samples_a_s, samples_b_s)
     notes: tuple[str, ...] = ()
     if word in (FASTER, SLOWER) and rank_p < CONTRADICTS and (direction > 0) != (word == SLOWER):
         word, notes = UNSURE, (f"the rank test contradicts the pairs (p = {rank_p:.2g}): the machine changed while measuring; measure again",)
+    if word in (FASTER, SLOWER) and len(blocks) > 1 and not agree(logs, blocks, word, rule.band):
+        word, notes = UNSURE, (*notes, f"{word} over all pairs, but the {len(blocks)} pairs of processes do not agree; measure on a quieter machine, or with more --budget")
     return Comparison(
         a=a,
         b=b,
@@ -89,7 +99,20 @@ def compare(
         samples_b_s=tuple(samples_b_s),
         spent_s=spent_s,
         notes=notes,
+        blocks=tuple(blocks),
     )
+
+
+def agree(logs: Sequence[float], blocks: Sequence[int], word: str, band: float) -> bool:
+    """Whether the median of every block lies beyond the band on the side of `word`; of six blocks or more, one may not.
+
+    >>> agree([0.1] * 8, [4, 4], "SLOWER", 0.01), agree([0.1] * 4 + [0.0] * 4, [4, 4], "SLOWER", 0.01)
+    (True, False)
+    """
+    sign, edge = (1 if word == SLOWER else -1), math.log1p(band)
+    starts = [sum(blocks[:place]) for place in range(len(blocks))]
+    agreeing = sum(sign * median(logs[start : start + count]) > edge for start, count in zip(starts, blocks, strict=True))
+    return agreeing >= len(blocks) - (len(blocks) >= SPARED_FROM)
 
 
 def compare_recorded(a: str, b: str, samples_a_s: Sequence[float], samples_b_s: Sequence[float], *, band: float, workload: str = "", dtype: str = "", seed: int = 0) -> Comparison:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from opforge.core.comparison import UNSURE, Comparison
@@ -17,6 +17,16 @@ Take = Callable[[], float]
 def sure(comparison: Comparison) -> bool:
     """Whether the verdict is any but UNSURE."""
     return comparison.word != UNSURE
+
+
+def take_pairs(count: int, take_a: Take, take_b: Take, order: random.Random) -> Iterator[tuple[float, float]]:
+    """`count` pairs of samples, which side goes first drawn anew for each."""
+    for _ in range(count):
+        if order.random() < 0.5:
+            mine, other = take_a(), take_b()
+        else:
+            other, mine = take_b(), take_a()
+        yield mine, other
 
 
 def duel(
@@ -47,11 +57,7 @@ def duel(
     for pairs in rule.looks:
         if found is not None and clock() - started > limit_s:
             return replace(found, notes=(*found.notes, f"stopped at {found.pairs} of {rule.looks[-1]} pairs: the time was up; raise --budget for a surer verdict"))
-        while len(samples_a) < pairs:
-            if shuffle.random() < 0.5:
-                mine, other = take_a(), take_b()
-            else:
-                other, mine = take_b(), take_a()
+        for mine, other in take_pairs(pairs - len(samples_a), take_a, take_b, shuffle):
             samples_a.append(mine)
             samples_b.append(other)
         found = compare(a, b, samples_a, samples_b, rule=rule, workload=workload, dtype=dtype, spent_s=clock() - started)

@@ -31,7 +31,8 @@ def compare(actual: Any, expectation: Expectation) -> Comparison:
     """Judge `actual` (a CPU tensor in its storage dtype) element by element.
 
     An element is right when |actual - expected| <= bound. Where the expectation is NaN or infinite, or beyond the
-    largest finite value of the dtype, the same must stand in `actual`.
+    largest finite value of the dtype, the same must stand in `actual`; where float32 cannot hold what is added up, any
+    value that is not finite is right as well.
     """
     expected, bound = expectation.expected, expectation.bound
     right, finite = _right(actual, expectation)
@@ -62,6 +63,8 @@ def _right(actual: Any, expectation: Expectation) -> tuple[Any, Any]:
     right |= overflows & torch.isinf(got) & (got.sign() == expected.sign())
     right |= torch.isnan(expected) & torch.isnan(got)
     right |= torch.isinf(expected) & (got == expected)
+    if expectation.beyond is not None:
+        right |= expectation.beyond & ~torch.isfinite(got)
     return right, finite
 
 

@@ -149,9 +149,16 @@ def _values(subject: _Subject) -> str:
 
 def _layouts(subject: _Subject) -> str:
     tensors = subject.inputs()
-    strided = [tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.ndim >= 2 else tensor.repeat_interleave(2)[::2] for tensor in tensors]
+    strided = [_not_contiguous(tensor) for tensor in tensors]
     subject.require_right(tensors, subject.call(strided), "inputs that are not contiguous")
     return "right for inputs that are not contiguous"
+
+
+def _not_contiguous(tensor: Any) -> Any:
+    """The same values with other strides; a scalar has none."""
+    if tensor.ndim >= 2:
+        return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    return tensor.repeat_interleave(2)[::2] if tensor.ndim else tensor
 
 
 def _gradients(subject: _Subject) -> str:

@@ -18,12 +18,16 @@ UNDERFLOW = 2.0 ** DTYPES["float32"].min_exponent
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """What one output must be: expected values and the bound on |actual - expected|, both float64, element by element."""
+    """What one output must be: expected values and the bound on |actual - expected|, both float64, element by element.
+
+    beyond   where what is added up leaves the range of float32, so that an honest intermediate may be infinite or NaN (bool tensor, or None for nowhere)
+    """
 
     output: str
     dtype: str
     expected: Any
     bound: Any
+    beyond: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +71,8 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             if spec.name in rounded:
                 value, weight = rounded[spec.name]
                 bound = bound + half_ulp(value, stored) * weight.abs()
-            expectations.append(Expectation(output=spec.name, dtype=stored, expected=expected, bound=bound))
+            beyond = torch.isfinite(magnitude) & (magnitude > DTYPES["float32"].largest)
+            expectations.append(Expectation(output=spec.name, dtype=stored, expected=expected, bound=bound, beyond=beyond if bool(beyond.any()) else None))
     return Truth(inputs=wide, expectations=tuple(expectations))
 
 

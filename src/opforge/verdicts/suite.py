@@ -19,26 +19,25 @@ from opforge.core.shapes import AxisValue, axis_names, full_shape, tokens
 
 ZERO_SIZE = 0.10
 NOT_CONTIGUOUS = 0.08
-LAYOUTS = ("transposed", "sliced", "strided", "misaligned", "expanded")
+LAYOUTS = ("transposed", "sliced", "strided", "misaligned", "expanded", "channels_last")
 GENERAL = ("normal", "uniform", "integers", "sparse", "skewed", "twins")
 """Distributions that every operator must bear. "large", "tiny", "offset", "constant_rows" and "special" are drawn only where
 the operator has a case of its own with them: it is the definition that says where its bound is meant to hold."""
 
 LARGEST_AXIS = 4096
-LEAST_HIDDEN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
     """How much verification may cost.
 
-    hidden     hidden cases to draw
-    elements   the largest tensor of a hidden case; `stood_elements` where an interpreter stands in for the device
-    own        False keeps only a selection of the operator's own cases
-    seconds    when this much time has gone into hidden cases and repeats, no more are begun; LEAST_HIDDEN are run in any case
-    repeats    how often one small case is run again, bit by bit compared: a race that shows in 1 % of the calls is missed
-               with probability 0.99^repeats, 5 % for 300
-    shrink_s   how long a failing case may be shrunk
+    hidden        hidden cases to draw
+    elements      the largest tensor of a hidden case; `stood_elements` where an interpreter stands in for the device
+    own           False keeps only a selection of the operator's own cases
+    seconds       when this much time has gone into hidden cases and repeats, no more are begun; `least_hidden` are run in any case
+    repeats       how often one small case is run again, bit by bit compared: a race that shows in 1 % of the calls is missed
+                  with probability 0.99^repeats, 5 % for 300
+    shrink_s      how long a failing case may be shrunk
     """
 
     hidden: int
@@ -46,15 +45,16 @@ class Effort:
     stood_elements: int
     own: bool
     seconds: float
+    least_hidden: int
     repeats: int
     shrink_s: float
 
 
-DEFAULT = Effort(hidden=24, elements=1 << 15, stood_elements=1 << 11, own=True, seconds=2.5, repeats=300, shrink_s=4.0)
-BRIEF = Effort(hidden=8, elements=1 << 13, stood_elements=1 << 9, own=True, seconds=0.5, repeats=60, shrink_s=2.0)
+DEFAULT = Effort(hidden=24, elements=1 << 15, stood_elements=1 << 11, own=True, seconds=2.0, least_hidden=5, repeats=300, shrink_s=4.0)
+BRIEF = Effort(hidden=8, elements=1 << 13, stood_elements=1 << 9, own=True, seconds=0.5, least_hidden=3, repeats=60, shrink_s=2.0)
 """Before a bench: all of the operator's own cases, a few hidden ones; the workload itself is verified on top."""
-QUICK = Effort(hidden=8, elements=1 << 12, stood_elements=1 << 9, own=False, seconds=0.4, repeats=40, shrink_s=1.0)
-EXACT = Effort(hidden=0, elements=0, stood_elements=0, own=True, seconds=0.0, repeats=0, shrink_s=0.0)
+QUICK = Effort(hidden=8, elements=1 << 12, stood_elements=1 << 9, own=False, seconds=0.3, least_hidden=2, repeats=40, shrink_s=1.0)
+EXACT = Effort(hidden=0, elements=0, stood_elements=0, own=True, seconds=0.0, least_hidden=0, repeats=0, shrink_s=0.0)
 """The cases given and nothing else: for replays, and for a tuner that runs the same kernel a hundred times."""
 
 
@@ -79,6 +79,8 @@ def hidden_cases(operator: Operator, dtype: str, *, count: int, most_elements: i
     own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
     kinds = list(distributions(operator, dtype))
     draw.shuffle(kinds)
+    # channels last means something for four axes; elsewhere it would be one more contiguous case
+    layouts = [layout for layout in LAYOUTS if layout != "channels_last" or any(len(tokens(spec.shape)) == 4 and "*" not in spec.shape for spec in operator.inputs)]
     zeros = round(count * ZERO_SIZE)
     irregular = round(count * NOT_CONTIGUOUS)
     found: list[Case] = []
@@ -88,7 +90,7 @@ def hidden_cases(operator: Operator, dtype: str, *, count: int, most_elements: i
         if axes is None:
             continue
         base, sizes = axes
-        layout = draw.choice(LAYOUTS) if count - zeros - irregular <= number < count - zeros else "contiguous"
+        layout = draw.choice(layouts) if count - zeros - irregular <= number < count - zeros else "contiguous"
         kind = kinds[number % len(kinds)]
         if kind in ("special", "large", "offset", "tiny", "constant_rows"):
             # an operator that restricts these values to some scalars says so by its own cases

@@ -19,7 +19,7 @@ from opforge.verdicts.oracle import reduction_length
 from opforge.verdicts.prepared import Bench, Prepared
 from opforge.verdicts.repeats import Repeats
 from opforge.verdicts.shrink import shrink
-from opforge.verdicts.suite import DEFAULT, EXACT, LEAST_HIDDEN, Effort, elements, reduced
+from opforge.verdicts.suite import DEFAULT, EXACT, Effort, elements, reduced
 from opforge.verdicts.window import window
 
 OWN_SHARE = 0.5
@@ -100,7 +100,7 @@ class _Run:
                 if failure is not None:
                     return failure
             for case in hidden:
-                if not self.repeats.more() and self.hidden_done >= LEAST_HIDDEN:
+                if not self.repeats.more() and self.hidden_done >= self.effort.least_hidden:
                     break
                 current = case
                 begun, extra = time.perf_counter(), self.repeats.spent_s

@@ -22,7 +22,7 @@ def window(output: str, index: Sequence[int], expected: Any, actual: Any, wrong:
     place = tuple(index) if len(index) == len(shape) else (0,) * len(shape)
     lead, tail = place[:-2], place[-2:]
     low, high = [], []
-    for position, extent, reach in zip(tail, shape[-2:], (ROWS, COLUMNS)[-len(tail) :], strict=True):
+    for position, extent, reach in zip(tail, shape[-2:], (ROWS, COLUMNS)[2 - len(tail) :], strict=True):
         first = max(0, min(position - reach // 2, extent - reach))
         low.append(first)
         high.append(min(extent, first + reach))

@@ -1,6 +1,6 @@
 """No operator is judged by a bound that accepts what is no answer.
 
-`bench` and `verify_all` ask this before the first kernel of an operator runs. The answer depends on op.py and on the code
+`bench`, `verify_all`, `compare` and `opforge.testing` ask this before the first kernel of an operator runs. The answer depends on op.py and on the code
 that checks alone, so a good one is kept in the cache folder under their hash; a bad one is never kept. The registry itself
 does not ask: listing operators needs no toolchain, and asking needs torch.
 """

@@ -71,7 +71,8 @@ def understated(contestant: Contestant, timing: Timing) -> str | None:
 def remembered(contestant: Contestant, prepared: Prepared) -> str | None:
     """Whether a call on inputs that changed a little takes much longer than the same call again; None when it does not."""
     for _ in range(TRIES):
-        seen, fresh = [], []
+        seen: list[float] = []
+        fresh: list[float] = []
         for _ in range(ROUNDS):
             _change(prepared)
             for times in (fresh, seen):

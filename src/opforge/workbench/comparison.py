@@ -18,14 +18,18 @@ from opforge.core.operator import Case, Workload
 from opforge.core.verdict import Checked, Pass, Verdict
 from opforge.registry import Registry
 from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fresh_seed
-from opforge.timing import Contestant, MeasurementFailed, Plan, Rule, corrected, duel
-from opforge.timing.duel import sure
+from opforge.timing import Contestant, MeasurementFailed, Plan, Rule, compare, corrected
+from opforge.timing.duel import sure, take_pairs
 from opforge.timing.measure import get_ready
-from opforge.verdicts import Bench, Prepared, judge, run_once, verify
+from opforge.verdicts import BRIEF, Bench, Prepared, judge, run_once, verify
+from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.asking import asker
 from opforge.workbench.sides import Side, full_config, named, registry_of
 
 SHARED_BATCH = 4.0
+BLOCKS, FIRST_BLOCK, SECOND_BLOCK = 4, 15, 45
+"""Blocks before the first look and after it, and the pairs in each."""
+
 RULE = Rule()
 PLAN = Plan()
 PREFERENCE = ("host", "cupti", "cuda_graph", "cuda_event")
@@ -65,7 +69,8 @@ class _Corner:
         if not isinstance(way, Native):
             raise NotComparable(f"{self.name} is not timed on this device: {way}")
         if dtype not in self.verdicts:
-            self.verdicts[dtype] = verify(self.bench, self.implementation, dtype, config=self.config)
+            ensure_adequate(self.bench.operator)
+            self.verdicts[dtype] = verify(self.bench, self.implementation, dtype, config=self.config, effort=BRIEF)
         verdict = self.verdicts[dtype]
         if not isinstance(verdict, Pass):
             raise NotComparable(f"{self.name} has no Pass in {dtype} ({type(verdict).__name__}): only right answers are timed. See: opforge verify {self.side.operator}")
@@ -124,29 +129,62 @@ def _host(python: str, host: Host, stack: contextlib.ExitStack) -> Host:
 
 def _meet(a: _Corner, b: _Corner, workload: Workload, dtype: str, rule: Rule, plan: Plan, settled: Callable[[Comparison], bool]) -> Outcome:
     case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars, seed=fresh_seed())
-    workers: list[Worker] = []
     comparison, reason = None, ""
     try:
         for corner in (a, b):
             corner.verified(dtype)
         prepared = a.bench.prepare(case, dtype)
+        comparison = _blocks(a, b, prepared, workload, dtype, rule, replace(plan, sample_s=rule.sample_s), settled)
+    except NotComparable as error:
+        reason = str(error)
+    except MeasurementFailed as error:
+        reason = f"could not be measured: {error}"
+    finally:
+        a.bench.forget(case)
+    return Outcome(workload=workload.name, dtype=dtype, comparison=comparison, reason=reason, a=a.verdicts.get(dtype), b=b.verdicts.get(dtype))
+
+
+def _blocks(a: _Corner, b: _Corner, prepared: Prepared, workload: Workload, dtype: str, rule: Rule, plan: Plan, settled: Callable[[Comparison], bool]) -> Comparison:
+    """Pairs in blocks, each in two fresh processes, until the verdict is settled or the budget is spent."""
+    mine: list[float] = []
+    other: list[float] = []
+    blocks: list[int] = []
+    notes: dict[str, None] = {}
+    spent, order = 0.0, random.Random()
+    for pairs in (*(FIRST_BLOCK,) * BLOCKS, *(SECOND_BLOCK,) * BLOCKS):
+        if len(blocks) > BLOCKS and spent > plan.budget_s:
+            notes[f"stopped after {len(mine)} pairs: the time was up; raise --budget for a surer verdict"] = None
+            break
+        spent += _block(a, b, prepared, dtype, pairs, plan, order, mine, other, notes)
+        blocks.append(pairs)
+        if len(blocks) == BLOCKS and settled(compare(a.name, b.name, mine, other, rule=rule, blocks=blocks)):
+            break
+    comparison = compare(a.name, b.name, mine, other, rule=rule, workload=workload.name, dtype=dtype, spent_s=spent, blocks=blocks)
+    return replace(comparison, notes=(*comparison.notes, *notes))
+
+
+def _block(
+    a: _Corner, b: _Corner, prepared: Prepared, dtype: str, pairs: int, plan: Plan, order: random.Random, mine: list[float], other: list[float], notes: dict[str, None]
+) -> float:
+    """One block: bind, warm, take the pairs, and see that both sides are still right on new inputs. Seconds spent on the pairs."""
+    workers: list[Worker] = []
+    try:
         contestants = [_contestant(corner, prepared, dtype, workers) for corner in (a, b)]
         _ready(contestants, plan, a.bench.device)
-        takes = [_taker(contestant, plan) for contestant in contestants]
-        comparison = duel(a.name, b.name, takes[0], takes[1], rule, workload=workload.name, dtype=dtype, order=random.Random(), limit_s=plan.budget_s, settled=settled)
-        notes = tuple(dict.fromkeys(note for contestant in contestants for note in contestant.notes))
-        comparison = replace(comparison, notes=(*comparison.notes, *notes))
+        take_a, take_b = (_taker(contestant, plan) for contestant in contestants)
+        started = time.perf_counter()
+        for first, second in take_pairs(pairs, take_a, take_b, order):
+            mine.append(first)
+            other.append(second)
+        spent = time.perf_counter() - started
+        again = a.bench.refresh(prepared)
         for corner, contestant in zip((a, b), contestants, strict=True):
-            _still_right(corner, contestant, a.bench.refresh(prepared))
-    except NotComparable as error:
-        comparison, reason = None, str(error)
-    except MeasurementFailed as error:
-        comparison, reason = None, f"could not be measured: {error}"
+            _still_right(corner, contestant, again)
+            notes.update(dict.fromkeys(contestant.notes))
+        return spent
     finally:
         for worker in workers:
             worker.close()
-        a.bench.forget(case)
-    return Outcome(workload=workload.name, dtype=dtype, comparison=comparison, reason=reason, a=a.verdicts.get(dtype), b=b.verdicts.get(dtype))
 
 
 def _contestant(corner: _Corner, prepared: Prepared, dtype: str, workers: list[Worker]) -> Contestant:
@@ -164,7 +202,7 @@ def _contestant(corner: _Corner, prepared: Prepared, dtype: str, workers: list[W
         raise NotComparable(f"{corner.name} is wrong on {prepared.case.name} ({type(outcome).__name__}): {getattr(outcome, 'cause', '') or getattr(outcome, 'reason', '')}")
     proof = corner.verified(dtype)
     # the workload's own check joins the others: its accuracy is what a gate compares
-    corner.verdicts[dtype] = replace(proof, checked=(*proof.checked, outcome))
+    corner.verdicts[dtype] = replace(proof, checked=(*(checked for checked in proof.checked if checked.case.name != prepared.case.name), outcome))
     return Contestant(name=corner.name, proof=proof, ask=asker(worker), launch=launch)
 
 

@@ -23,24 +23,29 @@ inline F32x16 load16(const float* p) {
 inline void store16(float* p, const F32x16& v) { __builtin_memcpy(p, &v, sizeof(v)); }
 
 /// Sum of f(x[i]) over n elements; f takes and returns a float as well as an F32x16.
-/// 64 sums run side by side: they hide the latency of an addition, and a rounding error
-/// grows with n / 64 terms.
+/// 64 sums run side by side, which hides the latency of an addition. They are added up every
+/// 4096 elements, so that a rounding error grows with 64 + n / 4096 terms.
 template <class F>
 inline float sum_over(const float* x, int64_t n, const F& f) {
-  F32x16 a = {}, b = {}, c = {}, d = {};
+  float total = 0.0f;
   int64_t i = 0;
-  for (; i + 64 <= n; i += 64) {
-    a += f(load16(x + i));
-    b += f(load16(x + i + 16));
-    c += f(load16(x + i + 32));
-    d += f(load16(x + i + 48));
+  while (i + 16 <= n) {
+    const int64_t end = n - i < 4096 ? n : i + 4096;
+    F32x16 a = {}, b = {}, c = {}, d = {};
+    for (; i + 64 <= end; i += 64) {
+      a += f(load16(x + i));
+      b += f(load16(x + i + 16));
+      c += f(load16(x + i + 32));
+      d += f(load16(x + i + 48));
+    }
+    for (; i + 16 <= end; i += 16) a += f(load16(x + i));
+    a = (a + b) + (c + d);
+    float sum = 0.0f;
+    for (int j = 0; j < 16; ++j) sum += a[j];
+    total += sum;
   }
-  for (; i + 16 <= n; i += 16) a += f(load16(x + i));
-  a = (a + b) + (c + d);
-  float sum = 0.0f;
-  for (; i < n; ++i) sum += f(x[i]);
-  for (int j = 0; j < 16; ++j) sum += a[j];
-  return sum;
+  for (; i < n; ++i) total += f(x[i]);
+  return total;
 }
 
 /// The largest of n elements, -infinity for none; NaN is passed over.

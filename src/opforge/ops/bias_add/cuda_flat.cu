@@ -21,12 +21,15 @@ __device__ __forceinline__ T sum(T x, T bias) {
 
 // Index is uint32_t where every element index fits it: a 64-bit division costs as much as the rest of the kernel.
 // kBiasVectors: rows and bias begin on 16-byte addresses, so that no vector leaves its row.
+// step and jump: how far the column moves from one vector of a thread to the next, and from one tile to its next.
 // The first `head` elements, up to the first aligned address, and the last few go one by one.
 template <typename T, typename Index, int N, bool kBiasVectors>
 __global__ void __launch_bounds__(THREADS)
-    bias_add_vectors(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, Index head, Index n, Index cols) {
+    bias_add_vectors(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, Index head, Index n, Index cols,
+                     Index step, Index jump) {
   const Index vectors = (n - head) / N;
   constexpr Index kTile = Index(THREADS) * UNROLL;
+  Index start = (head + (Index(blockIdx.x) * kTile + threadIdx.x) * N) % cols;
   for (Index tile = Index(blockIdx.x) * kTile; tile < vectors; tile += Index(gridDim.x) * kTile) {
     Vec<T, N> v[UNROLL];
 #pragma unroll
@@ -34,8 +37,7 @@ __global__ void __launch_bounds__(THREADS)
       const Index i = tile + u * THREADS + threadIdx.x;
       if (i < vectors) v[u] = Vec<T, N>::load(x + head + i * N);
     }
-    Index col = (head + (tile + threadIdx.x) * N) % cols;
-    const Index step = Index(THREADS) * N % cols;
+    Index col = start;
 #pragma unroll
     for (int u = 0; u < UNROLL; ++u) {
       const Index i = tile + u * THREADS + threadIdx.x;
@@ -56,6 +58,8 @@ __global__ void __launch_bounds__(THREADS)
       col += step;
       if (col >= cols) col -= cols;
     }
+    start += jump;
+    if (start >= cols) start -= cols;
   }
   const Index rest = n - vectors * N;
   if (blockIdx.x == 0 && threadIdx.x < rest) {
@@ -70,13 +74,18 @@ void add_flat(const T* x, const T* bias, T* y, int64_t n, int64_t cols, cudaStre
   const int64_t to_alignment = opforge::elements_to_alignment(y);
   const Index head = static_cast<Index>(to_alignment < n ? to_alignment : n), size = static_cast<Index>(n), width = static_cast<Index>(cols);
   const bool alike = opforge::elements_to_alignment(x) == to_alignment;
-  const auto blocks = [](int64_t vectors) { return opforge::grid_for(opforge::ceil_div(vectors, int64_t(THREADS) * UNROLL)); };
+  const auto launch = [&](auto kernel, int64_t per_vector, Index skipped) {
+    const unsigned blocks = opforge::grid_for(opforge::ceil_div((n - int64_t(skipped)) / per_vector, int64_t(THREADS) * UNROLL));
+    const Index step = static_cast<Index>(THREADS * per_vector % cols);
+    const Index jump = static_cast<Index>(int64_t(blocks) * THREADS * UNROLL % cols * per_vector % cols);
+    OPFORGE_LAUNCH(kernel, blocks, THREADS, 0, stream, x, bias, y, skipped, size, width, step, jump);
+  };
   if (alike && head == 0 && opforge::can_vectorize(bias, cols)) {
-    OPFORGE_LAUNCH((bias_add_vectors<T, Index, N, true>), blocks(n / N), THREADS, 0, stream, x, bias, y, head, size, width);
+    launch(bias_add_vectors<T, Index, N, true>, N, head);
   } else if (alike) {
-    OPFORGE_LAUNCH((bias_add_vectors<T, Index, N, false>), blocks((n - to_alignment) / N), THREADS, 0, stream, x, bias, y, head, size, width);
+    launch(bias_add_vectors<T, Index, N, false>, N, head);
   } else {
-    OPFORGE_LAUNCH((bias_add_vectors<T, Index, 1, false>), blocks(n), THREADS, 0, stream, x, bias, y, Index(0), size, width);
+    launch(bias_add_vectors<T, Index, 1, false>, 1, Index(0));
   }
 }
 

@@ -62,6 +62,6 @@ def launch(x, weight, bias, y, *, eps):
         return
     block = triton.next_power_of_2(cols)
     several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 4096 else 8 if block <= 8192 else 16
+    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
     grid = (triton.cdiv(rows, several),)
     layernorm_rows[grid](x, weight, bias, y, rows, cols, x.stride(0), y.stride(0), eps, ROWS=several, BLOCK=block, num_warps=warps)

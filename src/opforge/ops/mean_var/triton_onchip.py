@@ -56,5 +56,5 @@ def launch(x, mean, var):
         return
     block = triton.next_power_of_2(cols)
     several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 4096 else 8 if block <= 8192 else 16
+    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
     moments_rows[(triton.cdiv(rows, several),)](x, mean, var, rows, cols, x.stride(0), ROWS=several, BLOCK=block, num_warps=warps)

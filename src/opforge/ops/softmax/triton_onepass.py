@@ -1,7 +1,7 @@
 """Whole rows in registers, several to a program when they are narrow: x is read once and y written once.
 
 moves     2 * rows * cols * itemsize bytes: the least possible
-limits    rows up to 65536 wide, the most a block may hold; from 32768 on registers spill. Wider rows belong to triton_online
+limits    rows up to 65536 wide, the most a block may hold; beyond 32768 registers spill. Wider rows belong to triton_online
 """
 
 import triton
@@ -29,5 +29,5 @@ def launch(x, y):
     rows, cols = x.shape
     block = triton.next_power_of_2(cols)
     several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 4096 else 8 if block <= 8192 else 16
+    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
     softmax_rows[(triton.cdiv(rows, several),)](x, y, rows, cols, x.stride(0), y.stride(0), ROWS=several, BLOCK=block, num_warps=warps)

@@ -4,6 +4,7 @@ catalogue  D3
 guard      exact_type
 cases      normal
 mode       verify
+lowered    new_memory
 """
 
 import torch

@@ -1,0 +1,200 @@
+"""The whole campaign: runs every part, prints a table of counts against what they must reach."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.redteam import bugs, cheats, honest, hostile
+
+BUG_LIMIT_S = 5.0
+CHEATS_LIMIT_S = 180.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count:
+    """One line of the table: what was counted, how many there are, how many must be."""
+
+    what: str
+    reached: float
+    wanted: float
+    most: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.reached <= self.wanted if self.most else self.reached >= self.wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much to do. Quick is for every push, full for `make redteam`."""
+
+    one_cheat_per_guard: bool
+    honest: int
+    kinds: tuple[str, ...]
+    hostile: tuple[str, ...]
+    repeats: int
+
+
+FULL = Plan(one_cheat_per_guard=False, honest=300, kinds=tuple(bugs.KINDS), hostile=(*hostile.AT_CALL, *hostile.AT_IMPORT), repeats=5)
+QUICK = Plan(
+    one_cheat_per_guard=True,
+    honest=30,
+    kinds=("tail", "accumulator", "race"),
+    hostile=("hangs", "exits_0", "kills_itself", "segfaults", "memory_bomb", "fork_bomb", "daemon", "descriptors", "writes_garbage", "import_exits"),
+    repeats=2,
+)
+REPEATED = 20
+
+
+def describe(outcome: cheats.Outcome) -> str:
+    """What is wrong with an outcome, in a line."""
+    cheat = outcome.cheat
+    caught = "caught" if outcome.caught else "NOT CAUGHT"
+    passes = "passes" if outcome.passes_without else "DOES NOT PASS"
+    return f"{cheat.catalogue} {cheat.operator}/{cheat.name}: {caught}; without {cheat.guard} it {passes} ({outcome.words[:200]})"
+
+
+def chosen_cheats(plan: Plan) -> list[cheats.Cheat]:
+    """All of them, or the first one of each guard."""
+    found = list(cheats.cheats())
+    if not plan.one_cheat_per_guard:
+        return found
+    return list({cheat.guard: cheat for cheat in reversed(found)}.values())
+
+
+def try_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
+    """Each with its guard up and down, and a second and further verdict on some of them."""
+    chosen = chosen_cheats(plan)
+    began = time.perf_counter()
+    same = asked = 0
+    with cheats.Team() as team:
+        outcomes = []
+        for outcome in cheats.try_all(team, chosen):
+            outcomes.append(outcome)
+            if not (outcome.caught and outcome.passes_without):
+                say(f"  {describe(outcome)}")
+        took = time.perf_counter() - began
+        verdicts = {
+            outcome.cheat: outcome.words.split(":")[0]
+            for outcome in outcomes
+            if outcome.cheat.mode == "verify" and not outcome.cheat.also and outcome.cheat.guard not in ("freeze", "nonce")
+        }
+        for cheat, first in list(verdicts.items())[:REPEATED]:
+            for _ in range(plan.repeats):
+                asked += 1
+                again = type(cheats.verdict_on(team, cheat, team.host(cheats.ALL))).__name__
+                same += again == first
+                if again != first:
+                    say(f"  {cheat.operator}/{cheat.name}: {first}, then {again}")
+    by_family = Counter(outcome.cheat.family for outcome in outcomes if outcome.caught)
+    say("  " + ", ".join(f"{family} {cheats.FAMILIES[family]} {count}" for family, count in sorted(by_family.items())))
+    guards = {outcome.cheat.guard for outcome in outcomes}
+    needed = {outcome.cheat.guard for outcome in outcomes if outcome.passes_without}
+    return [
+        Count(what="cheats caught", reached=sum(outcome.caught for outcome in outcomes), wanted=len(chosen)),
+        Count(what="families with a cheat caught", reached=len(by_family), wanted=6),
+        Count(what="cheats that pass once their guard is down", reached=sum(outcome.passes_without for outcome in outcomes), wanted=len(chosen)),
+        Count(what="guards shown to be needed", reached=len(needed), wanted=len(guards)),
+        Count(what="seconds for the cheats", reached=round(took, 1), wanted=CHEATS_LIMIT_S, most=True),
+        Count(what="same verdict on repeat", reached=same, wanted=asked),
+    ]
+
+
+def try_honest(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """Honest kernels that look odd."""
+    judged = list(honest.judge_all(folder, plan.honest))
+    for item in judged:
+        if not item.passed:
+            say(f"  {item.operator}/{item.kernel} {item.dtype}: {item.words[:200]}")
+    return [
+        Count(what="honest verdicts", reached=len(judged), wanted=plan.honest),
+        Count(what="honest kernels rejected", reached=sum(not item.passed for item in judged), wanted=0, most=True),
+    ]
+
+
+def try_bugs(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """Planted bugs."""
+    found = list(bugs.hunt(folder, plan.kinds))
+    planted = [item for item in found if item.kind != "right"]
+    for item in found:
+        if not item.found:
+            say(f"  {item.operator} {item.kind}: {item.verdict}")
+    return [
+        Count(what="planted bugs found", reached=sum(item.found for item in planted), wanted=len(planted) * 98 // 100),
+        Count(what="operators with planted bugs", reached=len({item.operator for item in planted}), wanted=10),
+        Count(what="unmutated kernels accepted", reached=sum(item.found for item in found if item.kind == "right"), wanted=len(bugs.RIGHT)),
+        Count(what="seconds for the slowest bug", reached=round(max(item.seconds for item in planted), 1), wanted=BUG_LIMIT_S, most=True),
+    ]
+
+
+def try_hostile(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """Hostile kernels, and what they leave."""
+    memory, descriptors = hostile.shared_memory(), _descriptors()
+    survived = []
+    for item in hostile.attack_all(folder, plan.hostile):
+        survived.append(item)
+        if not (item.right and item.next_right) or item.orphans:
+            say(f"  {item.name}: {item.verdict}; next one {'right' if item.next_right else 'WRONG'}; {item.orphans} orphans")
+    left = sum(item.orphans for item in survived)
+    left += sum(hostile.survivors_of_a_dead_parent(folder, name) for name in ("hangs", "daemon", "fork_bomb"))
+    return [
+        Count(what="hostile kernels judged rightly", reached=sum(item.right for item in survived), wanted=len(plan.hostile)),
+        Count(what="next verdicts right", reached=sum(item.next_right for item in survived), wanted=len(plan.hostile)),
+        Count(what="orphans, killed parents included", reached=left, wanted=0, most=True),
+        Count(what="shared memory left", reached=len(hostile.shared_memory() - memory), wanted=0, most=True),
+        Count(what="descriptors left", reached=max(0, _descriptors() - descriptors), wanted=0, most=True),
+    ]
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def table(counts: Sequence[Count]) -> str:
+    """The counts, one a line."""
+    width = max(len(count.what) for count in counts)
+    return "\n".join(
+        f"{count.what:<{width}}  {count.reached:>7g}  {'at most' if count.most else 'at least'} {count.wanted:g}{'' if count.holds else '   FALLS SHORT'}" for count in counts
+    )
+
+
+def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> list[Count]:
+    """Every part, or those named."""
+    import torch
+
+    # tiny tensors: a pool of threads that spin costs more than it brings, the more so on a busy machine
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    counts: list[Count] = []
+    with tempfile.TemporaryDirectory(prefix="redteam-") as folder:
+        parts: dict[str, Callable[[], list[Count]]] = {
+            "cheats": lambda: try_cheats(plan, say),
+            "honest": lambda: try_honest(plan, Path(folder) / "honest", say),
+            "bugs": lambda: try_bugs(plan, Path(folder) / "bugs", say),
+            "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
+        }
+        for name, part in parts.items():
+            if not only or name in only:
+                began = time.perf_counter()
+                say(f"{name} …")
+                counts += part()
+                say(f"  {time.perf_counter() - began:.0f} s")
+    return counts
+
+
+def main() -> int:
+    """The command: 0 when every count is reached."""
+    parser = argparse.ArgumentParser(description="Planted cheats, honest kernels, planted bugs and hostile kernels against the verifier.")
+    parser.add_argument("--quick", action="store_true", help="a reduced set, within three minutes")
+    parser.add_argument("--only", action="append", choices=("cheats", "honest", "bugs", "hostile"), help="one part; may be given several times")
+    arguments = parser.parse_args()
+    counts = run(QUICK if arguments.quick else FULL, lambda words: print(words, flush=True), arguments.only or ())
+    print(table(counts))
+    return int(not all(count.holds for count in counts))
