@@ -78,9 +78,8 @@ def with_tables(text: str) -> str:
     def table(match: re.Match[str]) -> str:
         if not (ROOT / match[1]).is_file():
             raise SystemExit(f"{match[1]} is named by a README and is not there. Make it with: opforge records export {match[1]} --run RUN")
-        done = subprocess.run(
-            [sys.executable, "-m", "opforge", "report", "--from", str(ROOT / match[1]), "--table"], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}
-        )
+        command = [sys.executable, "-m", "opforge", "report", "--from", str(ROOT / match[1]), "--table"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
         return f"<!-- table: {match[1]} -->\n{done.stdout.strip()}\n<!-- end -->"
 
     return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", table, text, flags=re.DOTALL)

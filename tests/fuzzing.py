@@ -98,10 +98,9 @@ def expressions(chance: random.Random) -> Callable[[], object]:
 
 
 def lines(chance: random.Random) -> Callable[[], object]:
-    from test_store import JUNK, record
-
     from opforge.core.record import to_json
     from opforge.store import read_lines
+    from test_store import JUNK, record
 
     data = to_json(record(1))
     for _ in range(chance.randint(1, 3)):
@@ -146,9 +145,8 @@ def definitions(chance: random.Random) -> Callable[[], object]:
 
 
 def baselines(chance: random.Random) -> Callable[[], object]:
-    from simulated import record
-
     from opforge.gate import Baseline, load_baseline, save_baseline
+    from simulated import record
 
     def attempt() -> object:
         with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,12 @@ import sys
 import pytest
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """Pages that a verb writes by default go to a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+
 def opforge(*words, **environment):
     import os
 
@@ -81,9 +87,8 @@ def test_the_main_job_on_a_guest(guest, tmp_path):
 def test_a_planted_bug_gets_a_mismatch_and_no_time(guest, tmp_path):
     """The seed's broadcast writes only the bias; its verdict names index, expected, actual and tolerance."""
     home = guest(eager="def run(x, bias):\n    return x + bias\n", seed="def run(x, bias):\n    return bias.expand_as(x).clone()\n")
-    done = opforge(
-        "--home", home, "bench", "guest_add", "--dtype", "float32", "--backend", "torch", "--budget", "0.1", "--report", tmp_path / "r", "--json", OPFORGE_STORE=str(tmp_path / "s.sqlite")
-    )
+    words = ("--home", home, "bench", "guest_add", "--dtype", "float32", "--backend", "torch", "--budget", "0.1", "--report", tmp_path / "r", "--json")
+    done = opforge(*words, OPFORGE_STORE=str(tmp_path / "s.sqlite"))
     assert done.returncode == 1
     (wrong,) = [record for record in json.loads(done.stdout) if record["implementation"] == "torch_seed"]
     verdict = wrong["verdict"]

@@ -132,3 +132,15 @@ def test_a_guest_s_failure_fails_the_test_with_its_evidence(guest):
     (one,) = situations("guest_add", home=home, backends=("torch",), dtypes=("float32",))
     with pytest.raises(pytest.fail.Exception, match=r"guest_add-torch_bad-float32: wrong in case .* expected .* within"):
         one.check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "matmul", "layernorm"])
+def test_contracts_hold_on_a_gpu(name):
+    """Capture in a CUDA graph, and work on the caller's stream behind what was given to it before."""
+    registry = load()
+    operator = registry.operator(name)
+    function = Function(operator, Chooser(registry))
+    found = check_function(operator, function, getattr(torch.ops.opforge, name).default, dtypes=["float32", "float16"], device="cuda")
+    assert [clause for clause in found if clause.standing == "broken"] == []
+    assert {clause.name: clause.standing for clause in found}["CUDA graph"] == "held"

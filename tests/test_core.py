@@ -31,7 +31,7 @@ def test_expressions_hold_nothing_but_arithmetic(text):
 
 
 def test_an_unknown_name_is_named():
-    with pytest.raises(UsageError, match="'clos'.*cols"):
+    with pytest.raises(UsageError, match=r"'clos'.*cols"):
         expr.evaluate("clos + 1", {"cols": 3})
 
 

@@ -145,5 +145,5 @@ def test_get_kernel_gives_each_backend(backend):
 def test_get_kernel_names_what_is_there():
     import opforge
 
-    with pytest.raises(UsageError, match="No backend named 'cud'. Did you mean 'cuda'"):
+    with pytest.raises(UsageError, match=r"No backend named 'cud'\. Did you mean 'cuda'"):
         opforge.get_kernel("cud", "softmax")

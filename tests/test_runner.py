@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,7 +45,7 @@ def test_layouts_hold_the_same_values_in_other_places(guest, layout):
     """The values of a seed do not depend on where they lie (but an expanded axis repeats one row)."""
     home = guest(eager=HONEST)
     _, _, plain = prepared(home)
-    operator, _, arena = prepared(home, layout=layout)
+    _, _, arena = prepared(home, layout=layout)
     x = arena.tensor("x")
     assert tuple(x.shape) == (4, 9) and x.data_ptr() % 4 == 0
     if layout != "expanded":
@@ -141,10 +142,11 @@ def test_a_worker_that_hangs_is_ended(guest, host):
     arena.close()
 
 
-def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
+def test_nothing_outlives_a_parent_that_is_killed():
     """kill -9 of the parent: its server and its workers go too."""
     code = textwrap.dedent("""
         import time
+from pathlib import Path
         from opforge.runner import Isolated
         host = Isolated(); worker = host.worker({})
         print(worker.pid, host.servers[()].process.pid, flush=True)
@@ -163,8 +165,7 @@ def test_nothing_outlives_a_parent_that_is_killed(tmp_path):
 
 def _alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
 

@@ -31,6 +31,8 @@ class Machine:
     def ask(self, message):
         self.asked.append(dict(message))
         self.now += 50e-6
+        if message["do"] == "memory":
+            return {"status": "ok", "bytes": 4096}
         if message["do"] == "launch_cost":
             return {"status": "ok", "samples": [3e-6] * message["count"]}
         if message["timer"] not in self.clocks:
@@ -66,6 +68,23 @@ def test_short_kernels_are_batched_until_the_clock_is_fine_enough():
     _, found = run(Machine(lambda call: 10e-6))
     assert found.batch == 100
     assert found.median_s == pytest.approx(10e-6)
+
+
+def test_memory_beside_time():
+    """A kernel that is fast because it takes a gigabyte is another kernel."""
+    _, found = run(Machine(lambda call: 1e-3))
+    assert found.extra_bytes == 4096
+
+
+def test_memory_of_a_call_is_seen_on_this_machine():
+    """32 MiB that one call touches and gives back."""
+    torch = pytest.importorskip("torch")
+    from opforge.runner.sampling import extra_bytes
+
+    found = extra_bytes(lambda: torch.ones(8 << 20, dtype=torch.float32), torch.empty(0))
+    if found is None:
+        pytest.skip("this system does not tell the peak of the resident set")
+    assert 24 << 20 <= found <= 64 << 20
 
 
 def test_sampling_ends_when_the_median_is_known():
@@ -348,3 +367,63 @@ def test_the_three_device_clocks_agree_on_a_long_kernel():
     call()
     found = [sorted(take(call, 5, 7, None))[3] for take in (event_samples, graph_samples, cupti_samples)]
     assert max(found) < 1.1 * min(found)
+
+
+def points(costs, start=64):
+    """Points at doubling sizes: seconds given, work equal to the size."""
+    from opforge.timing.curve import Point
+
+    return [Point(value=start << place, seconds=seconds, low=seconds * 0.99, high=seconds * 1.01, work=float(start << place)) for place, seconds in enumerate(costs)]
+
+
+def test_the_knee_is_where_time_begins_to_follow_the_work():
+    """Below it the launch is what one pays for."""
+    from opforge.timing.curve import knee
+
+    assert knee(points([10e-6, 10e-6, 11e-6, 10e-6, 20e-6, 40e-6, 80e-6])) in (512, 1024)
+    assert knee(points([1e-6 * 2**place for place in range(7)])) is None
+    assert knee(points([10e-6] * 7)) is None
+    assert knee(points([1e-6, 2e-6])) is None
+
+
+def test_a_cliff_is_a_jump_of_the_cost():
+    """Where a cache ends, or a kernel changes its ways."""
+    from opforge.timing.curve import cliffs, words
+
+    curve = points([1e-6, 2e-6, 4e-6, 16e-6, 32e-6])
+    (found,) = cliffs(curve)
+    assert (found.before, found.after, round(found.factor, 2)) == (256, 512, 2.0)
+    assert words("cols", curve) == ("cliff from cols = 256 to 512: 2.00 times the cost per unit of work",)
+    assert cliffs(points([1e-6 * 2**place for place in range(7)])) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [("n=128:1024:log", (128, 256, 512, 1024)), ("n=100:1000", (100, 200, 400, 800, 1000)), ("n=1:10:4", (1, 5, 9)), ("n=7,3,3", (3, 7)), ("n=1:1000:log4", (1, 10, 100, 1000))],
+)
+def test_axes_are_understood(text, values):
+    """Ranges by powers, by steps, in a number of values, or listed."""
+    from opforge.timing.curve import parse_axis
+
+    assert parse_axis(text).values == values
+
+
+@pytest.mark.parametrize("text", ["", "n", "n=", "n=a", "n=5:1", "n=0:4", "n=1:10:0", "n=1:100000:1", "=1:2", "n=1:2:log:3"])
+def test_axes_that_mean_nothing_are_refused(text):
+    """With the form that does."""
+    from opforge.core.errors import UsageError
+    from opforge.timing.curve import parse_axis
+
+    with pytest.raises(UsageError, match="--axis NAME"):
+        parse_axis(text)
+
+
+def test_a_sweep_can_be_drawn():
+    """Well-formed whatever the names."""
+    import xml.etree.ElementTree as xml
+
+    from opforge.report.sweep import sweep_picture
+
+    lines = {"a<b>": [(128.0, 1e-5), (256.0, 2e-5)], "c": [(128.0, 3e-5)]}
+    picture = sweep_picture("softmax & co", "cols", lines, {"c": [(128.0, 0.5)]})
+    assert xml.fromstring(picture).tag.endswith("svg")

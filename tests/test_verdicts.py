@@ -225,6 +225,21 @@ def test_a_row_that_depends_on_its_batch_is_stated_not_failed(judged):
     assert verdict.states("batch_invariant") is False
 
 
+def test_a_kernel_that_is_not_deterministic_is_stated_not_failed(judged):
+    """Split sums added in any order are right, and the reader should know."""
+    source = """
+    import torch
+
+
+    def run(x):
+        return x[..., torch.randperm(x.shape[-1])].sum(-1)
+    """
+    verdict = judged(source, operator="row_sum", effort=DEFAULT)
+    assert isinstance(verdict, Pass), verdict
+    (said,) = [statement for statement in verdict.statements if statement.name == "deterministic"]
+    assert said.holds is False and "DETERMINISTIC = False" in said.detail
+
+
 BIAS_ONLY = "def run(x, bias):\n    return bias.expand_as(x).clone()\n"
 TAIL = """
 def run(x, bias):
@@ -276,6 +291,7 @@ def test_shrinking_keeps_the_kind_of_failure():
         return Broken(case=smaller, dtype="float32", reason="past the end: 8 bytes" if cols > 100 else "input x was modified", isolation="")
 
     found = shrink(operator, "float32", broken, attempt, 5.0).verdict
+    assert found.shrunk_from == case
     assert found.case.axes["cols"] == 101 and found.case.layout == "contiguous" and found.case.distribution == "normal"
 
 

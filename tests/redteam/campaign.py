@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from opforge.runner import sandbox
 from tests.redteam import bugs, cheats, honest, hostile
 
 BUG_LIMIT_S = 5.0
@@ -61,9 +62,14 @@ def describe(outcome: cheats.Outcome) -> str:
     return f"{cheat.catalogue} {cheat.operator}/{cheat.name}: {caught}; without {cheat.guard} it {passes} ({outcome.words[:200]})"
 
 
+def confined() -> bool:
+    """Whether workers' writes are confined here. Where they are not, nobody promises that files stay as they are."""
+    return sandbox.wanted() == "full" and sandbox.landlock_version() > 0
+
+
 def chosen_cheats(plan: Plan) -> list[cheats.Cheat]:
     """All of them, or the first one of each guard."""
-    found = list(cheats.cheats())
+    found = [cheat for cheat in cheats.cheats() if confined() or cheat.guard != "files"]
     if not plan.one_cheat_per_guard:
         return found
     return list({cheat.guard: cheat for cheat in reversed(found)}.values())
@@ -137,16 +143,19 @@ def try_bugs(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count
 def try_hostile(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
     """Hostile kernels, and what they leave."""
     memory, descriptors = hostile.shared_memory(), _descriptors()
+    names = [name for name in plan.hostile if confined() or name not in hostile.NEED_CONFINEMENT]
+    if len(names) < len(plan.hostile):
+        say(f"  left out, because writes are not confined here: {', '.join(name for name in plan.hostile if name not in names)}")
     survived = []
-    for item in hostile.attack_all(folder, plan.hostile):
+    for item in hostile.attack_all(folder, names):
         survived.append(item)
         if not (item.right and item.next_right) or item.orphans:
             say(f"  {item.name}: {item.verdict}; next one {'right' if item.next_right else 'WRONG'}; {item.orphans} orphans")
     left = sum(item.orphans for item in survived)
     left += sum(hostile.survivors_of_a_dead_parent(folder, name) for name in ("hangs", "daemon", "fork_bomb"))
     return [
-        Count(what="hostile kernels judged rightly", reached=sum(item.right for item in survived), wanted=len(plan.hostile)),
-        Count(what="next verdicts right", reached=sum(item.next_right for item in survived), wanted=len(plan.hostile)),
+        Count(what="hostile kernels judged rightly", reached=sum(item.right for item in survived), wanted=len(names)),
+        Count(what="next verdicts right", reached=sum(item.next_right for item in survived), wanted=len(names)),
         Count(what="orphans, killed parents included", reached=left, wanted=0, most=True),
         Count(what="shared memory left", reached=len(hostile.shared_memory() - memory), wanted=0, most=True),
         Count(what="descriptors left", reached=max(0, _descriptors() - descriptors), wanted=0, most=True),

@@ -98,6 +98,8 @@ AT_IMPORT = {
 }
 HARMLESS = ("zombies", "floods_stdout", "floods_stderr", "shuts_stdout", "deletes_its_folder", "import_floods", "thread_bomb", "stops_its_server", "kills_its_server")
 """May Pass: what they do is kept away from everybody else, and their answer is right."""
+NEED_CONFINEMENT = ("shared_memory", "shared_memory_file", "network")
+"""Kept from their aim by Landlock alone."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from opforge.core.record import Record
 
+if TYPE_CHECKING:
+    from opforge.report import Grid
 
-def print_table(records: Sequence[Record]) -> None:
-    """The report room's rows, as a rich table; plain text where there is no terminal."""
+
+def print_table(records: Sequence[Record], grid: Grid | None = None) -> None:
+    """The report room's rows (or a grid of its own for these records), as a rich table; plain text where there is no terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -18,7 +22,7 @@ def print_table(records: Sequence[Record]) -> None:
     # outside a terminal nothing may be cut: logs and pipes get the whole width they need
     console = Console(width=None if Console().is_terminal else 220)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    found = rows(records)
+    found = rows(records) if grid is None else grid
     for title in found.columns:
         table.add_column(title, justify="right" if title in found.numeric else "left", no_wrap=title in found.numeric)
     for row in found.rows:

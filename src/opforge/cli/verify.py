@@ -65,6 +65,7 @@ def verify(
         raise typer.Exit(verifying.check_contracts(registry, names, dtypes(dtype), device_or_default(device), json=json))
     from opforge.cli.progress import Watcher
     from opforge.cli.tables import print_table
+    from opforge.report import verification_rows
     from opforge.verdicts import DEFAULT, QUICK
     from opforge.workbench import Options, verify_all
 
@@ -88,8 +89,8 @@ def verify(
     if json:
         print_json(records)
     else:
-        print_table(records)
-        verifying.print_statements(records)
+        print_table(records, verification_rows(records))
+        verifying.print_replays(records)
     for path in _write_pages(records, page):
         typer.echo(f"wrote {path}", err=True)
     raise typer.Exit(exit_code(records))

@@ -10,26 +10,17 @@ import typer
 from opforge.cli.shared import make_host, print_json, settings
 from opforge.core.errors import UsageError
 from opforge.core.record import Record
-from opforge.core.verdict import REFUSED, Mismatch, Pass
+from opforge.core.verdict import REFUSED, Broken, Crash, Mismatch
 
 if TYPE_CHECKING:
     from opforge.registry import Registry
 
 
-def print_statements(records: Sequence[Record]) -> None:
-    """What was found out beside right and wrong: one line for each thing said, with who it is said of; how to replay failures."""
-    said: dict[str, list[str]] = {}
-    for record in records:
-        if isinstance(record.verdict, Pass):
-            for statement in record.verdict.statements:
-                word = {True: "yes", False: "no", None: "not asked"}[statement.holds]
-                said.setdefault(f"{statement.name.replace('_', ' ')}: {word}", []).append(f"{record.implementation} {record.dtype}")
-    for words, who in said.items():
-        names = list(dict.fromkeys(name.rsplit(" ", 1)[0] for name in who))
-        typer.echo(f"  {words:<28} {', '.join(names)}")
+def print_replays(records: Sequence[Record]) -> None:
+    """How to run each failure again, on the same values."""
     for record in records:
         if isinstance(record.verdict, REFUSED):
-            typer.echo(f"  {record.operator}/{record.implementation} {record.dtype}: run it again on the same values with: opforge verify --replay {record.id[:12]}")
+            typer.echo(f"  {record.operator}/{record.implementation} {record.dtype}: the same values again with: opforge verify --replay {record.id[:12]}")
 
 
 def replayed(context: typer.Context, identity: str, *, in_process: bool, json: bool) -> int:
@@ -60,7 +51,7 @@ def replayed(context: typer.Context, identity: str, *, in_process: bool, json: b
         return int(not same)
     for label, verdict in (("recorded", record.verdict), ("now", now)):
         typer.echo(f"{label:<9} {type(verdict).__name__}: {describe(verdict)}")
-    if isinstance(record.verdict, Mismatch) and record.verdict.shrunk_from is not None:
+    if isinstance(record.verdict, (Mismatch, Broken, Crash)) and record.verdict.shrunk_from is not None:
         from opforge.report.words import case_words
 
         typer.echo(f"          shrunk from {case_words(record.verdict.shrunk_from)}")

@@ -56,6 +56,8 @@ class Timing:
     launch_s      what the host spends to start one call, seconds; None where the clock is the host's own
     seen_by       median seconds per call of the clocks that were tried before one was chosen, by timer
     moments       the machine's state around the rounds of samples
+    extra_bytes   memory one call took beyond its inputs and outputs, at its peak (of an implementation that allocates its
+                  outputs, those too); None where it could not be told
     suspect       why this timing cannot be true (faster than the device was measured to be), with what to do; None when it can
     """
 
@@ -69,6 +71,7 @@ class Timing:
     launch_s: float | None = None
     seen_by: Mapping[str, float] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
+    extra_bytes: int | None = None
     suspect: str | None = None
 
     @property

@@ -134,6 +134,7 @@ class Broken:
     dtype: str
     reason: str
     isolation: str
+    shrunk_from: Case | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +146,7 @@ class Crash:
     status: int
     stderr: str
     isolation: str
+    shrunk_from: Case | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,5 +13,5 @@ from opforge.report.tabular import (
     rows as rows,
     table as table,
 )
-from opforge.report.verification import verification_page as verification_page
+from opforge.report.verification import verification_page as verification_page, verification_rows as verification_rows
 from opforge.report.words import describe as describe, notes as notes

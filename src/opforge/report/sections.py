@@ -40,7 +40,7 @@ def evidence(record: Record) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if verdict.case is not None:
         rows += [("case", clean(f"{verdict.case.name}: {verdict.case.why}")), ("inputs", case_words(verdict.case))]
-    if isinstance(verdict, Mismatch) and verdict.shrunk_from is not None:
+    if isinstance(verdict, (Mismatch, Broken, Crash)) and verdict.shrunk_from is not None:
         rows.append(("shrunk from", case_words(verdict.shrunk_from)))
     if isinstance(verdict, Mismatch) and verdict.after is not None:
         rows.append(("right before for", clean(f"{verdict.after.name}: {case_words(verdict.after)}")))

@@ -11,6 +11,7 @@ from opforge.core import units
 from opforge.core.record import Record
 from opforge.core.verdict import REFUSED, Checked, Crash, Metrics, Mismatch, Pass
 from opforge.report import sections, svg
+from opforge.report.tabular import Grid, Line
 from opforge.report.view import unique
 from opforge.report.words import case_words, clean, clean_lines, describe, error_share, index
 
@@ -46,6 +47,27 @@ def verification_page(records: Sequence[Record], *, title: str) -> str:
         kernels=[_kernel(record, f"k{place}") for place, record in enumerate(run)],
         not_run=sections.not_run(records),
     )
+
+
+def verification_rows(records: Sequence[Record]) -> Grid:
+    """One line per implementation and dtype: the verdict, how much was checked, how close to the bound, what is stated."""
+    columns = ("operator", "dtype", "implementation", "verdict", "cases", "hidden", "error/bound", "max |error|", "max ulp", "deterministic", "batch invariant")
+    lines = []
+    for record in records:
+        verdict = record.verdict
+        style = "bold red" if isinstance(verdict, REFUSED) else "green" if isinstance(verdict, Pass) else "dim"
+        cells = [clean(record.operator), clean(record.dtype), clean(record.implementation), type(verdict).__name__ if isinstance(verdict, (Pass, *REFUSED)) else "not run"]
+        if isinstance(verdict, Pass):
+            ulp = max((m.max_ulp for case in verdict.checked for m in case.metrics), default=0.0)
+            hidden = sum(case.case.name.startswith(("hidden_", "small_hidden_")) for case in verdict.checked)
+            cells += [str(len(verdict.checked)), str(hidden), error_share(verdict.worst_ratio), units.number(verdict.max_abs), units.number(ulp)]
+            cells += [_word(verdict.states("deterministic")), _word(verdict.states("batch_invariant"))]
+        lines.append(Line(cells=(*cells, *([""] * (len(columns) - len(cells)))), styles=("", "", "", style, *([""] * (len(columns) - 4)))))
+    return Grid(columns=columns, numeric=frozenset(columns[4:9]), rows=tuple(lines))
+
+
+def _word(holds: bool | None) -> str:
+    return {True: "yes", False: "no", None: "not asked"}[holds]
 
 
 def _tiles(records: Sequence[Record]) -> list[tuple[str, str, str]]:
@@ -93,9 +115,8 @@ def _kernel(record: Record, anchor: str) -> dict[str, Any]:
 
 
 def _statements(verdict: Pass) -> list[tuple[str, str, str]]:
-    words = {True: "yes", False: "no", None: "not asked"}
     tones = {True: "good", False: "bad", None: "idle"}
-    return [(clean(found.name.replace("_", " ")), words[found.holds], clean(found.detail), tones[found.holds]) for found in verdict.statements]  # type: ignore[misc]
+    return [(clean(found.name.replace("_", " ")), _word(found.holds), clean(found.detail), tones[found.holds]) for found in verdict.statements]  # type: ignore[misc]
 
 
 def _worst_words(metrics: Sequence[Metrics]) -> str:

@@ -53,6 +53,7 @@ class Executor:
             "release": self.release,
             "overhead": self.overhead,
             "launch_cost": self.launch_cost,
+            "memory": self.memory,
         }
         try:
             answer = do[message["do"]](message, fds)
@@ -176,6 +177,12 @@ class Executor:
         """Seconds the host spends to start one call of an accelerator's kernel."""
         launch, _, _ = self.launches[message["launch"]]
         return {"status": "ok", "samples": sampling.launch_cost(launch.run, message["batch"], message["count"])}
+
+    def memory(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """Bytes that one call takes beyond the arena, at its peak; absent where it cannot be told."""
+        launch, _, whole = self.launches[message["launch"]]
+        found = sampling.extra_bytes(launch.run, whole)
+        return {"status": "ok"} if found is None else {"status": "ok", "bytes": found}
 
     def overhead(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """What the sampling loop costs, the clocks' resolution, and how many threads CPU kernels use here."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from opforge.runner import clocks, device_clocks
@@ -69,6 +71,41 @@ def launch_cost(run: Run, batch: int, count: int) -> list[float]:
     import torch
 
     return clocks.launch_samples(run, batch, count, torch.accelerator.synchronize)
+
+
+def extra_bytes(run: Run, whole: Any) -> int | None:
+    """Memory that one call takes beyond the arena, at its peak: workspaces, and outputs that the kernel allocates itself.
+
+    On an accelerator as torch's allocator counts it (a kernel's own cudaMalloc is not seen); on a CPU by the peak of the
+    resident set, so that memory the process had touched before is not seen. None where neither can be asked.
+    """
+    if whole.device.type != "cpu":
+        import torch
+
+        module = torch.get_device_module(whole.device)
+        if not hasattr(module, "reset_peak_memory_stats"):
+            return None
+        run()
+        torch.accelerator.synchronize()
+        before = module.memory_allocated()
+        module.reset_peak_memory_stats()
+        run()
+        torch.accelerator.synchronize()
+        return int(module.max_memory_allocated() - before)
+    try:
+        # 5: set the peak of the resident set to what it is now (proc(5))
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except OSError:
+        return None
+    before = _resident("VmRSS")
+    run()
+    peak = _resident("VmHWM")
+    return max(0, peak - before) if before and peak else None
+
+
+def _resident(name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 0
 
 
 def about_clocks(batch: int, count: int, device: Any) -> dict[str, Any]:

@@ -67,6 +67,7 @@ class Contestant:
     timer: str = "host"
     spent_s: float = 0.0
     launch_s: float | None = None
+    extra_bytes: int | None = None
     seen_by: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
 
@@ -115,6 +116,7 @@ def measure(
     for contestant in contestants:
         try:
             get_ready(contestant, plan, timer, device, clock)
+            contestant.extra_bytes = _memory(contestant)
         except MeasurementFailed as error:
             contestant.failure = str(error)
     active = [contestant for contestant in contestants if contestant.failure is None]
@@ -152,6 +154,12 @@ def get_ready(contestant: Contestant, plan: Plan, timer: str, device: str, clock
         answer = contestant.ask({"do": "launch_cost", "launch": contestant.launch, "batch": 20, "count": 5})
         contestant.launch_s = median(answer["samples"]) if answer["status"] == "ok" else None
     contestant.spent_s = 0.0
+
+
+def _memory(contestant: Contestant) -> int | None:
+    answer = contestant.ask({"do": "memory", "launch": contestant.launch})
+    found = answer.get("bytes")
+    return found if answer["status"] == "ok" and isinstance(found, int) and found >= 0 else None
 
 
 def _warm_up(contestant: Contestant, plan: Plan, clock: Callable[[], float]) -> None:
@@ -201,6 +209,7 @@ def _timing(contestant: Contestant, plan: Plan, overhead_s: float, resolution_s:
         conditions=(*conditions, *contestant.notes),
         resolution_s=resolution_s,
         launch_s=contestant.launch_s,
+        extra_bytes=contestant.extra_bytes,
         seen_by=dict(contestant.seen_by),
         moments=moments,
     )

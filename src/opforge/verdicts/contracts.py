@@ -7,7 +7,7 @@ Checked on the function itself, in the process that calls it, as its users will 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -336,8 +336,3 @@ ONCE: dict[str, Callable[[_Subject], str]] = {
     "second stream": _second_stream,
     "second device": _second_device,
 }
-
-
-def clauses() -> Iterator[str]:
-    """The names of all clauses."""
-    yield from (*EVERY_DTYPE, *ONCE)

@@ -8,7 +8,7 @@ mend it, and a recipe decides how much of it is borne. One figure for both is wh
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,11 +77,6 @@ def two_errors(operator: Operator, case: Case, dtype: str, original: Mapping[str
         apart = compare(expectation.expected, _wide(exact[expectation.output]))
         found.append(TwoErrors(output=expectation.output, kernel=kernel.metrics, kernel_agrees=kernel.agrees, quantisation=apart.metrics, clip_ratio=clips))
     return tuple(found)
-
-
-def worst_of(found: Sequence[TwoErrors]) -> TwoErrors:
-    """The output whose kernel error comes closest to its bound."""
-    return max(found, key=lambda errors: errors.kernel.worst_ratio)
 
 
 def _wide(expectation: Expectation) -> Expectation:

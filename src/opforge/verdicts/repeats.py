@@ -156,13 +156,16 @@ class Repeats:
             arena.close()
         return None
 
+    def _declared(self) -> str:
+        return "; its file says so" if not self.implementation.deterministic else "; its file does not say so: add DETERMINISTIC = False"
+
     def statements(self) -> tuple[Statement, ...]:
         """What the extra runs say of the implementation."""
         lead = leading_axis(self.bench.operator)
         deterministic = (
             Statement(name="deterministic", holds=None, detail="not asked: no case was run twice")
             if not self.runs
-            else Statement(name="deterministic", holds=False, detail=f"{self.differing}: the same inputs gave other bits, within the bound")
+            else Statement(name="deterministic", holds=False, detail=f"{self.differing}: the same inputs gave other bits, within the bound{self._declared()}")
             if self.differing
             else Statement(name="deterministic", holds=True, detail=f"{self.runs} further runs on the same inputs, the same bits each time")
         )

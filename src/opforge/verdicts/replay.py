@@ -19,9 +19,10 @@ def replayed_cases(verdict: Verdict) -> tuple[Case, ...]:
     match verdict:
         case Pass():
             return tuple(checked.case for checked in verdict.checked)
-        case Mismatch():
+        case Mismatch() | Broken(case=Case()) | Crash(case=Case()):
+            assert verdict.case is not None
             return (verdict.case, *((verdict.shrunk_from,) if verdict.shrunk_from is not None else ()))
-        case Broken(case=Case() as case) | Crash(case=Case() as case) | Timeout(case=Case() as case) | Policy(case=Case() as case):
+        case Timeout(case=Case() as case) | Policy(case=Case() as case):
             return (case,)
     return ()
 

@@ -50,6 +50,8 @@ def shrink(operator: Operator, dtype: str, failure: Verdict, attempt: Callable[[
                 assert found is not None
                 best, case, progress = found, smaller, True
                 break
+    if isinstance(best, (Broken, Crash)) and best is not failure:
+        best = dataclasses.replace(best, shrunk_from=getattr(failure, "case", None))
     if isinstance(best, Mismatch) and best is not failure:
         assert isinstance(failure, Mismatch)
         best = dataclasses.replace(best, shrunk_from=failure.case, window=failure.window, first_metrics=failure.metrics)

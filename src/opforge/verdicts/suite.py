@@ -12,10 +12,9 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, Operator
-from opforge.core.shapes import AxisValue, axis_names, full_shape, tokens
+from opforge.core.shapes import AxisValue, full_shape, tokens
 
 ZERO_SIZE = 0.10
 NOT_CONTIGUOUS = 0.08
@@ -197,14 +196,3 @@ def leading_axis(operator: Operator) -> str | None:
         if spec in operator.outputs and lead not in row:
             return None
     return lead[1:]
-
-
-def case_bytes(operator: Operator, case: Case, dtype: str) -> int:
-    """Bytes of all tensors of a case."""
-    return sum(math.prod(full_shape(spec.shape, case.axes)) * DTYPES[spec.dtype_for(dtype)].itemsize for spec in (*operator.inputs, *operator.outputs))
-
-
-def named_axes(operator: Operator) -> tuple[str, ...]:
-    """Axes that are one integer each."""
-    variadic = {token[1:] for spec in operator.inputs for token in tokens(spec.shape) if token.startswith("*")}
-    return tuple(name for spec in operator.inputs for name in axis_names(spec.shape) if name not in variadic)

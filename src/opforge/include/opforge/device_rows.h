@@ -17,10 +17,10 @@
 
 namespace opforge {
 
-constexpr int kWarpsPerBlock = 4;            // rows of a block when a warp takes one
-constexpr int kWarpRowColumns = 1024;        // 32 registers of 32 lanes
-constexpr int kBlockRowColumns = 8192;       // 8 registers of 1024 threads
-constexpr int kReservedShared = 1024;        // for block_reduce, and what the driver takes
+constexpr int kWarpsPerBlock = 4;       // rows of a block when a warp takes one
+constexpr int kWarpRowColumns = 1024;   // 32 registers of 32 lanes
+constexpr int kBlockRowColumns = 8192;  // 8 registers of 1024 threads
+constexpr int kReservedShared = 1024;   // for block_reduce, and what the driver takes
 
 /// Loads N elements that no thread of this kernel writes.
 template <typename T, int N>
@@ -134,7 +134,9 @@ class MemoryRow {
   __device__ __forceinline__ MemoryRow(const T* row, int64_t cols, float per_column, T* buffer)
       : source_(kShared ? buffer : row), cols_(cols), per_column_(per_column) {
     if constexpr (kShared) {
-      for (int64_t c = first(); c < cols; c += step()) load_constant<T, N>(row + c).store(buffer + c);
+      for (int64_t c = first(); c < cols; c += step()) {
+        load_constant<T, N>(row + c).store(buffer + c);
+      }
     }
   }
 
@@ -159,15 +161,16 @@ class MemoryRow {
   __device__ __forceinline__ bool leads() const { return BlockGroup::rank() == 0; }
 
  private:
-  __device__ __forceinline__ static int64_t first() { return static_cast<int64_t>(threadIdx.x) * N; }
-  __device__ __forceinline__ static int64_t step() { return static_cast<int64_t>(blockDim.x) * N; }
+  __device__ __forceinline__ static int64_t first() { return int64_t(threadIdx.x) * N; }
+  __device__ __forceinline__ static int64_t step() { return int64_t(blockDim.x) * N; }
   const T* source_;
   int64_t cols_;
   float per_column_;
 };
 
 template <typename T, int N, int kVecs, class Group, class Op>
-__global__ void __launch_bounds__(Group::kMaxThreads) register_rows(Op op, Rows<const T> x, float per_column) {
+__global__ void __launch_bounds__(Group::kMaxThreads)
+    register_rows(Op op, Rows<const T> x, float per_column) {
   const int64_t r = Group::row();
   if (r >= x.rows) return;  // a whole warp of the last block
   RegisterRow<T, N, kVecs, Group> row(x.data + r * x.stride, x.cols, per_column);
@@ -230,7 +233,8 @@ inline void launch_rows_by(const Op& op, const Rows<const T>& x, cudaStream_t st
 template <typename T, class Op>
 inline void launch_rows(const Op& op, const Rows<const T>& x, bool vectors, cudaStream_t stream) {
   if (x.rows == 0 || x.cols == 0) return;
-  OPFORGE_CHECK(x.rows <= INT32_MAX, ValueError, "a grid holds 2^31 - 1 rows at most (got ", x.rows, ")");
+  OPFORGE_CHECK(x.rows <= INT32_MAX, ValueError, "a grid holds 2^31 - 1 rows at most (got ",
+                x.rows, ")");
   if (vectors && rows_vectorize(x)) {
     launch_rows_by<kVecSize<T>>(op, x, stream);
   } else {

@@ -1,4 +1,4 @@
-// opforge/host_rows.h - CPU kernels that work row by row: sums over a row, and rows spread over threads.
+// opforge/host_rows.h - CPU kernels that work row by row: sums, and rows spread over threads.
 //
 // Vectors are the compiler's own (GCC and Clang), 16 floats each; on a machine with narrower
 // registers the compiler splits them.

@@ -22,7 +22,7 @@ struct Rows {
                   ValueError, #tensor " must have contiguous rows");                      \
   } while (0)
 
-/// Checks that a tensor argument is a contiguous vector with one element for each column of another.
+/// Checks that a tensor argument is a contiguous vector, one element for each column of another.
 #define OPFORGE_CHECK_COLUMNS(vector, tensor)                                             \
   do {                                                                                    \
     OPFORGE_CHECK_NDIM(vector, 1);                                                        \
@@ -33,7 +33,7 @@ struct Rows {
     OPFORGE_CHECK_SAME_DTYPE(vector, tensor);                                             \
   } while (0)
 
-/// Checks that a tensor argument is a contiguous vector with one element for each row of another.
+/// Checks that a tensor argument is a contiguous vector, one element for each row of another.
 #define OPFORGE_CHECK_PER_ROW(vector, tensor)                                             \
   do {                                                                                    \
     OPFORGE_CHECK_NDIM(vector, 1);                                                        \

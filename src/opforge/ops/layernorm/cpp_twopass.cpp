@@ -1,4 +1,4 @@
-// Mean first, then the variance of the deviations from it, with a row at a time in the first-level cache.
+// Mean first, then the variance of the deviations from it, with a row at a time in cache.
 //
 // moves     2 * rows * cols * itemsize bytes while a row of floats fits the cache
 // limits    rows are spread over the threads: a single row runs on one

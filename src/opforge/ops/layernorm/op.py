@@ -68,7 +68,13 @@ operator = Operator(
         Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, distribution="tiny", scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
         Case(name="constant_rows", axes={"lead": (4,), "cols": 96}, distribution="constant_rows", why="no variance: eps alone keeps the division finite"),
         # float16 alone: its largest value has a square that float32 holds; the square of float32's largest overflows
-        Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", dtype="float16", why="NaN and infinities stay in their own rows and columns"),
+        Case(
+            name="special",
+            axes={"lead": (9,), "cols": 67},
+            distribution="special",
+            dtype="float16",
+            why="NaN and infinities stay in their own rows and columns",
+        ),
         Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
         Case(name="vector", axes={"lead": (), "cols": 100}, why="a vector: no leading axis"),
         Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),

@@ -87,15 +87,26 @@ operator = Operator(
         Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
     ),
     workloads=(
-        Workload(name="bert_base", axes={"lead": (4, 512), "cols": 768}, source="BERT-base: statistics of a layer norm, hidden size 768, 4 sequences of 512", scale="laptop"),
+        Workload(
+            name="bert_base",
+            axes={"lead": (4, 512), "cols": 768},
+            source="BERT-base: statistics of a layer norm, hidden size 768, 4 sequences of 512",
+            scale="laptop",
+        ),
         Workload(
             name="sd15_unet_2",
             axes={"lead": (2, 32), "cols": 40960},
             source="Stable Diffusion 1.5 UNet: group norm of 320 channels at 64x64, 32 groups of 10 channels, batch 2",
             scale="laptop",
         ),
-        Workload(name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: statistics of a layer norm, hidden size 1024, 64 sequences of 512"),
-        Workload(name="sd15_unet_16", axes={"lead": (16, 32), "cols": 40960}, source="Stable Diffusion 1.5 UNet: group norm of 320 channels at 64x64, 32 groups of 10 channels, batch 16"),
+        Workload(
+            name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: statistics of a layer norm, hidden size 1024, 64 sequences of 512"
+        ),
+        Workload(
+            name="sd15_unet_16",
+            axes={"lead": (16, 32), "cols": 40960},
+            source="Stable Diffusion 1.5 UNet: group norm of 320 channels at 64x64, 32 groups of 10 channels, batch 16",
+        ),
         Workload(name="gpt3_175b", axes={"lead": (2, 2048), "cols": 12288}, source="GPT-3 175B: statistics of a layer norm, d_model 12288, 2 contexts of 2048"),
     ),
     implementations=("cuda_onchip", "triton_onchip", "tilelang_twopass", "cpp_twopass", "torch_eager"),

@@ -47,7 +47,8 @@ void rmsnorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorV
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto out = opforge::as_rows<T>(y);
     const RmsNorm<T> op{out.data, out.stride, opforge::data<T>(weight), static_cast<float>(eps)};
-    const bool vectors = opforge::rows_vectorize(out) && opforge::can_vectorize(op.weight, out.cols);
+    const bool vectors = opforge::rows_vectorize(out) &&
+                         opforge::can_vectorize(op.weight, out.cols);
     opforge::launch_rows<T>(op, opforge::as_rows<const T>(x), vectors, opforge::current_stream(x));
   });
 }

@@ -56,7 +56,13 @@ operator = Operator(
         Case(name="sparse", axes={"lead": (4,), "cols": 96}, distribution="sparse", why="zeros stay zero and still count in the mean"),
         Case(name="constant_rows", axes={"lead": (4,), "cols": 96}, distribution="constant_rows", why="every result is the weight with the sign of x"),
         # float16 alone: its largest value has a square that float32 holds; the square of float32's largest overflows
-        Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", dtype="float16", why="NaN and infinities stay in their own rows and columns"),
+        Case(
+            name="special",
+            axes={"lead": (9,), "cols": 67},
+            distribution="special",
+            dtype="float16",
+            why="NaN and infinities stay in their own rows and columns",
+        ),
         Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
         Case(name="vector", axes={"lead": (), "cols": 100}, why="a vector: no leading axis"),
         Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),

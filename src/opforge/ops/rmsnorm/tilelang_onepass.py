@@ -46,7 +46,9 @@ def program(*, dtype, target, eps, height, width, whole):
                 for i, j in each(height, width):
                     if both(block * height + i < rows, k * width + j < cols):
                         y[block * height + i, k * width + j] = from_float32(
-                            to_float32(x[block * height + i, k * width + j], dtype, target) * scale[i] * to_float32(weight[k * width + j], dtype, target), dtype, target
+                            to_float32(x[block * height + i, k * width + j], dtype, target) * scale[i] * to_float32(weight[k * width + j], dtype, target),
+                            dtype,
+                            target,
                         )
 
     @T.prim_func

@@ -43,7 +43,9 @@ def program(*, dtype, target, height, width, whole):
             for k in T.serial(T.ceildiv(cols, width)):
                 for i, j in each(height, width):
                     part[i, j] = T.if_then_else(
-                        both(block * height + i < rows, k * width + j < cols), to_float32(x[block * height + i, k * width + j], dtype, target), T.float32(LOWEST)
+                        both(block * height + i < rows, k * width + j < cols),
+                        to_float32(x[block * height + i, k * width + j], dtype, target),
+                        T.float32(LOWEST),
                     )
                 T.reduce_max(part, part_top, dim=1, clear=True)
                 for i in each(height):

@@ -1,0 +1,171 @@
+"""What is in force around a worker, and what is asked of a time before it is believed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from opforge.core.operator import Case
+from opforge.core.record import from_json, to_json
+from opforge.core.verdict import Broken, Pass, Policy
+from opforge.registry import load
+from opforge.runner import Isolated, sandbox
+from opforge.runner.guards import ALL, Limits
+from opforge.runner.witness import replaced, snapshot, traced
+from opforge.verdicts import Bench, verify
+from opforge.verdicts.policy import library_calls
+from opforge.verdicts.suite import EXACT
+from opforge.workbench import audit
+
+confined = pytest.mark.skipif(not sandbox.landlock_version() or sandbox.wanted() != "full", reason="this kernel has no Landlock, or it was not asked for")
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """Verdicts on kernels for y = 2 x, given as source."""
+
+    def judge(source, backend="torch", **options):
+        folder = tmp_path / "doubled"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{backend}_guest.py").write_text(textwrap.dedent(source), encoding="utf-8")
+        (folder / "op.py").write_text(
+            "from opforge.core.operator import Case, Operator, TensorSpec\n"
+            'operator = Operator(name="doubled", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),), outputs=(TensorSpec(name="y", shape="n"),),\n'
+            '    reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={"n": 64}, why="small"),),\n'
+            f'    implementations=("{backend}_guest",))\n',
+            encoding="utf-8",
+        )
+        registry = load([tmp_path])
+        with Isolated(**options) as host:
+            bench = Bench(registry=registry, operator=registry.operator("doubled"), host=host, device="cpu", run_limit_s=20)
+            try:
+                return verify(bench, registry.implementation("doubled", f"{backend}_guest"), "float32", effort=EXACT)
+            finally:
+                bench.close()
+
+    return judge
+
+
+def test_the_level_names_what_is_there_and_nothing_else():
+    """A record that claims more isolation than there was is worse than none."""
+    assert "namespace" not in str(sandbox.Level()) and "not confined" in str(sandbox.Level())
+    full = str(sandbox.Level(pid_namespace=True, network_namespace=True, landlock=7))
+    assert "process namespace" in full and "no network" in full and "Landlock 7" in full
+    assert "no TCP" in str(sandbox.Level(landlock=4)) and "no TCP" not in str(sandbox.Level(landlock=3))
+
+
+@confined
+def test_confinement_holds_for_this_process_and_its_children(tmp_path):
+    """Landlock is inherited: a kernel cannot leave it by starting a program."""
+    code = """
+        import subprocess, sys
+        from pathlib import Path
+        from opforge.runner import sandbox
+        inside, outside = Path(sys.argv[1]), Path(sys.argv[2])
+        assert sandbox.confine_writes([inside])
+        (inside / "a").write_text("a")
+        try:
+            (outside / "b").write_text("b")
+        except PermissionError:
+            print("refused")
+        print(subprocess.run(["touch", str(outside / "c")], capture_output=True).returncode != 0)
+        open("/dev/null", "w").write("x")
+    """
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(inside), str(outside)], capture_output=True, text=True, check=True).stdout
+    assert said.split() == ["refused", "True"] and not list(outside.iterdir())
+
+
+def test_secrets_of_the_environment_do_not_reach_a_worker():
+    """Seeds, tokens and the marks of a test run are not a kernel's business."""
+    given = {"PATH": "/bin", "API_TOKEN": "secret", "PYTEST_CURRENT_TEST": "t", "OMP_NUM_THREADS": "1", "HOME": "/root"}
+    assert sandbox.environment_for_workers(given.items()) == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+
+
+def test_a_worker_runs_in_a_folder_of_its_own(judged):
+    """Files of the directory in which opforge was started are not written, and HOME holds nothing."""
+    verdict = judged(f"""
+        import os
+        assert os.getcwd() == os.environ["HOME"] != {str(Path.cwd())!r} and not os.listdir()
+
+        def run(x):
+            open("scratch", "w").close()
+            return 2 * x
+    """)
+    assert isinstance(verdict, Pass), verdict
+
+
+def test_memory_beyond_the_limit_is_a_verdict(judged):
+    """On a shared machine the kernel's own out-of-memory killer would choose somebody else."""
+    verdict = judged("def run(x):\n    kept = [bytearray(64 << 20) for _ in range(40)]\n    return 2 * x\n", limits=Limits(memory_bytes=256 << 20))
+    assert isinstance(verdict, Broken) and "MemoryError" in verdict.reason
+
+
+def test_a_library_behind_another_backend_is_a_matter_of_policy(judged):
+    """It is right, so it is no failure; it is not what it says, so it is never timed."""
+    pytest.importorskip("triton")
+    verdict = judged("import torch\n\ndef launch(x, y):\n    torch.mul(x, 2, out=y)\n", backend="triton")
+    assert isinstance(verdict, Policy) and verdict.evidence == ("aten.mul.out (1 time)",)
+    assert from_json(to_json(verdict)) == verdict
+
+
+def test_moving_data_is_no_computation():
+    """A launcher may allocate, view, copy and convert."""
+    counts = traced(lambda: torch.empty(4, 4).zero_().t().contiguous().to(torch.float16).view(2, 8).copy_(torch.ones(2, 8)))
+    assert counts and library_calls(counts) == ()
+    assert library_calls(traced(lambda: torch.ones(2, 2) @ torch.ones(2, 2))) == ("aten.mm.default (1 time)",)
+
+
+def test_a_replaced_clock_is_noticed(monkeypatch):
+    """Whoever replaces time.perf_counter has a reason."""
+    import time
+
+    before = snapshot()
+    assert replaced(before) == []
+    monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
+    assert replaced(before) == ["time.perf_counter"]
+
+
+def test_guards_travel_by_name():
+    """The red team takes one guard away in another process."""
+    lowered = ALL.without("freeze", "trace")
+    assert lowered.lowered() == ["trace", "freeze"] and type(ALL).from_lowered(lowered.lowered()) == lowered
+
+
+@pytest.mark.parametrize(("factor", "believed"), [(1.0, True), (0.1, False)])
+def test_a_claim_below_the_parents_clock_is_not_believed(factor, believed):
+    """A worker that divides its samples by ten is found by whoever waited for them."""
+    import time
+
+    def ask(message):
+        began = time.perf_counter()
+        time.sleep(1e-3 * message["batch"])
+        return {"status": "ok", "samples": [factor * (time.perf_counter() - began) / message["batch"]], "batch": message["batch"]}
+
+    contestant = SimpleNamespace(ask=ask, launch=1, timer="host")
+    assert (audit.understated(contestant, SimpleNamespace(median_s=1e-3 * factor)) is None) == believed
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
+    """A cache by a hash of all inputs is always right: only time gives it away."""
+    x = torch.randn(8)
+    seen = []
+
+    def ask(message):
+        content = x.tolist()
+        known = content in seen
+        seen.append(content)
+        return {"status": "ok", "samples": [1e-4 if keeps and known else 1e-3]}
+
+    prepared = SimpleNamespace(arena=SimpleNamespace(tensors=lambda role: {"x": x}), case=Case(name="c", axes={}, why=""))
+    words = audit.remembered(SimpleNamespace(ask=ask, launch=1, timer="host"), prepared)
+    assert (words is not None) == keeps
