@@ -1,6 +1,7 @@
 """Bad inputs: definitions, configs, imports, expressions, flags. Each attempt must end with a refusal in words or with success."""
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -64,37 +65,26 @@ def sides(chance: random.Random) -> Callable[[], object]:
     return lambda: parse_side(words)
 
 
+FORMS = (
+    *("({a}) + ({b})", "({a}) * ({b})", "({a}) // ({b})", "({a}) % ({b})", "({a}) ** ({b})", "({a}) / ({b})", "({a}) < ({b})", "({a}) << ({b})"),
+    *("({a}) in ({b})", "({a})[({b})]", "-({a})", "({a}) if ({b}) else ({c})", "not ({a}) and ({b})"),
+    *("prod({a})", "next_pow2({a})", "cdiv({a}, {b})", "sqrt({a})", "log2({a})", "len({a})", "max({a}, {b})"),
+)
+
+
+def expression(chance: random.Random, depth: int) -> str:
+    """An expression of the language, most of the time; its values are another question."""
+    if depth == 0 or chance.random() < 0.2:
+        return chance.choice(["rows", "cols", "lead", "none", "0", "-1", "2", "1e308", "9" * 30, "'x'", "()", "(1, 2)", "True", "x.y", "lambda: 1", "__import__('os')", "\x00"])
+    a, b, c = (expression(chance, depth - 1) for _ in range(3))
+    return chance.choice(FORMS).format(a=a, b=b, c=c)
+
+
 def expressions(chance: random.Random) -> Callable[[], object]:
     from opforge.core.expr import evaluate
 
-    parts = [
-        "rows",
-        "cols",
-        "+",
-        "-",
-        "*",
-        "//",
-        "%",
-        "**",
-        "(",
-        ")",
-        "1",
-        "2",
-        "9" * 30,
-        "and",
-        "not",
-        "<",
-        "==",
-        ".",
-        "[0]",
-        "lambda: 1",
-        "__import__('os')",
-        "'x'",
-        "if",
-        "else",
-    ]
-    words = " ".join(chance.choice(parts) for _ in range(chance.randint(1, 9)))
-    return lambda: evaluate(words, {"rows": 3, "cols": 0})
+    words = expression(chance, chance.randint(0, 5)) + chance.choice(["", "", "", ")", " +", text(chance, 3)])
+    return lambda: evaluate(words, {"rows": 3, "cols": 0, "lead": (4, 5)})
 
 
 def lines(chance: random.Random) -> Callable[[], object]:
@@ -108,7 +98,7 @@ def lines(chance: random.Random) -> Callable[[], object]:
         while isinstance(inner, dict) and inner:
             key = chance.choice(list(inner))
             if chance.random() < 0.5 or not isinstance(inner[key], dict):
-                inner[key] = chance.choice(JUNK)
+                inner[key] = copy.deepcopy(chance.choice(JUNK))
                 break
             inner = inner[key]
     line = json.dumps(data)

@@ -267,3 +267,23 @@ def test_compare_prints_the_word_and_exits_0(home, capsys):
         app(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", "--in-process", "--budget", "0.5"], standalone_mode=True)
     assert ended.value.code == 0
     assert "some float32: SLOWER: twice:torch_slow takes" in capsys.readouterr().out
+
+
+def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys):
+    """More rows take more time; each size is verified, recorded and in the picture."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.setenv("OPFORGE_STORE", str(tmp_path / "records.sqlite"))
+    picture = tmp_path / "sweep.svg"
+    words = ["--home", str(home), "sweep", "twice", "--axis", "rows=16:16384:log4", "-i", "torch_eager", "--in-process", "--budget", "0.1", "--plot", str(picture), "--json"]
+    with pytest.raises(SystemExit) as ended:
+        app(words)
+    assert ended.value.code == 0
+    import json
+
+    curve = json.loads(capsys.readouterr().out)["curves"]["torch_eager"]
+    assert [point["value"] for point in curve] == [16, 161, 1625, 16384]
+    assert curve[-1]["seconds"] > curve[0]["seconds"]
+    assert picture.read_text().count("<circle") >= 4
+    with pytest.raises(UsageError, match="no axis 'depth'"):
+        app(["--home", str(home), "sweep", "twice", "--axis", "depth=1:4", "--in-process"], standalone_mode=False)

@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.runner import sandbox
 from tests.redteam import bugs, cheats, honest, hostile
+
+from opforge.runner import sandbox
 
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0

@@ -64,8 +64,8 @@ _OPERATIONS: dict[type, Callable[..., Any]] = {
 def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
-    except SyntaxError as error:
-        raise UsageError(f"Expression {text!r} does not parse: {error.msg}. Write it as Python, over axis names.") from error
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise UsageError(f"Expression {text!r:.200} does not parse: {getattr(error, 'msg', error)}. Write it as Python, over axis names.") from error
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
@@ -74,7 +74,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
     >>> evaluate("2*prod(lead)*cols", {"lead": (4, 8), "cols": 10})
     640
 
-    Raises UsageError for an unknown name or a construct outside the language.
+    Raises UsageError for an unknown name, a construct outside the language, or no value (a division by zero).
     """
 
     def walk(node: ast.expr) -> Any:
@@ -119,4 +119,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
                 pass
         raise UsageError(f"Expression {text!r} uses something outside the expression language ({ast.dump(node)[:60]}).")
 
-    return walk(_parse(text))
+    try:
+        return walk(_parse(text))
+    except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, MemoryError, RecursionError) as error:
+        raise UsageError(f"Expression {text!r:.200} has no value here: {type(error).__name__}: {error}. Known: {', '.join(sorted(names))}.") from error

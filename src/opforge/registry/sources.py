@@ -39,8 +39,11 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
         elif not isinstance(value, expected):
             raise UsageError(f"{source}: {key} must be a {expected.__name__}, not {type(value).__name__}.")
     layouts = said.get("LAYOUTS", ("contiguous",))
-    if not set(layouts) <= set(LAYOUTS):
+    if not all(layout in LAYOUTS for layout in layouts):
         raise UsageError(f"{source}: LAYOUTS {layouts} has a layout outside {LAYOUTS}.")
+    for key, values in said.get("SPACE", {}).items():
+        if not isinstance(key, str) or not isinstance(values, list | tuple):
+            raise UsageError(f"{source}: SPACE {key!r} must be a name with a tuple of values, not {values!r:.80}.")
     space = {key: tuple(values) for key, values in said.get("SPACE", {}).items()}
     default = Config(tuple(said.get("DEFAULT", {}).items()))
     for key, value in default.values:

@@ -34,8 +34,8 @@ def event_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[f
     return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
 
 
-def graph_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:
-    """A CUDA graph of `batch` calls, replayed between events, seconds per call: launch cost of the host is not in it.
+def captured(run: Run, batch: int) -> Run:
+    """The replay of a CUDA graph of `batch` calls, replayed once already.
 
     Raises ClockUnfit when the calls cannot be captured (they allocate through the driver, or wait for the device).
     """
@@ -44,7 +44,8 @@ def graph_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[f
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        run()
+        for _ in range(batch):
+            run()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
@@ -55,7 +56,12 @@ def graph_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[f
         raise ClockUnfit(f"no CUDA graph could be captured: {str(error).splitlines()[0][:160]}") from error
     graph.replay()
     torch.cuda.synchronize()
-    return [sample / batch for sample in event_samples(graph.replay, 1, count, flush)]
+    return graph.replay  # type: ignore[no-any-return]
+
+
+def graph_samples(replay: Run, batch: int, count: int, flush: Run | None) -> list[float]:
+    """A `captured` graph of `batch` calls between events, seconds per call: launch cost of the host is not in it."""
+    return [sample / batch for sample in event_samples(replay, 1, count, flush)]
 
 
 def cupti_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:

@@ -282,6 +282,8 @@ class _Server:
             pass_fds=[theirs.fileno()],
             env={**scrubbed, **home, **environment},
             stdin=subprocess.DEVNULL,
+            # Ctrl-C and a signal to the whole group are the parent's business: the server ends, and cleans up, when the socket closes
+            start_new_session=True,
         )
         theirs.close()
         try:

@@ -23,6 +23,21 @@ class Rotation:
         self.whole = whole
         self.rebind = rebind
         self.copies: list[Any] = []
+        self.replays: dict[tuple[int, int], Run] = {}
+        self.flush: Run | None = None
+
+    def replay(self, run: Run, batch: int) -> Run:
+        """The graph of `batch` calls of `run`, captured once: a side of a comparison is asked for one sample at a time."""
+        key = (batch, len(self.runs))
+        if key not in self.replays:
+            self.replays[key] = device_clocks.captured(run, batch)
+        return self.replays[key]
+
+    def flusher(self) -> Run:
+        """The flush of this device's cache, its buffer allocated once."""
+        if self.flush is None:
+            self.flush = device_clocks.cache_flusher(self.whole.device)
+        return self.flush
 
     def grown(self) -> list[Run]:
         """The runs of a full rotation; only the one where no rotation can overflow the cache within a quarter of the free memory."""
@@ -54,16 +69,20 @@ def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"status": "ok", "samples": clocks.host_samples(run, batch, count), "batch": batch}
     flush: Run | None = None
     if message["cache"] == "cold":
-        runs = rotation.grown() if timer == "cuda_graph" else rotation.runs
+        runs = rotation.grown() if timer == "cuda_graph" else rotation.runs[:1]
         run, batch = clocks.spread_out(runs, batch)
-        flush = device_clocks.cache_flusher(whole.device)
+        flush = rotation.flusher()
         if len(runs) == 1 and whole.numel() < device_clocks.FLUSH_FACTOR * _cache_bytes(whole):
             batch = 1  # a second call would find what the first one left in the cache
-    take = {"cuda_graph": device_clocks.graph_samples, "cuda_event": device_clocks.event_samples, "cupti": device_clocks.cupti_samples}[timer]
     try:
-        return {"status": "ok", "samples": take(run, batch, count, flush), "batch": batch}
+        if timer == "cuda_graph":
+            samples = device_clocks.graph_samples(rotation.replay(run, batch), batch, count, flush)
+        else:
+            take = {"cuda_event": device_clocks.event_samples, "cupti": device_clocks.cupti_samples}[timer]
+            samples = take(run, batch, count, flush)
     except ClockUnfit as error:
         return {"status": "unfit", "reason": str(error)}
+    return {"status": "ok", "samples": samples, "batch": batch}
 
 
 def launch_cost(run: Run, batch: int, count: int) -> list[float]:

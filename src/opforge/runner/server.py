@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from opforge.runner import processes, sandbox
@@ -29,6 +30,7 @@ from opforge.runner.executor import Executor
 from opforge.runner.guards import Guards, Limits
 
 SCRATCH = "OPFORGE_SCRATCH"
+END_S = 1.0
 
 
 def die_with_parent() -> None:
@@ -147,6 +149,12 @@ class Server:
         signal.set_wakeup_fd(-1)
         for pid in self.workers:
             processes.kill_group(pid)
+        deadline = time.monotonic() + END_S
+        with contextlib.suppress(ChildProcessError):
+            # a compiler that is still writing would fill the folder again
+            while time.monotonic() < deadline:
+                if not os.waitpid(-1, os.WNOHANG)[0]:
+                    time.sleep(0.01)
         if os.getpid() != 1:
             for _ in range(100):
                 left = processes.tree(processes.children(os.getpid()))

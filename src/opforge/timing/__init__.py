@@ -1,7 +1,5 @@
 """Timing: how long verified implementations take, every sample kept, sides to be compared taking turns."""
 
-# the nouns
-# the verbs
 from opforge.timing.compare import (
     Rule as Rule,
     compare as compare,
