@@ -16,14 +16,17 @@ def reference(x):
 def magnitude(inputs, outputs, scalars):
     # With e = FACTOR * EPSILON * sqrt(length):
     #   mean  is off by e * mean|x|
-    #   var   sums squares, relative error e; the mean's error adds its own square, because deviations add up to zero. That square
-    #         is second order, and all there is when a row is constant: (e * mean|x|)^2, written here as e times something
-    # A variance taken as E[x^2] - E[x]^2 is off by e * mean(x^2), far more when the mean outweighs the deviation.
+    #   var   sums squares, relative error e. Two passes add the square of the mean's error (its first order falls out, because
+    #         deviations add up to zero): second order, and all there is when a row is constant. An updated mean (Welford, Chan)
+    #         is rounded by e * mean|x| at every step, each step multiplied by a deviation of its own: 2 e mean|x| sqrt(var / n).
+    # Both may pass. A variance taken as E[x^2] - E[x]^2 is off by e * mean(x^2), far more when the mean outweighs the deviation
+    # (Chan, Golub and LeVeque 1983, whose worst cases are n e mean|x| sqrt(var) for updates, n e mean(x^2) for one pass).
     x, var = inputs["x"], outputs["var"]
     cols = x.shape[-1]
     size = x.abs().mean(dim=-1)
     length = cols / 32 + max(cols - 1, 1).bit_length()
-    return {"mean": size, "var": var + FACTOR * EPSILON * length**0.5 * size * size}
+    squared = FACTOR * EPSILON * length**0.5 * size * size
+    return {"mean": size, "var": var + 2 * size * (var / cols).sqrt() + squared}
 
 
 def between_extremes(inputs, outputs, scalars):
