@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items):
                     item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch sees none here"))
 
 
-DEFINITION = '''
+DEFINITION = """
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
 
 
@@ -61,7 +61,7 @@ operator = Operator(
     workloads=(Workload(name="tiny", axes={"rows": 64, "cols": 256}, source="made for tests", scale="laptop"),),
     implementations=(%s),
 )
-'''
+"""
 
 
 @pytest.fixture

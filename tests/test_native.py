@@ -121,9 +121,7 @@ def test_cuda_sources_compile_offline(tmp_path, name, target):
     operator = registry.operator(name)
     for implementation in registry.implementations(name):
         if implementation.backend == "cuda":
-            call = Call(
-                operator=operator, axes=operator.workloads[0].axes, dtype="float16", scalars=operator.scalar_values({}), config=implementation.default, device="cuda"
-            )
+            call = Call(operator=operator, axes=operator.workloads[0].axes, dtype="float16", scalars=operator.scalar_values({}), config=implementation.default, device="cuda")
             (artefact,) = Cuda().compile_offline(implementation, call, target, tmp_path)
             assert artefact.path.stat().st_size > 1000
             assert "0 bytes spill stores" in artefact.log

@@ -108,8 +108,10 @@ class TileLang:
         root = Path(tilelang.__file__).parent
         path = folder / f"{implementation.name}.cubin"
         said, took = native.compile_with(
-            ["nvcc", "-std=c++20", "-w", "-cubin", f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}", f"-I{root / 'src'}"]
-            + [f"-I{root / '3rdparty' / 'cutlass' / 'include'}", "-Xptxas", "-v", str(source), "-o", str(path)]
+            [
+                *("nvcc", "-std=c++20", "-w", "-cubin", f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}"),
+                *(f"-I{root / 'src'}", f"-I{root / '3rdparty' / 'cutlass' / 'include'}", "-Xptxas", "-v", str(source), "-o", str(path)),
+            ]
         )
         return (Artefact(kernel=implementation.name, kind="cubin", path=path, log=said, seconds=took),)
 

@@ -21,8 +21,7 @@ from unittest import mock
 
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
-from triton.compiler import ASTSource, CompiledKernel, make_backend
-from triton.compiler import compile as triton_compile
+from triton.compiler import ASTSource, CompiledKernel, compile as triton_compile, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.driver import driver

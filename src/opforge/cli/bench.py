@@ -53,8 +53,7 @@ def bench(
     from opforge.cli.tables import print_table
     from opforge.machine import detect, measure_ceilings
     from opforge.timing import Plan
-    from opforge.workbench import Options
-    from opforge.workbench import bench as run_bench
+    from opforge.workbench import Options, bench as run_bench
 
     registry = settings(context).registry()
     names = selected(registry, operators, everything)

@@ -17,7 +17,10 @@ def build(
     target: Annotated[list[str] | None, typer.Option(help="host, or a GPU target such as sm_90a; may be given several times. Default: host, and the GPU that is here.")] = None,
     json: Json = False,
 ) -> None:
-    """Compile native kernels ahead of time into each operator's built/ folder. At run time they are used when source, flags and architecture match; otherwise kernels are compiled on first use."""
+    """Compile native kernels ahead of time into each operator's built/ folder.
+
+    At run time they are used when source, flags and architecture match; otherwise kernels are compiled on first use.
+    """
     import shutil
 
     from opforge.backends import native

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from opforge.core import units
 from opforge.core.comparison import SLOWER, Comparison
-from opforge.core.verdict import FAILURES, Pass, Unsupported, Verdict
+from opforge.core.verdict import REFUSED, Pass, Unsupported, Verdict
 from opforge.gate.history import Key
 from opforge.timing import holm
 
@@ -109,7 +109,7 @@ def _conclude(keys: Sequence[Key], sights: Mapping[Key, Sight], allowed: Mapping
 
 def _finding(key: Key, sight: Sight, allowed: float, p: float, policy: Policy, looks: int) -> Finding:
     comparison = sight.comparison
-    if isinstance(sight.fresh, FAILURES):
+    if isinstance(sight.fresh, REFUSED):
         return Finding(
             key=key, state=REGRESSION, words=f"it passed in the baseline and does not now: {type(sight.fresh).__name__}. {sight.reason}".strip(), allowed=allowed, looks=looks
         )

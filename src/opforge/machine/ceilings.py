@@ -114,7 +114,7 @@ def _sample(device: str, probe: Probe, batch: int, clock: Callable[[], float]) -
     return milliseconds / 1e3 / batch
 
 
-def _silent(words: str, fraction: float) -> None:  # noqa: ARG001 - the shape of Progress
+def _silent(words: str, fraction: float) -> None:
     return None
 
 

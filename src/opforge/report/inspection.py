@@ -24,9 +24,8 @@ def _kernel(kernel: KernelUse) -> list[str]:
     if kernel.residency is not None:
         seat = kernel.residency
         bound = "at most " if seat.at_most else ""
-        lines.append(
-            f"    occupancy {bound}{units.percent(seat.fraction)}: {seat.blocks_per_unit} blocks, {seat.active_warps} of {seat.max_warps} warps; limited by {', '.join(seat.limited_by)}"
-        )
+        warps = f"{seat.active_warps} of {seat.max_warps} warps"
+        lines.append(f"    occupancy {bound}{units.percent(seat.fraction)}: {seat.blocks_per_unit} blocks, {warps}; limited by {', '.join(seat.limited_by)}")
     matrix = ", ".join(f"{count} {name}" for name, count in kernel.matrix_instructions.items()) or "none"
     lines.append(f"    matrix instructions {matrix}")
     if kernel.other_instructions:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from opforge.core.errors import UsageError
-from opforge.core.verdict import FAILURES, Pass
+from opforge.core.verdict import REFUSED, Pass
 from opforge.store.rows import instant
 from opforge.store.schema import tables
 
 COLUMNS = ("operator", "implementation", "workload", "dtype", "device", "fingerprint", "run")
 PASS = Pass.__name__
-FAILED = tuple(failure.__name__ for failure in FAILURES)
+FAILED = tuple(failure.__name__ for failure in REFUSED)
 
 
 def matching(columns: Sequence[Any], filters: dict[str, str | None], since: str | None, limit: int | None) -> Any:

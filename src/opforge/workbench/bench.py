@@ -47,7 +47,7 @@ class Options:
     workloads: tuple[str, ...] = ()
     timed: bool = True
     effort: Effort = BRIEF
-    plan: Plan = Plan()
+    plan: Plan = field(default_factory=Plan)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,7 @@ def program(*, dtype, target, eps, height, width, whole):
         width, whole = 32, False
 
     @T.prim_func
-    def layernorm_blocks(
-        x: T.Tensor((rows, cols), stored), weight: T.Tensor((cols,), stored), bias: T.Tensor((cols,), stored), y: T.Tensor((rows, cols), stored)
-    ):
+    def layernorm_blocks(x: T.Tensor((rows, cols), stored), weight: T.Tensor((cols,), stored), bias: T.Tensor((cols,), stored), y: T.Tensor((rows, cols), stored)):
         with T.Kernel(T.ceildiv(rows, height), threads=threads) as block:
             # one partial sum for each column of the tile: no reduction inside the loops, and loops that vectorise
             partial = alloc((height, width), "float32")
@@ -58,18 +56,14 @@ def program(*, dtype, target, eps, height, width, whole):
                 for i, j in each(height, width):
                     if both(block * height + i < rows, k * width + j < cols):
                         y[block * height + i, k * width + j] = from_float32(
-                            (to_float32(x[block * height + i, k * width + j], dtype, target) - mean[i])
-                            * scale[i]
-                            * to_float32(weight[k * width + j], dtype, target)
+                            (to_float32(x[block * height + i, k * width + j], dtype, target) - mean[i]) * scale[i] * to_float32(weight[k * width + j], dtype, target)
                             + to_float32(bias[k * width + j], dtype, target),
                             dtype,
                             target,
                         )
 
     @T.prim_func
-    def layernorm_rows(
-        x: T.Tensor((rows, cols), stored), weight: T.Tensor((cols,), stored), bias: T.Tensor((cols,), stored), y: T.Tensor((rows, cols), stored)
-    ):
+    def layernorm_rows(x: T.Tensor((rows, cols), stored), weight: T.Tensor((cols,), stored), bias: T.Tensor((cols,), stored), y: T.Tensor((rows, cols), stored)):
         with T.Kernel(T.ceildiv(rows, height), threads=threads) as block:
             row = alloc((height, width), "float32")
             square = alloc((height, width), "float32")

@@ -102,9 +102,7 @@ operator = Operator(
             source="Stable Diffusion 1.5 UNet: group norm of 320 channels at 64x64, 32 groups of 10 channels, batch 2",
             scale="laptop",
         ),
-        Workload(
-            name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: statistics of a layer norm, hidden size 1024, 64 sequences of 512"
-        ),
+        Workload(name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: statistics of a layer norm, hidden size 1024, 64 sequences of 512"),
         Workload(
             name="sd15_unet_16",
             axes={"lead": (16, 32), "cols": 40960},
