@@ -1,7 +1,7 @@
 # opforge. `make demo` and `make test` set everything up first; nothing else is needed than Python >= 3.11 and g++.
 SHELL := /bin/bash
 BIN := .venv/bin
-.PHONY: setup demo test trust check redteam gpu docs clean
+.PHONY: setup demo test test-all campaigns check redteam trust gpu docs clean
 
 setup:
 	@scripts/setup.sh
@@ -11,15 +11,22 @@ demo: setup  ## the main job on this machine, GPU or not, with a report at the e
 	@$(BIN)/opforge bench vector_add gelu softmax layernorm matmul --dtype float32 --budget 0.5 --report reports/demo
 	@echo "open reports/demo/report.html"
 
-test: setup  ## every test that this machine can run
+test: setup  ## the tests, without those that take long
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not campaign"
+
+test-all: setup  ## every test that this machine can run
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+campaigns: setup  ## the red team and the trust figures on smaller numbers, for CI
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m campaign
+	@$(BIN)/python scripts/trust.py --quick
 
 trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes
 	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick)
 
 check: setup  ## format, lint, types, quick tests
-	@$(BIN)/ruff format --check src tests
-	@$(BIN)/ruff check src tests
+	@$(BIN)/ruff format --check src tests scripts tools
+	@$(BIN)/ruff check src tests scripts tools
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -m "not slow" tests/test_arrows.py tests/test_core.py
 
