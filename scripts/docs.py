@@ -64,11 +64,11 @@ def verb_pages() -> dict[str, str]:
         return "\n".join(line.rstrip() for line in done.stdout.replace("python -m opforge", "opforge").strip().splitlines())
 
     front = help_of()
-    from opforge.cli.app import app
+    from opforge.cli.app import VERBS
 
     pages = {"README.md": f"# Verbs\n\nGenerated from `--help` by `make docs`.\n\n```\n{front}\n```\n"}
-    for command in app.registered_commands:
-        pages[f"{command.name}.md"] = f"# opforge {command.name}\n\n```\n{help_of(str(command.name))}\n```\n"
+    for verb in VERBS:
+        pages[f"{verb}.md"] = f"# opforge {verb}\n\n```\n{help_of(verb)}\n```\n"
     return pages
 
 

@@ -151,7 +151,9 @@ def baselines(chance: random.Random) -> Callable[[], object]:
 
 
 def flags(chance: random.Random) -> Callable[[], object]:
-    from opforge.cli.app import app
+    from opforge.cli.app import command_line
+
+    app = command_line()
 
     words = [chance.choice(WORDS) if chance.random() < 0.7 else text(chance, 6) for _ in range(chance.randint(0, 4))]
     verb = chance.choice(VERBS)

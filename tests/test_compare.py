@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-from opforge.cli.app import app
+from opforge.cli.app import command_line
 from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE
 from opforge.core.errors import UsageError
 from opforge.core.record import to_json
@@ -264,7 +264,7 @@ def test_compare_prints_the_word_and_exits_0(home, capsys):
     """A slower side is an answer, not a failure."""
     pytest.importorskip("torch")
     with pytest.raises(SystemExit) as ended:
-        app(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", "--in-process", "--budget", "0.5"], standalone_mode=True)
+        command_line()(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", "--in-process", "--budget", "0.5"], standalone_mode=True)
     assert ended.value.code == 0
     assert "some float32: SLOWER: twice:torch_slow takes" in capsys.readouterr().out
 
@@ -277,7 +277,7 @@ def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys)
     picture = tmp_path / "sweep.svg"
     words = ["--home", str(home), "sweep", "twice", "--axis", "rows=16:16384:log4", "-i", "torch_eager", "--in-process", "--budget", "0.1", "--plot", str(picture), "--json"]
     with pytest.raises(SystemExit) as ended:
-        app(words)
+        command_line()(words)
     assert ended.value.code == 0
     import json
 
@@ -286,4 +286,4 @@ def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys)
     assert curve[-1]["seconds"] > curve[0]["seconds"]
     assert picture.read_text().count("<circle") >= 4
     with pytest.raises(UsageError, match="no axis 'depth'"):
-        app(["--home", str(home), "sweep", "twice", "--axis", "depth=1:4", "--in-process"], standalone_mode=False)
+        command_line()(["--home", str(home), "sweep", "twice", "--axis", "depth=1:4", "--in-process"], standalone_mode=False)

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as xml
 
 import pytest
 
-from opforge.cli.app import app
+from opforge.cli.app import command_line
 from opforge.core.errors import UsageError
 from opforge.core.verdict import Broken, Unsupported
 from opforge.gate import (
@@ -213,7 +213,7 @@ def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch):
 
     def opforge(*words):
         with pytest.raises(SystemExit) as ended:
-            app(["--home", str(home), *words])
+            command_line()(["--home", str(home), *words])
         return ended.value.code
 
     git("init", "-q")

@@ -383,7 +383,9 @@ def test_the_command_writes_a_page_and_replays_a_failure(guest, tmp_path, monkey
     """What a person does: verify, look at the page, run the failing case again on the very same values."""
     from typer.testing import CliRunner
 
-    from opforge.cli.app import app
+    from opforge.cli.app import command_line
+
+    app = command_line()
     from opforge.store import Store
 
     monkeypatch.chdir(tmp_path)

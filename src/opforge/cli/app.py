@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from opforge import __version__
-from opforge.cli import baseline, bench, build, check, compare, doctor, history, inspect, listing, machine, new, records, report, show, sweep, verify
 from opforge.cli.shared import Settings
 from opforge.core.errors import OpforgeError
 
-app = typer.Typer(
-    name="opforge",
-    help="A workbench for GPU operators: define once, implement on several backends, verify, time, compare.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+VERBS = {
+    "doctor": "doctor:doctor",
+    "list": "listing:list_operators",
+    "show": "show:show",
+    "verify": "verify:verify",
+    "bench": "bench:bench",
+    "report": "report:report",
+    "build": "build:build",
+    "inspect": "inspect:inspect",
+    "new": "new:new",
+    "compare": "compare:compare",
+    "sweep": "sweep:sweep",
+    "history": "history:history",
+    "baseline": "baseline:baseline",
+    "check": "check:check",
+    "machine": "machine:machine",
+    "records": "records:records",
+}
+"""Each verb's module in this room, and its function."""
 
 
 def _version(asked: bool) -> None:
@@ -29,7 +41,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def everything(
     context: typer.Context,
     home: Annotated[list[Path] | None, typer.Option(help="A folder of operator folders, beside the package's own. May be given several times.")] = None,
@@ -40,28 +51,30 @@ def everything(
     context.obj = Settings(homes=tuple(home or ()), store=store)
 
 
-app.command("doctor")(doctor.doctor)
-app.command("list")(listing.list_operators)
-app.command("show")(show.show)
-app.command("verify")(verify.verify)
-app.command("bench")(bench.bench)
-app.command("report")(report.report)
-app.command("build")(build.build)
-app.command("inspect")(inspect.inspect)
-app.command("new")(new.new)
-app.command("compare")(compare.compare)
-app.command("sweep")(sweep.sweep)
-app.command("history")(history.history)
-app.command("baseline")(baseline.baseline)
-app.command("check")(check.check)
-app.command("machine")(machine.machine)
-app.command("records")(records.records)
+def command_line(words: Sequence[str] = ()) -> typer.Typer:
+    """The command line with the verbs that stand among `words`; with all of them when none does.
+
+    Reading the options of every verb takes longer than `opforge list` itself, so a call makes only the verb it names.
+    """
+    made = typer.Typer(
+        name="opforge",
+        help="A workbench for GPU operators: define once, implement on several backends, verify, time, compare.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    made.callback()(everything)
+    for verb in [verb for verb in VERBS if verb in words] or VERBS:
+        module, function = VERBS[verb].split(":")
+        made.command(verb)(getattr(importlib.import_module(f"opforge.cli.{module}"), function))
+    return made
 
 
 def main() -> None:
     """Entry point: an OpforgeError becomes one line and its exit code (1 a verdict failed, 2 usage, 3 the environment lacks something)."""
     try:
-        app()
+        command_line(sys.argv[1:])()
     except OpforgeError as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -15,7 +15,7 @@ def list_operators(context: typer.Context, json: Json = False) -> None:
     for name in registry.names():
         try:
             operator = registry.operator(name)
-            implementations = [item.name for item in registry.implementations(name)]
+            implementations = list(registry.implementation_names(name))
         except OpforgeError as error:
             rows.append({"operator": name, "about": "", "implementations": [], "broken": str(error)})
         else:

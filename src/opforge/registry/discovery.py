@@ -21,7 +21,7 @@ from pathlib import Path
 from opforge.core.errors import OpforgeError, UsageError, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator
-from opforge.registry.sources import read_implementation
+from opforge.registry.sources import find_source, read_implementation
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
 
@@ -81,11 +81,19 @@ class Registry:
                 implementation = read_implementation(name, operator.folder, stem)
                 found.append(implementation)
                 if implementation.backend == "torch":
-                    idea = stem.removeprefix("torch_")
-                    twin = "torch_compile" if idea == "eager" else f"torch_compile_{idea}"
-                    found.append(dataclasses.replace(implementation, name=twin, backend="compile", idea=f"{stem} through torch.compile"))
+                    found.append(dataclasses.replace(implementation, name=_twin(stem), backend="compile", idea=f"{stem} through torch.compile"))
             self._implementations[name] = tuple(found)
         return self._implementations[name]
+
+    def implementation_names(self, name: str) -> tuple[str, ...]:
+        """The names of an operator's implementations. Their files are found and not read, so that a list of everything is quick."""
+        operator = self.operator(name)
+        assert operator.folder is not None
+        names: list[str] = []
+        for stem in operator.implementations:
+            backend, _ = find_source(name, operator.folder, stem)
+            names += [stem, _twin(stem)] if backend == "torch" else [stem]
+        return tuple(names)
 
     def implementation(self, operator: str, name: str) -> Implementation:
         """One implementation by name. Raises UsageError with the nearest name."""
@@ -112,6 +120,12 @@ def load(homes: Iterable[Path] = ()) -> Registry:
         path = target if isinstance(target, Path) else Path(target.__file__).parent
         found.append(Home(path.resolve(), f"entry point {entry.name}"))
     return Registry(tuple({home.path: home for home in found}.values()))
+
+
+def _twin(stem: str) -> str:
+    """The name of a torch file's torch.compile twin."""
+    idea = stem.removeprefix("torch_")
+    return "torch_compile" if idea == "eager" else f"torch_compile_{idea}"
 
 
 def _load_definition(name: str, folder: Path) -> Operator:

@@ -20,17 +20,23 @@ BACKENDS = {"torch": (".py",), "triton": (".py",), "tilelang": (".py",), "cuda":
 _KEYS = {"SUPPORTS": dict, "SPACE": dict, "LIMITS": dict, "DEFAULT": dict, "LAYOUTS": tuple, "DTYPES": tuple, "FLAGS": tuple, "DETERMINISTIC": bool}
 
 
-def read_implementation(operator: str, folder: Path, name: str) -> Implementation:
-    """The Implementation that the file `folder/name.*` describes.
-
-    Raises UsageError when there is no such file, its backend is unknown, or what it says is malformed.
-    """
+def find_source(operator: str, folder: Path, name: str) -> tuple[str, Path]:
+    """The backend and the file of the implementation `name`. Raises UsageError when the backend is unknown or there is no such file."""
     backend = name.split("_", 1)[0]
     if backend not in BACKENDS:
         raise UsageError(f"{operator} lists {name!r}; a name begins with its backend: {', '.join(BACKENDS)}. Rename it, e.g. triton_{name}.")
     source = next((path for suffix in BACKENDS[backend] if (path := folder / f"{name}{suffix}").is_file()), None)
     if source is None:
         raise UsageError(f"{operator} lists {name!r}, but {folder / name}{BACKENDS[backend][0]} does not exist. Write it or take the name out of op.py.")
+    return backend, source
+
+
+def read_implementation(operator: str, folder: Path, name: str) -> Implementation:
+    """The Implementation that the file `folder/name.*` describes.
+
+    Raises UsageError when there is no such file, its backend is unknown, or what it says is malformed.
+    """
+    backend, source = find_source(operator, folder, name)
     idea, said = _python(source) if source.suffix == ".py" else _native(source)
     for key, value in said.items():
         expected = _KEYS[key]
