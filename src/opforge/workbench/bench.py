@@ -20,7 +20,7 @@ from opforge.registry import Registry
 from opforge.roofline import bound, suspect
 from opforge.runner import Host, Worker, WorkerDied, WorkerLate
 from opforge.timing import Contestant, Plan, Probe, measure
-from opforge.verdicts import BRIEF, Bench, Effort, run_once, verify
+from opforge.verdicts import BRIEF, QUICK, Bench, Effort, run_once, verify
 from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.ahead import compiling_ahead
 from opforge.workbench.asking import Loop, asker, look_at_clocks
@@ -188,6 +188,12 @@ def verify_all(registry: Registry, names: Sequence[str], options: Options, host:
     return bench(registry, names, Options(**{**vars(options), "timed": False}), host, listener=listener)
 
 
+def _effort(implementation: Implementation, options: Options) -> Effort:
+    """What verification may cost. torch.compile spends seconds on each new class of shapes, and it is the baseline: before a
+    bench it gets a selection of the cases; the workload's own graph is verified on top, like everybody's."""
+    return QUICK if implementation.backend == "compile" and options.effort is BRIEF else options.effort
+
+
 def _bench_operator(job: _Job) -> Iterator[Record]:
     operator, options = job.operator, job.options
     ensure_adequate(operator)
@@ -199,7 +205,7 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
         passed: list[tuple[Implementation, Pass]] = []
         for implementation in implementations:
             job.step("verify", f"{implementation.name} {dtype}")
-            verdict = verify(job.cases, implementation, dtype, effort=options.effort)
+            verdict = verify(job.cases, implementation, dtype, effort=_effort(implementation, options))
             way = backend(implementation.backend).way(options.device)
             if isinstance(verdict, Pass) and isinstance(way, Native) and workloads:
                 passed.append((implementation, verdict))
