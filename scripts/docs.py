@@ -2,7 +2,8 @@
 
 docs/map.md        the rooms, their arrows, their sizes, drawn from the imports
 docs/verbs/*.md    one page per verb, from its --help
-README tables      between `<!-- table: FILE -->` and `<!-- end -->`, from the records in FILE
+tables             in README*.md, docs/results*.md and ops/*/README.md, between `<!-- table: FILE WORD… -->` and `<!-- end -->`,
+                   from the records in FILE; the words are operators and options of `opforge report --table`
 
 `--check` writes nothing and exits 1 when a page is not what the code says.
 """
@@ -72,17 +73,23 @@ def verb_pages() -> dict[str, str]:
     return pages
 
 
+def pages_with_tables() -> list[Path]:
+    """The pages that may hold tables made from records."""
+    return [path for pattern in ("README*.md", "docs/results*.md", "src/opforge/ops/*/README.md") for path in sorted(ROOT.glob(pattern))]
+
+
 def with_tables(text: str) -> str:
     """A README with its tables made anew from the records they name."""
 
     def table(match: re.Match[str]) -> str:
-        if not (ROOT / match[1]).is_file():
-            raise SystemExit(f"{match[1]} is named by a README and is not there. Make it with: opforge records export {match[1]} --run RUN")
-        command = [sys.executable, "-m", "opforge", "report", "--from", str(ROOT / match[1]), "--table"]
+        file, *words = match[1].split()
+        if not (ROOT / file).is_file():
+            raise SystemExit(f"{file} is named by a page and is not there. Make it with: opforge records export {file} --run RUN")
+        command = [sys.executable, "-m", "opforge", "report", *words, "--from", str(ROOT / file), "--table"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
         return f"<!-- table: {match[1]} -->\n{done.stdout.strip()}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: (\S+) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
+    return re.sub(r"<!-- table: ([^>]+?) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
 def main() -> int:
@@ -90,7 +97,7 @@ def main() -> int:
     check = "--check" in sys.argv[1:]
     pages = {ROOT / "docs" / "map.md": map_page()}
     pages |= {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
-    pages |= {path: with_tables(path.read_text(encoding="utf-8")) for path in (ROOT / "README.md", ROOT / "README.zh-CN.md") if path.exists()}
+    pages |= {path: with_tables(path.read_text(encoding="utf-8")) for path in pages_with_tables()}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check:
         for path in stale:

@@ -40,5 +40,6 @@ pip install --constraint "$pins" --editable ".[dev]" || {
 }
 has triton || pip install --constraint "$pins" "triton==3.6.0" || echo "setup: Triton cannot be installed here; its kernels will be reported as missing" >&2
 has tilelang || pip install --constraint "$pins" "tilelang==0.1.15" || echo "setup: TileLang cannot be installed here; its kernels will be reported as missing" >&2
+has psycopg || pip install "psycopg[binary]>=3.2,<4" || echo "setup: psycopg cannot be installed here; a store on PostgreSQL will be reported as missing its driver" >&2
 $venv/bin/opforge --version >/dev/null || { echo "setup failed: see the messages of pip above" >&2; exit 3; }
 echo "$wanted" >"$stamp"

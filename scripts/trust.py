@@ -24,12 +24,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
 # one thread: the figures are about verdicts, and threads that wait for each other on busy cores are another subject
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 HANG_S = 20
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Scale:
     """How often each thing is done."""
 
     same: int = 300
+    workers: int = 40
     slower: int = 100
     gates: int = 20
     gate_cases: int = 100
@@ -58,7 +61,7 @@ class Scale:
     records: int = 1_000_000
 
 
-QUICK = Scale(same=60, slower=30, gates=1, gate_cases=60, histories=100, kills=25, writes=20, entries=60, bad_inputs=1000, records=0)
+QUICK = Scale(same=60, workers=4, slower=30, gates=1, gate_cases=60, histories=100, kills=25, writes=20, entries=60, bad_inputs=1000, records=20_000)
 
 
 class Kernel:
@@ -136,6 +139,32 @@ def same_code(scale: Scale) -> Iterator[Figure]:
             words, _, spent = verdicts(kernel, scale.same, 0.0)
         alarms = words["FASTER"] + words["SLOWER"]
         yield Figure(name, f"0 alarms of {scale.same}", f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {spent:.2f} s each)", alarms == 0)
+
+
+def real_workers(scale: Scale) -> Iterator[Figure]:
+    """The whole of `opforge compare`: two operators against themselves, each side in worker processes of its own."""
+    from opforge.core.comparison import FASTER, SLOWER
+    from opforge.registry import load as registry_of
+    from opforge.runner import Isolated
+    from opforge.workbench import compare_sides, parse_side
+
+    registry = registry_of()
+    words: Counter[str] = Counter()
+    reasons: list[str] = []
+    spent = time.perf_counter()
+    with Isolated() as host:
+        for text, workload in (("softmax:torch_eager", "attention_gpt2"), ("vector_add:torch_eager", "")):
+            side = parse_side(text)
+            known = [item for item in registry.operator(side.operator).workloads if item.scale == "laptop" and workload in ("", item.name)]
+            for outcome in compare_sides(registry, side, side, host, dtypes=("float32",), workloads=(known[0],) * (scale.workers // 2)):
+                if outcome.comparison is None:
+                    reasons.append(outcome.reason)
+                else:
+                    words[outcome.comparison.word] += 1
+    each = (time.perf_counter() - spent) / scale.workers
+    alarms = words[FASTER] + words[SLOWER]
+    found = f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {each:.1f} s each with verification and audit)" + "".join(f"\n    {reason}" for reason in reasons[:3])
+    yield Figure("A/A between worker processes", f"0 alarms of {scale.workers}", found, alarms == 0 and not reasons)
 
 
 def slow_downs(scale: Scale) -> Iterator[Figure]:
@@ -281,25 +310,60 @@ def bad_inputs(scale: Scale) -> Iterator[Figure]:
 
 
 def many_records(scale: Scale) -> Iterator[Figure]:
-    if not scale.records:
-        return
+    """Runs of 10 operators x 10 implementations x 5 workloads, one every eighth of a day, and the questions of a person."""
+    from opforge.cli.report import of_newest_run
+    from opforge.cli.reports import write_reports
+    from opforge.gate import series_of
     from opforge.store import Store
     from simulated import record
 
+    def seconds(work: Callable[[], T]) -> tuple[float, T]:
+        spent = []
+        for _ in range(3):
+            store.close()
+            started = time.perf_counter()
+            answer = work()
+            spent.append(time.perf_counter() - started)
+        return sorted(spent)[1], answer
+
+    operators, names, workloads = ([f"{word}_{number}" for number in range(count)] for word, count in (("operator", 10), ("torch", 10), ("workload", 5)))
+    a_run = len(operators) * len(names) * len(workloads)
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "many.sqlite") as store:
-        names = [f"kernel_{number}" for number in range(100)]
-        for start in range(0, scale.records, 5000):
-            store.add([record(day=(start + at) // 100 / 1000, workload=f"w{(start + at) // 100 % 10}", implementation=names[at % 100], samples=5) for at in range(5000)])
-        started = time.perf_counter()
-        points = store.series("softmax", "kernel_7", "w3", "float32", limit=400)
-        spent = time.perf_counter() - started
-    yield Figure(f"a history among {scale.records} records", "<= 200 ms", f"{1e3 * spent:.0f} ms, {len(points)} points", spent <= 0.2 and len(points) > 0)
+
+        def one_run(number: int) -> list[object]:
+            level = 1e-3 * (1.1 if number > scale.records // a_run // 2 else 1.0)
+            return [
+                record(level, day=number / 8, run=f"run{number}", operator=operator, implementation=name, workload=workload, samples=12)
+                for operator in operators
+                for name in names
+                for workload in workloads
+            ]
+
+        for number in range(scale.records // a_run):
+            store.add(one_run(number))
+        size = (Path(folder) / "many.sqlite").stat().st_size >> 20
+        store.close()
+        history, found = seconds(lambda: series_of(store.series("operator_3", "torch_7", "workload_3", "float32", limit=2000, timed=True)))
+        points = sum(len(series.points) for series in found)
+        words = f"{1e3 * history:.0f} ms, {points} points of {scale.records} records, {size} MiB"
+        yield Figure(f"a history among {scale.records} records", "<= 200 ms", words, history <= 0.2 and points == min(2000, scale.records // a_run))
+        whole, taken = seconds(lambda: len(store.series("operator_3", limit=2000, timed=True)))
+        yield Figure(f"an operator's newest timings among {scale.records}", "<= 200 ms", f"{1e3 * whole:.0f} ms, {taken} points", whole <= 0.2 and taken == 2000)
+
+        def report() -> int:
+            records, pasts = of_newest_run(store, operators=["operator_3"])
+            write_reports(records, Path(folder) / "report", None, pasts=pasts)
+            return len(records)
+
+        spent, count = seconds(report)
+        yield Figure(f"report of one operator among {scale.records}", "<= 2 s", f"{spent:.2f} s, {count} kernels with their histories", spent <= 2.0 and count == 50)
 
 
 SECTIONS = {
     "impossible": impossible,
     "histories": histories,
     "aa": same_code,
+    "workers": real_workers,
     "slower": slow_downs,
     "gate": gates,
     "store": kills_and_writers,

@@ -14,11 +14,20 @@ from opforge.core.verdict import Checked, Metrics, Pass
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
-def metrics(p99=1e-6, elements=4096, output="y"):
-    """Metrics of an output whose 99th percentile of the absolute error is `p99`."""
+def metrics(p99=1e-6, elements=4096, output="y", clip_ratio=0.0):
+    """Metrics of an output whose 99th percentile of the absolute error is `p99`, and so many of whose elements are clipped."""
     values = dict.fromkeys(("max_abs", "mean_abs", "max_rel", "mean_rel", "l2_rel", "max_ulp", "worst_expected", "worst_actual", "worst_bound", "kl"), p99)
     return Metrics(
-        output=output, elements=elements, quantiles_abs=(p99 / 4, p99 / 2, p99), cosine=1.0, sqnr_db=100.0, worst_ratio=0.1, worst_index=(0,), histogram=(elements,), **values
+        output=output,
+        elements=elements,
+        quantiles_abs=(p99 / 4, p99 / 2, p99),
+        cosine=1.0,
+        sqnr_db=100.0,
+        worst_ratio=0.1,
+        worst_index=(0,),
+        histogram=(elements,),
+        clip_ratio=clip_ratio,
+        **values,
     )
 
 
@@ -28,14 +37,14 @@ def passed(p99=1e-6, workload="some", **fields):
     return Pass(checked=(Checked(case=case, dtype="float32", metrics=(metrics(p99, **fields),)),), not_taken=(), isolation="none")
 
 
-def record(median_s=1e-3, *, day=0, run="run", workload="some", implementation="torch_eager", verdict=None, facts=None, spread=0.01, suspect=None, samples=30):
+def record(median_s=1e-3, *, day=0, run="run", workload="some", implementation="torch_eager", operator="softmax", verdict=None, facts=None, spread=0.01, suspect=None, samples=30):
     """A timed Record; `day` orders records."""
     seconds = tuple(median_s * (1 + spread * (position / (samples - 1) - 0.5)) for position in range(samples))
     timing = Timing(samples_s=seconds, batch=1, timer="host", cache="warm", overhead_s=1e-8, conditions=(), suspect=suspect)
     return Record(
         id=uuid.uuid4().hex,
         created_at=(START + datetime.timedelta(days=day)).isoformat(timespec="milliseconds"),
-        operator="softmax",
+        operator=operator,
         implementation=implementation,
         backend=implementation.partition("_")[0],
         source_sha256="0" * 64,

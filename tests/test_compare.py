@@ -213,16 +213,20 @@ def test_a_folder_is_taken_from_a_revision(tmp_path):
         folder_at(folder, "--output=/tmp/x", tmp_path / "scratch")
 
 
-def outcomes(home, a, b):
+def outcomes(home, a, b, *, isolated=False):
     pytest.importorskip("torch")
     from opforge.registry import load
-    from opforge.runner import InProcess
+    from opforge.runner import InProcess, Isolated
     from opforge.timing import Plan
     from opforge.workbench import compare_sides
 
     registry = load([home])
     workloads = registry.operator("twice").workloads
-    return list(compare_sides(registry, parse_side(a), parse_side(b), InProcess(), workloads=workloads, plan=Plan(budget_s=1.0)))
+    host = Isolated() if isolated else InProcess()
+    try:
+        return list(compare_sides(registry, parse_side(a), parse_side(b), host, workloads=workloads, plan=Plan(budget_s=1.0)))
+    finally:
+        host.close()
 
 
 def test_twelve_times_the_work_is_slower(home):
@@ -252,6 +256,117 @@ def test_a_revision_meets_the_files_as_they_are(home):
     (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
     (found,) = outcomes(home, "twice:torch_eager", "twice:torch_eager@HEAD")
     assert found.comparison.word == SLOWER, found
+
+
+def test_a_side_that_remembers_its_last_answer_is_not_believed(home):
+    """Right on every input, new ones too, and quick for the one that is timed over and over."""
+    (home / "twice" / "torch_slow.py").write_text(
+        '"""Keeps what it was asked last."""\n\nimport torch\n\nlast = []\n\n\ndef run(x):\n'
+        "    if last and torch.equal(last[0], x):\n        return last[1].clone()\n"
+        "    for _ in range(400):\n        y = x + x\n    last[:] = [x.clone(), y]\n    return y.clone()\n"
+    )
+    (found,) = outcomes(home, "twice:torch_slow", "twice:torch_eager")
+    assert found.comparison is None
+    assert "not believed after" in found.reason, found.reason
+
+
+LIBRARY = """def add(x, times):
+    for _ in range(times):
+        y = x + x
+    return y
+"""
+
+
+def make_venv(folder, version):
+    """An environment that sees this one's packages, and has its own version of a library: `libspeed`."""
+    import sysconfig
+    import venv
+    from pathlib import Path
+
+    venv.create(folder, with_pip=False, symlinks=True)
+    packages = next(Path(folder).glob("lib/python*/site-packages"))
+    here = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (packages / "others.pth").write_text("\n".join(here) + "\n")
+    (packages / "libspeed.py").write_text(f"{LIBRARY}TIMES = {version}\n")
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_two_environments_meet(home, tmp_path, capsys):
+    """The same code with two versions of a library, each in its own virtual environment, by folder and by interpreter."""
+    pytest.importorskip("torch")
+    (home / "twice" / "torch_eager.py").write_text('"""What the library makes of it."""\n\n\ndef run(x):\n    import libspeed\n\n    return libspeed.add(x, libspeed.TIMES)\n')
+    new, old = make_venv(tmp_path / "new", 12), make_venv(tmp_path / "old", 1)
+    command_line()(
+        ["--home", str(home), "compare", "twice:torch_eager", "twice:torch_eager", "--python-a", new, "--python-b", f"{old}/bin/python", "--budget", "1"], standalone_mode=False
+    )
+    said = capsys.readouterr().out
+    assert "SLOWER: twice:torch_eager" in said, said
+    assert f"({new}/bin/python) takes" in said
+    assert "A: torch" in said
+
+
+@pytest.mark.parametrize("place", ["/nowhere/venv", "/etc/passwd", "/tmp"])
+def test_an_environment_that_is_not_there_is_said(place):
+    """Before anything is verified."""
+    with pytest.raises(UsageError, match="python3 -m venv"):
+        parse_side("softmax:torch_eager", place)
+
+
+def test_an_environment_without_torch_is_said(tmp_path):
+    """With the command that puts it there."""
+    import venv
+
+    from opforge.core.errors import EnvironmentLacks
+    from opforge.workbench.sides import interpreter, toolchain_versions
+
+    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
+    with pytest.raises(EnvironmentLacks, match="pip install torch"):
+        toolchain_versions(interpreter(str(tmp_path / "bare")))
+
+
+TUNABLE = """// As often as it is told.
+/* opforge
+space = {TIMES = [1, 60]}
+default = {TIMES = 1}
+*/
+#include "opforge/host.h"
+
+#ifndef TIMES
+#define TIMES 1
+#endif
+
+namespace {
+
+void twice(opforge::TensorView x, opforge::TensorView y) {
+  const volatile float* from = opforge::data<const float>(x);
+  volatile float* to = opforge::data<float>(y);
+  for (int turn = 0; turn < TIMES; ++turn) {
+    for (int64_t i = 0; i < x.numel(); ++i) to[i] = from[i] + from[i];
+  }
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, twice)
+"""
+
+
+@pytest.mark.slow
+def test_a_config_meets_the_default(home):
+    """Two points of a tunable space, the slow one asked for by name."""
+    import shutil
+
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, and it is not on PATH")
+    (home / "twice" / "cpp_loop.cpp").write_text(TUNABLE)
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("'torch_wrong'", "'torch_wrong', 'cpp_loop'"))
+    (found,) = outcomes(home, "twice:cpp_loop[TIMES=60]", "twice:cpp_loop", isolated=True)
+    assert found.comparison is not None, found.reason
+    assert found.comparison.word == SLOWER
+    with pytest.raises(UsageError, match="not in its space"):
+        outcomes(home, "twice:cpp_loop[TIMES=7]", "twice:cpp_loop")
 
 
 def test_unknown_settings_are_refused(home):

@@ -17,7 +17,8 @@ def clauses(name, function=None, **options):
     operator = registry.operator(name)
     own = Function(operator, Chooser(registry))
     custom = getattr(torch.ops.opforge, name).default
-    return {clause.name: clause for clause in check_function(operator, function or own, custom, device="cpu", compiler="aot_eager", **options)}
+    gradient = registry.operator(operator.gradient) if operator.gradient else None
+    return {clause.name: clause for clause in check_function(operator, function or own, custom, device="cpu", compiler="aot_eager", gradient=gradient, **options)}
 
 
 @pytest.mark.parametrize("name", ["softmax", pytest.param("matmul", marks=pytest.mark.slow), pytest.param("mean_var", marks=pytest.mark.slow)])

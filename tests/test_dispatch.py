@@ -7,10 +7,13 @@ import pytest
 import torch
 
 from opforge.core.errors import UsageError
+from opforge.core.gradient import wire
+from opforge.core.operator import Case, Operator, TensorSpec
 from opforge.core.timing import Timing
-from opforge.dispatch import Chooser, Function
+from opforge.dispatch import Chooser, Function, function_of
+from opforge.dispatch.gradients import Backward
 from opforge.registry import load
-from opforge.runner import Isolated
+from opforge.runner import Isolated, allocate, fill
 from opforge.store import Store
 from opforge.workbench import Options, verify_all
 
@@ -147,3 +150,120 @@ def test_get_kernel_names_what_is_there():
 
     with pytest.raises(UsageError, match=r"No backend named 'cud'\. Did you mean 'cuda'"):
         opforge.get_kernel("cud", "softmax")
+
+
+WITH_GRADIENT = [operator.name for operator in load().operators() if operator.gradient]
+
+
+def small_inputs(operator):
+    """Float64 inputs (whole numbers stay whole) of the smallest plain case that has elements."""
+    plain = [case for case in operator.cases if case.distribution == "normal" and case.layout == "contiguous" and all(0 not in full(spec, case) for spec in operator.inputs)]
+    case = min(plain, key=lambda case: abs(sum(torch.Size(full(spec, case)).numel() for spec in operator.inputs) - 200))
+    arena = allocate(operator, case, "float32")
+    fill(arena, operator, case, 7)
+    found = [arena.tensors("input")[spec.name].clone() for spec in operator.inputs]
+    arena.close()
+    return [tensor.double() if tensor.is_floating_point() else tensor for tensor in found], operator.scalar_values(case.scalars)
+
+
+def full(spec, case):
+    from opforge.core.shapes import full_shape
+
+    return full_shape(spec.shape, case.axes)
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENT)
+def test_a_gradient_operator_is_the_derivative_of_its_forward(registry, name):
+    """Its reference in float64 against autograd through the forward's reference: the oracle of the one is the derivative of the other."""
+    operator = registry.operator(name)
+    gradient = registry.operator(operator.gradient)
+    wiring = wire(operator, gradient)
+    tensors, scalars = small_inputs(operator)
+    leaves = [tensor for tensor, place in zip(tensors, wiring.gives, strict=True) if place is not None]
+    assert leaves, "it gives the gradient of no input"
+    for leaf in leaves:
+        leaf.requires_grad_(True)
+    returned = operator.reference(*tensors, **scalars)
+    outputs = returned if isinstance(returned, tuple) else (returned,)
+    incoming = [torch.randn_like(output) for output in outputs]
+    wanted = torch.autograd.grad(outputs, leaves, incoming)
+    sources = {"input": tensors, "output": outputs, "incoming": incoming}
+    given = gradient.reference(*(sources[kind][place] for kind, place in wiring.takes), **{name: scalars[name] for name in wiring.scalars})
+    results = given if isinstance(given, tuple) else (given,)
+    found = [results[place] for place in wiring.gives if place is not None]
+    torch.testing.assert_close(tuple(found), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_the_gradient_takes_its_best_verified_implementation(registry, store):
+    """The route as well as the answer: with a Pass on record the backward pass runs the C++ kernel."""
+    with Isolated() as host:
+        records = list(verify_all(registry, ["softmax_backward"], Options(device="cpu", dtypes=("float32",), backends=("cpp",)), host))
+    with Store.open(store) as opened:
+        opened.add(records)
+    softmax = function_of("softmax", Chooser(registry, store))
+    gradient = softmax.chooser.functions["softmax_backward"]
+    x = torch.randn(6, 33, requires_grad=True)
+    dy = torch.randn(6, 33)
+    assert gradient.why(x.detach(), dy).implementation.name == "cpp_twopass"
+    found = torch.autograd.grad(softmax(x), x, dy)
+    torch.testing.assert_close(found, torch.autograd.grad(x.softmax(-1), x, dy))
+    assert len(gradient._prepared) == 1
+
+
+def test_gradients_that_arrive_expanded_and_are_differentiated_again(registry, store):
+    """The gradient of a sum has strides of 0; a Hessian needs the gradient's own graph, through y as well as through dy."""
+    softmax = function_of("softmax", Chooser(registry, store))
+    x = torch.randn(4, 9, requires_grad=True)
+    weight = torch.randn(4, 9)
+    torch.testing.assert_close(torch.autograd.grad(softmax(x * weight).sum(), x), (torch.zeros(4, 9),), atol=1e-6, rtol=0)
+
+    def hessian_product(form):
+        (first,) = torch.autograd.grad((form(x) ** 3 * weight).sum(), x, create_graph=True)
+        return torch.autograd.grad((first * weight).sum(), x)
+
+    torch.testing.assert_close(hessian_product(softmax), hessian_product(lambda x: x.softmax(-1)))
+
+
+def product(x, w):
+    return x * w, x + w
+
+
+def operator_named(name, inputs, outputs, reference):
+    def specs(names):
+        return tuple(TensorSpec(name=item, shape="*s") for item in names.split())
+
+    return Operator(name=name, about="", inputs=specs(inputs), outputs=specs(outputs), reference=reference, flops="1", cases=(Case(name="c", axes={"s": (2,)}, why="w"),))
+
+
+def test_what_the_gradient_operator_leaves_out_comes_from_the_reference():
+    """It gives dx alone: dw is differentiated, and for that all inputs are kept; without it only what is taken."""
+    forward = operator_named("product", "x w", "p q", product)
+    gradient = operator_named("product_backward", "w dp dq", "dx", lambda w, dp, dq: dp * w + dq)
+    backward = Backward(operator=forward, wiring=wire(forward, gradient), call=gradient.reference)
+    x, w, dp, dq = (torch.randn(5) for _ in range(4))
+    assert backward.kept((x, w), (x, x)) == (None, w, None, None)
+    w.requires_grad_(True)
+    kept = backward.kept((x, w), (x, x))
+    dx, dw = backward(kept, (dp, dq), {}, (True, True))
+    torch.testing.assert_close((dx, dw), (dp * w + dq, dp * x + dq))
+    assert backward(kept, (dp, dq), {}, (False, True))[0] is None
+
+
+def test_names_that_join_nothing_say_so():
+    forward = operator_named("product", "x w", "p q", product)
+    with pytest.raises(UsageError, match=r"takes 'dr', which is nothing that product has: .*dp, dq"):
+        wire(forward, operator_named("other", "x dr", "dx", product))
+    with pytest.raises(UsageError, match="gives dz; the gradients of product are called dx, dw"):
+        wire(forward, operator_named("other", "x dp", "dz", product))
+
+
+def test_indices_are_drawn_within_their_bound(registry):
+    """Whole numbers below the number of classes whatever the distribution, some of them the index that means: leave this row out."""
+    operator = registry.operator("cross_entropy")
+    for distribution in ("normal", "large", "special"):
+        case = Case(name="c", axes={"lead": (400,), "classes": 7}, why="w", distribution=distribution, scalars={"ignore_index": -5})
+        arena = allocate(operator, case, "float32")
+        fill(arena, operator, case, 11)
+        values = set(arena.tensors("input")["target"].tolist())
+        arena.close()
+        assert values == {-5, *range(7)}

@@ -113,6 +113,28 @@ def test_less_accurate_is_a_regression():
     assert "2.00 times what it was" in report.findings[0].words
 
 
+def test_more_clipping_is_a_regression():
+    """A scale that lets values run into the end of an 8-bit format hardly moves the median error."""
+    report = check("main", keys(1), looking(fresh=passed(clip_ratio=0.02), baseline=passed(clip_ratio=0.004)), POLICY)
+    assert report.exit_code == 1
+    assert "2% of y in some are clipped" in report.findings[0].words
+    assert "0.4% were" in report.findings[0].words
+    for before, now in ((0.0, 0.0005), (0.02, 0.024), (None, 0.5)):
+        assert check("main", keys(1), looking(fresh=passed(clip_ratio=now), baseline=passed(clip_ratio=before)), POLICY).exit_code == 0
+
+
+def test_clipped_elements_are_counted():
+    """What stands at the largest value of its dtype where the reference is finite, rightly or not."""
+    torch = pytest.importorskip("torch")
+    from opforge.verdicts.compare import compare
+    from opforge.verdicts.oracle import Expectation
+
+    expected = torch.tensor([1.0, 500.0, -1000.0, float("inf"), 448.0, 2.0], dtype=torch.float64)
+    actual = expected.clamp(-448, 448).to(torch.float8_e4m3fn)
+    expectation = Expectation(output="y", dtype="float8_e4m3fn", expected=expected, bound=torch.ones_like(expected))
+    assert compare(actual, expectation).metrics.clip_ratio == pytest.approx(3 / 6)
+
+
 def test_accuracy_within_its_factor_is_fine():
     """Random inputs make the error vary."""
     assert check("main", keys(1), looking(fresh=passed(p99=1.2e-6), baseline=passed(p99=1e-6)), POLICY).exit_code == 0

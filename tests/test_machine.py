@@ -151,6 +151,66 @@ def test_what_distorts_is_said_with_what_to_do(root, device, variables, files, s
     assert advice in found[0].split(". ", 1)[1] if ". " in found[0] else advice in found[0]
 
 
+def test_builds_that_check_themselves_are_said(root, monkeypatch):
+    """A debug build is several times slower, and nobody remembers having installed it."""
+    from opforge.machine import distortions
+
+    monkeypatch.setattr(distortions, "built_for_debugging", lambda: True)
+    monkeypatch.setattr(sys, "gettotalrefcount", lambda: 0, raising=False)
+    monkeypatch.setattr(sys, "gettrace", lambda: print)
+    said = " ".join(warnings("cpu", environ={}, root=root))
+    for words in ("torch is a debug build. Install a release build", "This Python is a debug build", "traces every call. Run without it"):
+        assert words in said
+
+
+def test_development_mode_is_said():
+    """Python's own checks on every allocation."""
+    code = "from opforge.machine import warnings; print(' '.join(warnings('cpu')))"
+    output = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    assert "without -X dev" in output.stdout
+
+
+def test_a_torch_with_assertions_is_recognised(tmp_path, monkeypatch):
+    """By what its own version file says."""
+    from opforge.machine import versions
+
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    monkeypatch.setattr(versions.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "torch" / "__init__.py")}))
+    for text, debug in (("debug = False\n", False), ("__version__ = '2'\ndebug = True\n", True)):
+        (tmp_path / "torch" / "version.py").write_text(text)
+        assert versions.built_for_debugging() is debug
+
+
+def test_another_process_on_the_device_is_said_and_our_own_workers_are_not(root, monkeypatch):
+    """A worker has a session of its own and still is ours; what is in another container cannot be seen."""
+    me = os.getpid()
+    for process, parent in ((4_000_001, me), (4_000_002, 4_000_001), (4_000_003, 1)):
+        put(root, f"proc/{process}/stat", f"{process} (a) name) S {parent} 1 1")
+    monkeypatch.setattr(accelerator, "processes", lambda: (me, 4_000_001, 4_000_002, 4_000_003, 4_000_004))
+    found = [words for words in warnings("fake", environ={}, root=root) if "Another process" in words]
+    assert len(found) == 1
+    assert "(pid 4000003)" in found[0]
+    assert "CUDA_VISIBLE_DEVICES" in found[0]
+
+
+def test_warnings_stand_in_the_record_and_before_a_bench(monkeypatch, capsys):
+    """Said where the time is read, and before time is spent."""
+    pytest.importorskip("torch")
+    from opforge.cli.shared import device_to_time
+    from opforge.runner import InProcess
+    from opforge.timing.asking import look_at_clocks
+
+    monkeypatch.setenv("MALLOC_PERTURB_", "7")
+    assert device_to_time("cpu") == "cpu"
+    assert "warning: MALLOC_PERTURB_ is set" in capsys.readouterr().err
+    conditions = look_at_clocks(InProcess().worker({}), "cpu").conditions
+    assert any("MALLOC_PERTURB_" in words for words in conditions)
+    assert not any("Other work is running" in words for words in conditions)
+
+
 def test_launch_blocking_does_not_matter_on_a_processor(root):
     """A warning about a GPU in a CPU's run would be noise."""
     assert not [words for words in warnings("cpu", environ={"CUDA_LAUNCH_BLOCKING": "1"}, root=root) if "CUDA" in words]

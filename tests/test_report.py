@@ -19,9 +19,10 @@ from opforge.core.device import Ceiling, DeviceSpec
 from opforge.core.implementation import Config
 from opforge.core.operator import Case, Cost
 from opforge.core.record import Environment, Record, from_json
-from opforge.core.timing import Timing
+from opforge.core.timing import Moment, Timing
 from opforge.core.verdict import Broken, Checked, Crash, Metrics, Mismatch, Pass, Policy, Statement, Timeout, Unsupported, Window
-from opforge.report import svg
+from opforge.report import Past, svg
+from opforge.report.evidence import over_run
 from opforge.report.histogram import error_histogram
 from opforge.report.markdown_tables import escaped
 from opforge.report.roof_chart import roofs
@@ -471,6 +472,38 @@ def test_a_bar_too_long_is_cut_and_says_its_number():
     text = page([slow, fast])
     assert 'class="tear"' in text and "2.00 s" in text
     assert 'class="tear"' not in page([fast])
+
+
+def test_behind_each_time_stands_its_evidence():
+    """Quantiles, memory, every clock that was tried, the machine over the run, the past, and the command that measures it again."""
+    moments = tuple(Moment(at_s=place / 10, sm_mhz=1980.0 - 15 * place, power_w=300.0 + place, throttled=("power cap",) if place == 2 else ()) for place in range(4))
+    seen = {"cupti": 9e-4, "cuda_graph": 1e-3, "cuda_event": 1.1e-3}
+    fields = {"timer": "cupti", "cache": "cold", "seen_by": seen, "launch_s": 4e-6, "extra_bytes": 3 << 20, "moments": moments}
+    mine = record("triton_onepass", id="0123456789abcdef", timing=dataclasses.replace(timing(9e-4), **fields))
+    past = Past(medians_s=(1e-3, 1e-3, 9e-4), levels=((0, 2, 1e-3), (2, 3, 9e-4)), words="3 timings, 10% faster since Monday")
+    page = report.html([mine, record("torch_eager")], title="t", pasts={mine.id: past})
+    for words in (
+        "opforge records rerun 0123456789ab",
+        "opforge bench softmax --implementation triton_onepass --workload attention_gpt2 --dtype float32",
+        "CUPTI 900 us, graph 1.00 ms, events 1.10 ms; launch 4.00 us",
+        "+ 3.00 MiB workspace",
+        "workspace not seen here",
+        "1935 to 1980 MHz",
+        "red: clocks held back",
+        "3 timings, 10% faster since Monday",
+        'href="#record-0123456789abcdef"',
+        'id="record-0123456789abcdef"',
+    ):
+        assert words in page, words
+
+
+def test_a_quantity_that_hardly_moves_is_drawn_flat():
+    """A picture must not make a storm of nothing; a single look is no line."""
+    calm, storm = (over_run(tuple(Moment(at_s=float(place), sm_mhz=1980.0 - step * (place % 2)) for place in range(6))) for step in (2, 200))
+    heights = [{part.split(" ")[1] for part in re.search('d="M([^"]*)"', picture)[1].split("L")} for picture in (calm, storm)]
+    assert max(map(float, heights[0])) - min(map(float, heights[0])) < 2
+    assert max(map(float, heights[1])) - min(map(float, heights[1])) > 7
+    assert over_run((Moment(at_s=0.0, load=1.0),)) == ""
 
 
 def test_the_readme_table_has_a_row_per_comparison_and_bolds_the_best():

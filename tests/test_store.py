@@ -61,15 +61,50 @@ def place(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(place: Path):
+def file_store(place: Path):
+    """What only a file has: damage, durability, other people's formats."""
     with Store.open(place) as opened:
         yield opened
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def where(request):
+    """A place for records: a file, and a database of its own on a real server."""
+    if request.param == "sqlite":
+        yield str(request.getfixturevalue("place"))
+        return
+    server = os.environ.get("OPFORGE_TEST_POSTGRES", "")
+    if not server:
+        pytest.skip("OPFORGE_TEST_POSTGRES is not set; run: scripts/with-postgres.sh make test")
+    psycopg = pytest.importorskip("psycopg", reason="the driver is missing; install it with: pip install 'opforge[postgres]'")
+    name = f"test_{uuid.uuid4().hex}"
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+        yield f"{server.rpartition('/')[0]}/{name}"
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def store(where: str):
+    with Store.open(where) as opened:
+        yield opened
+
+
+def raw_store(where: str, *statements: str) -> None:
+    """SQL behind the store's back."""
+    from opforge.store import connection
+
+    engine = connection.server_engine(where) if "://" in where else connection.file_engine(Path(where))
+    with engine.begin() as database:
+        for statement in statements:
+            database.exec_driver_sql(statement)
+    engine.dispose()
+
+
 def child(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run Python with this file's `record` at hand, in a process of its own."""
-    # SQLAlchemy is loaded once, before any fork
-    head = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *; Store.open(sys.argv[1] + '.warm').close()\n"
+    # SQLAlchemy and its driver are loaded once, before any fork
+    head = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *; Store.open(sys.argv[1]).close()\n"
     return subprocess.run([sys.executable, "-c", head + code, *arguments], capture_output=True, text=True, check=check, timeout=120)
 
 
@@ -276,32 +311,54 @@ def test_two_thousand_mutilated_lines_are_taken_or_refused_and_nothing_else():
     assert taken > 0
 
 
-def test_doctor_finds_a_sound_store_sound_and_a_changed_body_damaged(store, place):
+def test_doctor_finds_a_sound_store_sound_and_a_changed_body_damaged(file_store, place):
     """One flipped digit inside a page is invisible to SQLite; the checksum sees it, and the others are kept."""
-    store.add([record(number) for number in range(5)])
-    assert (store.doctor().records, store.doctor().problems) == (5, ())
+    file_store.add([record(number) for number in range(5)])
+    assert (file_store.doctor().records, file_store.doctor().problems) == (5, ())
     with sqlite3.connect(place) as raw:
         raw.execute("UPDATE records SET body = replace(body, 'memory', 'nemory') WHERE sequence = 3")
     raw.close()
     with pytest.raises(Damaged, match="checksum"):
-        store.query()
-    health = store.doctor()
+        file_store.query()
+    health = file_store.doctor()
     assert "1 of 5" in health.problems[0]
     assert "set aside" in str(health)
-    assert len(store.query()) == 4
+    assert len(file_store.query()) == 4
 
 
-def test_a_newer_schema_is_refused_and_left_as_it_is(store, place):
+def test_a_newer_schema_is_refused_and_left_as_it_is(store, where):
     """An old opforge must not write into what it doesn't understand."""
     store.add([record(1)])
     store.close()
-    with sqlite3.connect(place) as raw:
-        raw.execute("PRAGMA user_version = 99")
-    raw.close()
-    before = place.read_bytes()
+    served = "://" in where
+    raw_store(where, "UPDATE meta SET value = '99' WHERE key = 'schema'" if served else "PRAGMA user_version = 99", *(["DROP INDEX records_timed"] if served else []))
+    before = b"" if served else Path(where).read_bytes()
     with pytest.raises(UsageError, match=r"newer opforge \(schema 99.*pip install -U opforge"):
-        Store.open(place)
-    assert place.read_bytes() == before
+        Store.open(where)
+    if served:
+        # an index that this version would have made is still missing
+        raw_store(where, "CREATE INDEX records_timed ON records (created_at)")
+    else:
+        assert Path(where).read_bytes() == before
+
+
+def test_an_older_schema_is_brought_up_and_its_records_are_whole(store, where):
+    """What was recorded before a column existed has it all the same: it is read from the body."""
+    timed = replace(record(1).timing, samples_s=tuple(1e-3 + 1e-5 * number for number in range(20)), suspect="too fast")
+    written = [record(1, timing=timed), record(2), record(3, median_s=None)]
+    store.add(written)
+    expected = store.series()
+    store.close()
+    back = ["DROP INDEX records_run_operator", *(f"ALTER TABLE records DROP COLUMN {name}" for name in ("low_s", "high_s", "revision", "suspect"))]
+    raw_store(where, *back, "UPDATE meta SET value = '1' WHERE key = 'schema'", *([] if "://" in where else ["PRAGMA user_version = 1"]))
+    with Store.open(where) as again:
+        assert again.query() == written
+        assert again.series() == expected
+        assert [point.suspect for point in expected] == [True, False, False]
+        newest = record(4)
+        assert again.add([newest]) == 1
+        assert [point.id for point in again.series(timed=True)] == [written[0].id, written[1].id, newest.id]
+        assert again.doctor().problems == ()
 
 
 @pytest.mark.parametrize("where", ["head", "middle", "truncated"])
@@ -389,31 +446,31 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path):
         Store.open(tmp_path / "file" / "records.sqlite")
 
 
-def test_a_full_disk_costs_the_new_record_and_no_old_one(store):
+def test_a_full_disk_costs_the_new_record_and_no_old_one(file_store):
     """SQLite's own limit of pages stands for the disk."""
-    store.add([record(1)])
+    file_store.add([record(1)])
 
     from sqlalchemy import event
 
     def limit(connection, _):
         connection.execute("PRAGMA max_page_count = 1")  # SQLite takes the present size when that is larger
 
-    event.listen(store._engine, "connect", limit)
-    store.close()
+    event.listen(file_store._engine, "connect", limit)
+    file_store.close()
     with pytest.raises(EnvironmentLacks, match="No space is left"):
         for number in range(2, 60):
-            store.add([record(number)] * 1)
-    event.remove(store._engine, "connect", limit)
-    store.close()
-    found = store.query()
+            file_store.add([record(number)] * 1)
+    event.remove(file_store._engine, "connect", limit)
+    file_store.close()
+    found = file_store.query()
     assert found[0].created_at == record(1).created_at
-    assert store.doctor().problems == ()
-    assert store.add([record(99)]) == 1
+    assert file_store.doctor().problems == ()
+    assert file_store.add([record(99)]) == 1
 
 
-def test_durability_is_asked_of_sqlite(store):
+def test_durability_is_asked_of_sqlite(file_store):
     """WAL with synchronous = FULL (2): a commit that returned survives a power cut, not only a killed process."""
-    with store._engine.connect() as database:
+    with file_store._engine.connect() as database:
         assert database.exec_driver_sql("PRAGMA synchronous").scalar() == 2
         assert database.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
         assert database.exec_driver_sql("PRAGMA busy_timeout").scalar() == 30_000
@@ -455,14 +512,14 @@ with Store.open(place) as store:
 """
 
 
-def _killed(place: Path, rounds: int) -> tuple[int, list[str]]:
-    output = child(KILLED, str(place), str(rounds)).stdout.split(" ", 1)
+def _killed(place: str, rounds: int) -> tuple[int, list[str]]:
+    output = child(KILLED, place, str(rounds)).stdout.split(" ", 1)
     return int(output[0]), output[1].split()
 
 
-def test_kill_9_loses_nothing_that_was_acknowledged(place):
+def test_kill_9_loses_nothing_that_was_acknowledged(where):
     """Killed while opening and while writing: every acknowledged id is there, batches are whole, nothing is damaged."""
-    acknowledged, rest = _killed(place, 15)
+    acknowledged, rest = _killed(where, 15)
     assert acknowledged > 15
     assert rest == ["0", "0", "()", "()"]
 
@@ -470,7 +527,7 @@ def test_kill_9_loses_nothing_that_was_acknowledged(place):
 @pytest.mark.slow
 def test_five_hundred_kills(place):
     """The same, 500 times."""
-    acknowledged, rest = _killed(place, 500)
+    acknowledged, rest = _killed(str(place), 500)
     assert acknowledged > 500
     assert rest == ["0", "0", "()", "()"]
 
@@ -496,11 +553,11 @@ print([os.waitpid(pid, 0)[1] for pid in children])
 
 
 @pytest.mark.parametrize("each", [8, pytest.param(250, marks=pytest.mark.slow)])
-def test_eight_writers_at_once_all_get_in(place, each):
+def test_eight_writers_at_once_all_get_in(where, each):
     """They open the same new file at the same time, and nobody sees "locked"."""
-    done = child(WRITERS, str(place), "8", str(each))
+    done = child(WRITERS, where, "8", str(each))
     assert done.stdout.strip() == str([0] * 8), done.stderr
-    with Store.open(place) as store:
+    with Store.open(where) as store:
         assert {run: len(store.query(run=run)) for run in map(str, range(8))} == {str(run): each for run in range(8)}
 
 

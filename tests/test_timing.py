@@ -94,6 +94,31 @@ def test_memory_of_a_call_is_seen_on_this_machine():
     assert 24 << 20 <= found <= 64 << 20
 
 
+@pytest.mark.slow
+def test_memory_of_a_call_is_seen_in_a_worker_that_may_not_write(guest):
+    """The peak is read from a confined process too: 64 copies are 64 copies."""
+    pytest.importorskip("torch")
+    from opforge.registry import load
+    from opforge.runner import Isolated
+    from opforge.workbench import Options, bench
+
+    home = guest(
+        eager="def run(x, bias):\n    return x + bias\n",
+        greedy="def run(x, bias):\n    copies = [(x + bias).repeat(8, 1) for _ in range(64)]\n    return copies[0][: x.shape[0]].clone()\n",
+    )
+    host = Isolated()
+    try:
+        found = {record.implementation: record for record in bench(load([home]), ["guest_add"], Options(plan=Plan(budget_s=0.1)), host) if record.timing}
+    finally:
+        host.close()
+    if found["torch_eager"].timing.extra_bytes is None:
+        pytest.skip("this system does not tell the peak of the resident set")
+    extra = {name: record.timing.extra_bytes for name, record in found.items()}
+    assert extra["torch_eager"] < 4 << 20
+    # 64 copies of eight times 64 x 256 floats are 32 MiB; what malloc keeps from the call before is not seen again
+    assert 8 << 20 <= extra["torch_greedy"] <= 64 << 20
+
+
 def test_sampling_ends_when_the_median_is_known():
     """A steady kernel needs the least number of samples and no more, however large the budget."""
     _, found = run(Machine(lambda call: 1e-3), Plan(samples=30, budget_s=100.0))
@@ -157,10 +182,11 @@ def test_the_clock_that_was_chosen_is_recorded_with_what_the_others_saw():
     """A reader must know what was measured."""
     machine = Machine(lambda call: 10e-6, clocks=("cuda_graph", "cuda_event", "cupti"))
     _, found = run(machine, device="cuda")
-    assert found.timer == "cupti"
-    assert set(found.seen_by) == {"cupti", "cuda_graph", "cuda_event"}
+    assert found.timer == "cuda_graph"
+    # two that agree need no third, which would take seconds to begin
+    assert set(found.seen_by) == {"cuda_graph", "cuda_event"}
     assert found.launch_s == 3e-6
-    assert any("agrees with the graph" in words for words in found.conditions)
+    assert any("no longer than the events" in words for words in found.conditions)
 
 
 def test_without_cupti_and_graphs_events_are_used_and_it_is_said():
@@ -173,16 +199,17 @@ def test_without_cupti_and_graphs_events_are_used_and_it_is_said():
 @pytest.mark.parametrize(
     ("trials", "timer"),
     [
-        ({"cupti": 9e-6, "cuda_graph": 10e-6}, "cupti"),
-        ({"cupti": 5e-6, "cuda_graph": 50e-6}, "cuda_graph"),
-        ({"cupti": 90e-6, "cuda_graph": 50e-6}, "cuda_graph"),
-        ({"cuda_graph": 50e-6, "cuda_event": 60e-6}, "cuda_graph"),
+        ({"cuda_graph": 10e-6, "cuda_event": 14e-6}, "cuda_graph"),
+        ({"cuda_graph": 50e-6, "cuda_event": 14e-6, "cupti": 12e-6}, "cuda_event"),
+        ({"cuda_graph": 50e-6, "cuda_event": 14e-6, "cupti": 50e-6}, "cuda_graph"),
+        ({"cuda_graph": 50e-6, "cuda_event": 14e-6}, "cuda_graph"),
+        ({"cuda_event": 60e-6, "cupti": 9e-6}, "cupti"),
         ({"cuda_event": 60e-6}, "cuda_event"),
     ],
-    ids=["agree", "cupti sees less", "tracing disturbs", "no cupti", "events alone"],
+    ids=["the graph is not longer", "CUPTI is with the events", "the events miss work", "no third clock: the longer", "no graph", "events alone"],
 )
 def test_trials_choose_the_clock(trials, timer):
-    """CUPTI only where the graph confirms it."""
+    """The graph, unless ordinary calls are faster: then a third clock decides."""
     seen = {name: Trial(median_s=trials.get(name), reason="" if name in trials else "absent") for name in candidates("cuda")}
     assert choose(seen).timer == timer
 

@@ -27,7 +27,7 @@ def test_quick_figures(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["aa", "slower", "gate", "store", "cache", "fuzz"])
+@pytest.mark.parametrize("name", ["aa", "workers", "slower", "gate", "store", "cache", "fuzz", "million"])
 def test_measured_figures(name):
     """Measured here: no alarm on identical code, real slow-downs found, nothing lost, nothing that ends in a traceback."""
     pytest.importorskip("sqlalchemy")

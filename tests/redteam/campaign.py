@@ -8,15 +8,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, honest, hostile
+from tests.redteam import bugs, cheats, honest, hostile, on_gpu
 
 from opforge.runner import sandbox
 
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0
+GPU_LIMIT_S = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +36,14 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to do. Quick is for every push, full for `make redteam`."""
+    """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat, and not only for what falls short."""
 
     one_cheat_per_guard: bool
     honest: int
     kinds: tuple[str, ...]
     hostile: tuple[str, ...]
     repeats: int
+    told: bool = False
 
 
 FULL = Plan(one_cheat_per_guard=False, honest=300, kinds=tuple(bugs.KINDS), hostile=(*hostile.AT_CALL, *hostile.AT_IMPORT), repeats=5)
@@ -163,6 +165,53 @@ def try_hostile(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Co
     ]
 
 
+def try_contexts(plan: Plan, say: Callable[[str], None]) -> list[Count]:
+    """Contexts that are poisoned, and a device that is kept busy."""
+    with cheats.Team(on_gpu.HOME, "cuda") as team:
+        poisoned = on_gpu.poison(team)
+        late, next_right, took = on_gpu.busy_device(team)
+    say(f"  poisoned contexts: {poisoned.seconds:.0f} s; a device that is kept busy: {took:.0f} s")
+    return [
+        Count(what="GPU: poisoned contexts refused", reached=poisoned.refused, wanted=20),
+        Count(what="GPU: honest answers beside them right", reached=poisoned.beside, wanted=poisoned.asked),
+        Count(what="GPU: honest kernels after them right", reached=poisoned.after, wanted=on_gpu.AFTER),
+        Count(what="GPU: endless kernel timed out, next one right", reached=late + next_right, wanted=2),
+    ]
+
+
+def try_gpu_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
+    """Cheats whose verdict or time is asked like that of any kernel, and one honest kernel."""
+    wanted = on_gpu.gpu_cheats()
+    with cheats.Team(on_gpu.HOME, "cuda") as team:
+        honest_time = on_gpu.honest_time(team)
+        if honest_time:
+            say(f"  the honest kernel got no time: {honest_time}")
+        outcomes = []
+        for outcome in cheats.try_all(team, wanted):
+            outcomes.append(outcome)
+            if plan.told or not (outcome.caught and outcome.passes_without):
+                say(f"  {outcome.seconds:4.1f} s  {describe(outcome)}")
+    guards = {outcome.cheat.guard for outcome in outcomes}
+    return [
+        Count(what="GPU: honest kernel verified and timed", reached=not honest_time, wanted=1),
+        Count(what="GPU: cheats caught", reached=sum(outcome.caught for outcome in outcomes), wanted=len(wanted)),
+        Count(what="GPU: cheats that pass once their guard is down", reached=sum(outcome.passes_without for outcome in outcomes), wanted=len(wanted)),
+        Count(what="GPU: guards shown to be needed", reached=len({outcome.cheat.guard for outcome in outcomes if outcome.passes_without}), wanted=len(guards)),
+    ]
+
+
+def try_pinned(plan: Plan, say: Callable[[str], None]) -> list[Count]:
+    """The kernel that pins its input in the cache. Nobody else may use the device meanwhile."""
+    with cheats.Team(on_gpu.HOME, "cuda") as team:
+        pinned = on_gpu.pinned_cache(team)
+    for item in pinned:
+        say(f"  {item}")
+    return [
+        Count(what="GPU: pinned cache neutralised, by clock", reached=sum(item.neutralised for item in pinned), wanted=len(pinned)),
+        Count(what="GPU: pinned cache gains once the guard is down", reached=sum(item.gains_without for item in pinned), wanted=len(pinned)),
+    ]
+
+
 def _descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -183,6 +232,7 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     counts: list[Count] = []
+    on_gpu_s = 0.0
     with tempfile.TemporaryDirectory(prefix="redteam-") as folder:
         parts: dict[str, Callable[[], list[Count]]] = {
             "cheats": lambda: try_cheats(plan, say),
@@ -190,12 +240,25 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
             "bugs": lambda: try_bugs(plan, Path(folder) / "bugs", say),
             "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
         }
+        on_devices: dict[str, Callable[[], list[Count]]] = {
+            "gpu-contexts": lambda: try_contexts(plan, say),
+            "gpu-cheats": lambda: try_gpu_cheats(plan, say),
+            "gpu-cache": lambda: try_pinned(plan, say),
+        }
+        if torch.cuda.is_available():
+            parts |= on_devices
+        elif any(name.startswith("gpu") for name in only):
+            raise SystemExit("The GPU's part of the campaign needs a CUDA device; torch sees none here. See: opforge doctor")
         for name, part in parts.items():
-            if not only or name in only:
+            if not only or name in only or (name in on_devices and "gpu" in only):
                 began = time.perf_counter()
                 say(f"{name} …")
                 counts += part()
-                say(f"  {time.perf_counter() - began:.0f} s")
+                took = time.perf_counter() - began
+                say(f"  {took:.0f} s")
+                on_gpu_s += took if name in on_devices else 0.0
+    if on_gpu_s:
+        counts.append(Count(what="GPU: seconds", reached=round(on_gpu_s, 1), wanted=GPU_LIMIT_S, most=True))
     return counts
 
 
@@ -203,8 +266,11 @@ def main() -> int:
     """The command: 0 when every count is reached."""
     parser = argparse.ArgumentParser(description="Planted cheats, honest kernels, planted bugs and hostile kernels against the verifier.")
     parser.add_argument("--quick", action="store_true", help="a reduced set, within three minutes")
-    parser.add_argument("--only", action="append", choices=("cheats", "honest", "bugs", "hostile"), help="one part; may be given several times")
+    parser.add_argument(
+        "--only", action="append", choices=("cheats", "honest", "bugs", "hostile", "gpu", "gpu-contexts", "gpu-cheats", "gpu-cache"), help="one part; may be given several times"
+    )
+    parser.add_argument("--verbose", action="store_true", help="a line for every cheat on a GPU")
     arguments = parser.parse_args()
-    counts = run(QUICK if arguments.quick else FULL, lambda words: print(words, flush=True), arguments.only or ())
+    counts = run(replace(QUICK if arguments.quick else FULL, told=arguments.verbose), lambda words: print(words, flush=True), arguments.only or ())
     print(table(counts))
     return int(not all(count.holds for count in counts))

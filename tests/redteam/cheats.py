@@ -71,15 +71,17 @@ class Outcome:
     words: str
 
 
-def cheats() -> tuple[Cheat, ...]:
-    """Every planted cheat, as its file describes it."""
+def cheats(home: Path = HOME) -> tuple[Cheat, ...]:
+    """Every planted cheat of a home, as its file describes it. A file that describes none is there for comparison."""
     found = []
-    for path in sorted(HOME.glob("*/*_*")):
-        if path.suffix not in (".py", ".cpp"):
+    for path in sorted(home.glob("*/*_*")):
+        if path.suffix not in (".py", ".cpp", ".cu"):
             continue
         text = path.read_text(encoding="utf-8")
         said = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else "\n".join(line[3:] for line in text.splitlines() if line.startswith("//"))
         fields = dict(re.findall(r"^(\w+)\s{2,}(.+)$", said, re.MULTILINE))
+        if "guard" not in fields:
+            continue
         found.append(
             Cheat(
                 operator=path.parent.name,
@@ -99,13 +101,14 @@ def cheats() -> tuple[Cheat, ...]:
 class Team:
     """Hosts by the guards that are down, kept between cheats: a server takes seconds to start, a worker milliseconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, home: Path = HOME, device: str = "cpu") -> None:
         import torch
 
         # tiny tensors: a pool of threads that spin costs more than it brings, the more so on a busy machine
         os.environ["OMP_NUM_THREADS"] = "1"
         torch.set_num_threads(1)
-        self.registry: Registry = load([HOME])
+        self.device = device
+        self.registry: Registry = load([home])
         self.hosts: dict[Guards, Isolated] = {}
 
     def host(self, guards: Guards) -> Isolated:
@@ -140,7 +143,7 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
         return _timed(team, cheat, host)
     cases, effort = _chosen(team, cheat, without)
     limit_s = 2.0 if cheat.catalogue == "F1" else 60.0
-    bench = Bench(registry=team.registry, operator=operator, host=host, device="cpu", run_limit_s=limit_s)
+    bench = Bench(registry=team.registry, operator=operator, host=host, device=team.device, run_limit_s=limit_s)
     try:
         return verify(bench, implementation, "float32", cases=cases, effort=effort)
     finally:
@@ -150,7 +153,7 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
 def _timed(team: Team, cheat: Cheat, host: Host) -> Verdict:
     from opforge.workbench import Options, bench
 
-    options = Options(implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
+    options = Options(device=team.device, implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
     # these operators have no store of adequate tolerances; what is asked here is whether the time is believed
     with patch("opforge.workbench.bench.ensure_adequate", lambda operator: None):
         records = list(bench(team.registry, [cheat.operator], options, host))

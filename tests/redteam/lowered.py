@@ -86,6 +86,9 @@ def lowered(guard: str) -> Iterator[None]:
         "other_content": [("opforge.verdicts.repeats.Repeats._other_content", lambda *args: None)],
         "audit_runs": [("opforge.workbench.audit.judge", lambda prepared, *args: Checked(case=prepared.case, dtype=prepared.dtype, metrics=()))],
         "audit_remembered": [("opforge.workbench.audit.remembered", lambda *args: None)],
+        "audit_replayed": [("opforge.workbench.audit.replayed", lambda *args: None)],
+        "audit_conserved": [("opforge.workbench.audit.conserved", lambda *args: None)],
+        "audit_undivided": [("opforge.workbench.audit.undivided", lambda *args: None)],
         "audit_understated": [("opforge.workbench.audit.understated", lambda *args: None)],
     }
     assert guard in replaced or guard in RUNNER or guard == "process" or guard.startswith("cases_"), guard

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,11 @@ DIGITS = 32
 def cache_root() -> Path:
     """Where compiled kernels are kept: see core.places."""
     return cache_folder()
+
+
+def jit_folder(homes: Sequence[str], backend: str) -> Path:
+    """Where compilers that run at a kernel's first call keep what they make: only kernels of the same homes share it."""
+    return cache_root() / "jit" / key_of({"homes": "\n".join(homes), "backend": backend})[:16]
 
 
 def key_of(parts: Mapping[str, str]) -> str:

@@ -34,6 +34,15 @@ def gencode(target: str) -> str:
     return f"-gencode=arch=compute_{target.removeprefix('sm_')},code={target}"
 
 
+def _require(implementation: Implementation, target: str) -> None:
+    if implementation.arch not in ("", target):
+        raise EnvironmentLacks(f"{implementation.name} needs {implementation.arch}, and the target here is {target}. {_elsewhere(implementation)}")
+
+
+def _elsewhere(implementation: Implementation) -> str:
+    return f"Verify it on such a GPU, or look at its code with: opforge inspect {implementation.operator}:{implementation.name} --target {implementation.arch}"
+
+
 class Cuda:
     """CUDA C++ kernels."""
 
@@ -89,17 +98,26 @@ class Cuda:
         """nvcc for a named target, making a shared library."""
         return native.Toolchain(compiler="nvcc", flags=(*DEVICE_FLAGS, gencode(target), "-Xcompiler", "-fPIC,-fvisibility=hidden", "-shared", "-cudart", "static"), target=target)
 
+    def toolchain_for(self, implementation: Implementation, device: str) -> native.Toolchain:
+        """The toolchain for what is here. Raises EnvironmentLacks when the implementation needs another architecture."""
+        if implementation.arch and device == "cpu":
+            raise EnvironmentLacks(f"{implementation.name} needs {implementation.arch}, whose instructions the emulator lacks. {_elsewhere(implementation)}")
+        toolchain = self.toolchain(device)
+        _require(implementation, toolchain.target)
+        return toolchain
+
     def build(self, implementation: Implementation, config: Config, device: str) -> None:
         """Compile without loading: none of the kernel's code runs."""
-        native.library(implementation, config, self.toolchain(device))
+        native.library(implementation, config, self.toolchain_for(implementation, device))
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
-        entry = native.library(implementation, call.config, self.toolchain(call.device))
+        entry = native.library(implementation, call.config, self.toolchain_for(implementation, call.device))
         return native_kernel(entry, call)
 
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
         if shutil.which("nvcc") is None:
             raise EnvironmentLacks(f"Compiling {implementation.source.name} needs nvcc: {NVCC_INSTALL}.")
+        _require(implementation, target)
         path = folder / f"{implementation.name}.cubin"
         includes, _ = native.ffi_flags()
         said, took = native.compile_with(

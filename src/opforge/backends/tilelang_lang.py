@@ -92,6 +92,13 @@ class TileLang:
 
         return Kernel(run=run)
 
+    def code(self, implementation: Implementation, call: Call) -> str:
+        """The source that the compiler makes for a call, compiled into its cache on the way. It is not run."""
+        target = "c" if call.device == "cpu" else "cuda"
+        build, key = self.program(implementation, call, target)
+        made: Any = _compiled(key, target, _Build(build))
+        return str(made.get_kernel_source())
+
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
         if shutil.which("nvcc") is None:
             raise EnvironmentLacks("TileLang's CUDA source is assembled with nvcc, which is not on PATH. Install the CUDA toolkit.")

@@ -26,6 +26,22 @@ INTERPRET = "TRITON_INTERPRET"
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 
 
+def _target_of(device: str) -> str:
+    """The GPU that is here, as compilers name it: "sm_90a", "gfx942"."""
+    import torch
+
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _require(implementation: Implementation, target: str) -> None:
+    if implementation.arch != target:
+        where = f"opforge inspect {implementation.operator} {implementation.name} --target {implementation.arch}"
+        raise EnvironmentLacks(f"{implementation.name} not run: it needs {implementation.arch}, and here is {target}. Verify it on such a GPU, or look at its code with: {where}")
+
+
 class Triton:
     """Triton kernels (and Gluon, where plain Triton cannot reach the hardware)."""
 
@@ -64,6 +80,8 @@ class Triton:
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         if call.device == "cpu" and os.environ.get(INTERPRET) != "1":
             raise EnvironmentLacks(f"{implementation.name} runs on a CPU only under the interpreter. Start with {INTERPRET}=1, or leave --in-process away.")
+        if implementation.arch:
+            _require(implementation, "interpreter" if call.device == "cpu" else _target_of(call.device))
         launch = self.launcher(implementation)
         config = call.config.as_dict()
 
@@ -75,6 +93,8 @@ class Triton:
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
         if os.environ.get(INTERPRET) == "1" and "triton" in sys.modules:
             raise EnvironmentLacks(f"Triton was started as an interpreter ({INTERPRET}=1) and cannot compile. Unset it and try again.")
+        if implementation.arch:
+            _require(implementation, target if target.endswith("a") else f"{target}a")
         launch = self.launcher(implementation)
         import torch
 

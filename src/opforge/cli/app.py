@@ -26,6 +26,7 @@ VERBS = {
     "new": "new:new",
     "compare": "compare:compare",
     "sweep": "sweep:sweep",
+    "tune": "tune:tune",
     "history": "history:history",
     "baseline": "baseline:baseline",
     "check": "check:check",

@@ -17,7 +17,7 @@ from opforge.cli.shared import (
     Json,
     Names,
     backend_names,
-    device_or_default,
+    device_to_time,
     dtypes,
     exit_code,
     make_host,
@@ -37,6 +37,8 @@ def bench(
     backend: Backends = None,
     implementation: Implementations = None,
     workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: those sized for this device.")] = None,
+    most: Annotated[int, typer.Option(min=0, help="At most the first so many workloads of each operator. Default: all.")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="Verify on a selection of the cases before timing; the workload itself is verified in any case.")] = False,
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each implementation × workload × dtype.")] = 1.0,
     samples: Annotated[int, typer.Option(min=5, help="Samples to take at least, budget permitting.")] = 30,
     cold: Annotated[bool, typer.Option("--cold/--warm", help="Flush the last-level cache before every sample (GPU). Default: cold on a GPU, warm on a CPU.")] = False,
@@ -49,15 +51,16 @@ def bench(
     Exit code 1 if any verdict is a failure.
     """
     from opforge.cli.progress import Watcher
-    from opforge.cli.reports import write_reports
+    from opforge.cli.reports import pasts_of, write_reports
     from opforge.cli.tables import print_table
     from opforge.machine import detect, measure_ceilings
     from opforge.timing import Plan
+    from opforge.verdicts import BRIEF, QUICK
     from opforge.workbench import Options, bench as run_bench
 
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
-    where = device_or_default(device)
+    where = device_to_time(device)
     if cold and where == "cpu":
         raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")
     _known_workloads(registry, names, workload)
@@ -65,7 +68,7 @@ def bench(
         typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
         measure_ceilings(where)
     plan = Plan(samples=samples, budget_s=budget, cache="cold" if cold or where != "cpu" else "warm")
-    options = Options(device=where, dtypes=dtypes(dtype), backends=backend_names(backend), implementations=tuple(implementation or ()), workloads=tuple(workload or ()), plan=plan)
+    options = Options(device=where, dtypes=dtypes(dtype), backends=backend_names(backend), implementations=tuple(implementation or ()), workloads=tuple(workload or ()), most=most, effort=QUICK if quick else BRIEF, plan=plan)
     host = make_host(in_process)
     records = []
     try:
@@ -73,6 +76,7 @@ def bench(
             for record in run_bench(registry, names, options, host, listener=watcher):
                 store.add([record])
                 records.append(record)
+            pasts = pasts_of(store, records)
     finally:
         host.close()
     if not records:
@@ -82,7 +86,7 @@ def bench(
     else:
         print_table(records)
     folder = report or Path("reports") / records[0].run
-    for path in write_reports(records, folder, detect(where)):
+    for path in write_reports(records, folder, detect(where), pasts=pasts):
         typer.echo(f"wrote {path}", err=True)
     raise typer.Exit(exit_code(records))
 

@@ -42,6 +42,8 @@ def build(
                 chains += [cuda.device_toolchain(item) for item in targets if item != "host"]
                 if not target and torch_runs_on("cuda"):
                     chains.append(cuda.toolchain("cuda"))
+                # a file that uses one architecture's own instructions is built for that one alone
+                chains = [chain for chain in chains if implementation.arch in ("", chain.target)]
             for chain in chains:
                 if shutil.which(chain.compiler) is None:
                     raise EnvironmentLacks(

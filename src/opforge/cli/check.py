@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from opforge.cli.shared import Device, InProcess, Json, checked, device_or_default, make_host, print_json, settings
+from opforge.cli.shared import Device, InProcess, Json, checked, device_to_time, make_host, print_json, settings
 from opforge.core import units
 
 
@@ -20,7 +20,7 @@ def check(
     device: Device = "",
     everything: Annotated[bool, typer.Option("--all", help="Measure cases whose code is byte for byte the baseline's, too.")] = False,
     allowed: Annotated[float, typer.Option(min=1.0, help="Time ratio up to which a case is fine, unless the baseline has a threshold of its own.")] = 1.05,
-    accuracy: Annotated[float, typer.Option(min=1.0, help="Factor by which the 99th percentile of the error may grow.")] = 1.25,
+    accuracy: Annotated[float, typer.Option(min=1.0, help="Factor by which the 99th percentile of the error, and the share of clipped elements, may grow.")] = 1.25,
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each case and look.")] = 5.0,
     junit_file: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML here.")] = None,
     markdown_file: Annotated[Path | None, typer.Option("--markdown", help="Write Markdown for a pull request here.")] = None,
@@ -41,7 +41,7 @@ def check(
     baseline = load_baseline(path)
     wanted = checked("operator", operators, {record.operator for record in baseline.records})
     keys = [key for key in baseline.by_key() if not wanted or key.operator in wanted]
-    where = device_or_default(device)
+    where = device_to_time(device)
     same = () if everything else unchanged(registry, baseline, where)
     host = make_host(in_process)
     policy = Policy(allowed=allowed, accuracy=accuracy)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from opforge.cli.shared import Device, Dtypes, InProcess, Json, device_or_default, dtypes, make_host, print_json, settings
+from opforge.cli.shared import Device, Dtypes, InProcess, Json, device_to_time, dtypes, make_host, print_json, settings
 from opforge.core.errors import OpforgeError, UsageError
 
 SIDE = "OPERATOR:IMPLEMENTATION[@REVISION][[NAME=VALUE,…]], e.g. softmax:cpp_twopass@main or 'softmax:triton_onepass[BLOCK=256]'"
@@ -21,7 +21,7 @@ def compare(
     workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: those sized for this device.")] = None,
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each workload × dtype; a look is finished once it has begun.")] = 5.0,
     band: Annotated[float, typer.Option(min=0.0, max=1.0, help="Dead band: a ratio within 1/(1+band) .. 1+band is no difference.")] = 0.01,
-    python_a: Annotated[str, typer.Option(help="Interpreter of another virtual environment for A (its torch, triton, …; this opforge).")] = "",
+    python_a: Annotated[str, typer.Option(help="Folder or interpreter of another virtual environment for A (its torch, triton, …; this opforge).")] = "",
     python_b: Annotated[str, typer.Option(help="The same for B.")] = "",
     in_process: InProcess = False,
     json: Json = False,
@@ -39,7 +39,7 @@ def compare(
     mine, theirs = parse_side(a, python_a), parse_side(b, python_b)
     if mine.operator != theirs.operator:
         raise UsageError(f"{mine.operator} and {theirs.operator} are different operators; compare two implementations of one.")
-    where = device_or_default(device)
+    where = device_to_time(device)
     operator = registry.operator(mine.operator)
     chosen = workloads_for(operator, Options(device=where, workloads=tuple(workload or ())))
     if not chosen:

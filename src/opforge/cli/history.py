@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ def history(
     implementation: Implementations = None,
     workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: all.")] = None,
     smallest: Annotated[float, typer.Option(min=0.001, help="The least change that counts as a step, as a fraction.")] = 0.02,
-    limit: Annotated[int, typer.Option(min=10, help="At most this many records of each operator, the newest.")] = 2000,
+    limit: Annotated[int, typer.Option(min=10, help="At most this many timings of each operator (or implementation, workload and dtype that is named), the newest.")] = 2000,
     plot: Annotated[Path | None, typer.Option(help="Folder for one SVG picture per series.")] = None,
     json: Json = False,
 ) -> None:
@@ -26,19 +27,15 @@ def history(
 
     A step is found by fitting levels to the whole series (L1 Potts), never by comparing with the last run alone.
     """
-    from opforge.gate import history as find_series
+    from opforge.gate import series_of
 
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
     kinds = dtypes(dtype)
     with settings(context).open_store() as store:
-        records = [record for name in names for record in store.query(operator=name, limit=limit)]
-    wanted = [
-        record
-        for record in records
-        if (not kinds or record.dtype in kinds) and (not implementation or record.implementation in implementation) and (not workload or record.workload in workload)
-    ]
-    found = find_series(wanted, smallest=smallest)
+        asked = itertools.product(names, implementation or [None], workload or [None], kinds or [None])
+        points = [point for name, one, case, kind in asked for point in store.series(operator=name, implementation=one, workload=case, dtype=kind, limit=limit, timed=True)]
+    found = series_of(points, smallest=smallest)
     if json:
         print_json([{"device": series.device, "fingerprint": series.fingerprint, **vars(series.key), "points": series.points, "changes": series.changes} for series in found])
     else:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.shared import Json, print_json, settings
+from opforge.cli.shared import Dtypes, Json, print_json, settings
 from opforge.core.errors import UsageError
+from opforge.core.record import Record
+
+if TYPE_CHECKING:
+    from opforge.report import Past
+    from opforge.store import Store
 
 
 def report(
@@ -18,32 +24,42 @@ def report(
     source: Annotated[Path | None, typer.Option("--from", help="Read records from a JSON-lines file instead of the store.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write to. Default: reports/<run>.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the README's benchmark table (Markdown) and write nothing.")] = False,
+    each: Annotated[bool, typer.Option("--each", help="With --table: a row per implementation, as in the operators' own pages.")] = False,
+    dtypes: Dtypes = None,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md, report.json and report.csv for one run, without measuring anything again."""
     from opforge.cli.reports import write_reports
     from opforge.machine import descriptors, detect
-    from opforge.report import benchmark_table
-    from opforge.store import read_lines
+    from opforge.report import benchmark_table, implementation_table
+    from opforge.store import read_file, read_lines
 
+    pasts: dict[str, Past] = {}
     if source is not None:
-        if not source.is_file():
-            raise UsageError(f"{source} is not a file. Export one with: opforge records export FILE")
-        records = list(read_lines(source.read_text(encoding="utf-8").splitlines()))
+        records = [record for record in read_lines(read_file(source)) if not operators or record.operator in operators]
     else:
         with settings(context).open_store() as store:
-            newest = run or store.newest_run()
-            records = store.query(run=newest) if newest else []
-    records = [record for record in records if not operators or record.operator in operators]
+            records, pasts = of_newest_run(store, operators, run)
     if not records:
         raise UsageError("No records to report. Make some with: opforge bench --all")
+    if dtypes:
+        records = [record for record in records if record.dtype in dtypes]
     if table:
-        typer.echo(benchmark_table(records))
+        typer.echo(implementation_table(records) if each else benchmark_table(records))
         return
     if json:
         print_json(records)
         return
     spec = next((spec for spec in descriptors().values() if spec.name == records[0].device), None)
     here = detect("cpu")
-    for path in write_reports(records, output or Path("reports") / records[0].run, here if here.name == records[0].device else spec):
+    for path in write_reports(records, output or Path("reports") / records[0].run, here if here.name == records[0].device else spec, pasts=pasts):
         typer.echo(f"wrote {path}")
+
+
+def of_newest_run(store: Store, operators: Sequence[str] | None = None, run: str = "") -> tuple[list[Record], dict[str, Past]]:
+    """The records of a run (of the newest one with timings), of these operators alone where some are named, with their histories."""
+    from opforge.cli.reports import pasts_of
+
+    wanted = run or store.newest_run()
+    records = [record for name in operators or (None,) for record in store.query(operator=name, run=wanted)] if wanted else []
+    return records, pasts_of(store, records)

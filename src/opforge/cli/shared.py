@@ -111,6 +111,16 @@ def device_or_default(given: str) -> str:
     return accelerator.type if accelerator is not None else "cpu"
 
 
+def device_to_time(given: str) -> str:
+    """`device_or_default`, with a warning on standard error for everything that distorts times there now."""
+    from opforge.machine import warnings
+
+    where = device_or_default(given)
+    for words in warnings(where):
+        typer.echo(f"warning: {words}", err=True)
+    return where
+
+
 def make_host(in_process: bool) -> Host:
     """Worker processes, or this process when --in-process was given."""
     from opforge.runner import InProcess, Isolated

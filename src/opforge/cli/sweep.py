@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.shared import Backends, Device, Implementations, InProcess, Json, backend_names, checked, device_or_default, make_host, print_json, selected, settings
+from opforge.cli.shared import Backends, Device, Implementations, InProcess, Json, backend_names, checked, device_to_time, make_host, print_json, selected, settings
 from opforge.core import units
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
@@ -46,7 +46,7 @@ def sweep(
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
     definition = registry.operator(name)
-    where = device_or_default(device)
+    where = device_to_time(device)
     swept = parse_axis(axis)
     (kind,) = checked("dtype", [dtype or definition.dtypes[0]], DTYPES)
     known = {found.name: found for found in definition.workloads}

@@ -17,6 +17,7 @@ from opforge.cli.shared import (
     Json,
     Names,
     backend_names,
+    checked,
     device_or_default,
     dtypes,
     exit_code,
@@ -45,6 +46,8 @@ def verify(
     replay: Annotated[str, typer.Option(metavar="RECORD", help="Run a recorded verification again, on exactly the recorded values.")] = "",
     adequacy: Annotated[bool, typer.Option("--adequacy", help="Check the check: offer zeros, constants, shifted and shuffled results to each operator's bound.")] = False,
     contracts: Annotated[bool, typer.Option("--contracts", help="Check the operator as a PyTorch function: gradients, opcheck, torch.compile, vmap, aliasing.")] = False,
+    sanitize: Annotated[str, typer.Option(metavar="TOOL", help="Run some cases of what passes under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.")] = "",
+    huge: Annotated[bool, typer.Option("--huge", help="Tensors of more than 2^31 elements as well, where rows are independent: takes gigabytes of memory.")] = False,
     page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: reports/verification/OPERATOR.html.")] = None,
     in_process: InProcess = False,
     json: Json = False,
@@ -68,7 +71,14 @@ def verify(
     from opforge.report import verification_rows
     from opforge.verdicts import DEFAULT, QUICK
     from opforge.workbench import Options, verify_all
+    from opforge.workbench.further import asked_further
 
+    if sanitize:
+        from opforge.runner.sanitizer import TOOLS
+        from opforge.verdicts.sanitize import ready
+
+        checked("tool of compute-sanitizer", [sanitize], TOOLS)
+        ready(device_or_default(device))
     options = Options(
         device=device_or_default(device),
         dtypes=dtypes(dtype),
@@ -81,7 +91,10 @@ def verify(
     records: list[Record] = []
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
-            for record in verify_all(registry, names, options, host, listener=watcher):
+            found = verify_all(registry, names, options, host, listener=watcher)
+            if sanitize or huge:
+                found = asked_further(registry, found, host, options.device, sanitize=sanitize, huge=huge, progress=lambda words: typer.echo(f"  {words}", err=True))
+            for record in found:
                 store.add([record])
                 records.append(record)
     finally:

@@ -102,16 +102,17 @@ def check_adequacy(registry: Registry, names: Sequence[str], dtypes: Sequence[st
 
 def check_contracts(registry: Registry, names: Sequence[str], dtypes: Sequence[str], device: str, *, json: bool) -> int:
     """Check each operator as a PyTorch function. 1 when a contract is broken."""
-    from opforge.dispatch import Chooser, Function
+    from opforge.dispatch import Chooser, function_of
     from opforge.verdicts.contracts import check_function
 
     chooser = Chooser(registry)
     found = {}
     for name in names:
         operator = registry.operator(name)
-        function = Function(operator, chooser)
+        function = function_of(name, chooser)
+        gradient = registry.operator(operator.gradient) if operator.gradient else None
         wanted = [dtype for dtype in operator.dtypes if not dtypes or dtype in dtypes]
-        found[name] = check_function(operator, function, registered(name), dtypes=wanted, device=device)
+        found[name] = check_function(operator, function, registered(name), dtypes=wanted, device=device, gradient=gradient)
     if json:
         print_json({name: [vars(clause) for clause in clauses] for name, clauses in found.items()})
     else:

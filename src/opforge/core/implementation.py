@@ -57,6 +57,8 @@ class Implementation:
     default    the config used when none was tuned
     layouts    which memory layouts the inputs may have (see LAYOUTS)
     flags      extra compiler flags, for native backends
+    any_rank   it takes contiguous tensors in their own shapes too, not collapsed: a call then makes no views
+    arch       the only target whose instructions it uses ("sm_90a"); "" when it takes any
     """
 
     name: str
@@ -71,6 +73,8 @@ class Implementation:
     default: Config = Config()
     layouts: tuple[str, ...] = ("contiguous",)
     flags: tuple[str, ...] = ()
+    any_rank: bool = False
+    arch: str = ""
     deterministic: bool = True
 
     def accepts(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Accepted | Rejected:

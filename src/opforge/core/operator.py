@@ -20,12 +20,19 @@ ScalarValue = bool | int | float | str
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case)."""
+    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case).
+
+    below       for an input of whole numbers: an expression over the axes; values are drawn from 0 up to it, not including it,
+                whatever the distribution of a case ("classes": valid indices of a class)
+    sometimes   further values that are mixed in among those, as expressions over axes and scalars ("ignore_index")
+    """
 
     name: str
     shape: str
     dtype: str = "T"
     about: str = ""
+    below: str | None = None
+    sometimes: tuple[str, ...] = ()
 
     def dtype_for(self, dtype: str) -> str:
         """The dtype this tensor has in a case of `dtype`."""
@@ -141,6 +148,8 @@ class Operator:
 
     unit   which arithmetic units its FLOPs can be given to: "matrix" (products of matrices: matmul, convolution, attention)
            or "vector" (everything else). The roofline takes its compute ceiling from it
+    gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its inputs
+               are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
     """
 
     name: str
@@ -163,6 +172,7 @@ class Operator:
     source: str = ""
     folder: Path | None = None
     unit: str = "vector"
+    gradient: str | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in ("vector", "matrix"):

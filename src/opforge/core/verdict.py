@@ -15,6 +15,8 @@ class Metrics:
     quantiles_abs  p50, p90, p99 of the absolute error
     histogram      counts of |error| / bound in decades: below 1e-6, 1e-5, …, 1, 10, above
     kl             Kullback-Leibler divergence of the value histograms, output against reference, in nats
+    clip_ratio     share of the elements at or beyond the dtype's largest value where the reference is finite; None in records
+                   from before it was measured
     """
 
     output: str
@@ -35,6 +37,7 @@ class Metrics:
     worst_bound: float
     histogram: tuple[int, ...]
     kl: float
+    clip_ratio: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from opforge.backends import Native, backend
 from opforge.backends.cache import sha256_of
@@ -54,12 +55,16 @@ def distance(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...
 
 @dataclass
 class Chooser:
-    """Chooses for one registry and one store. What the store says is read once per operator; `refresh()` reads it again."""
+    """Chooses for one registry and one store. What the store says is read once per operator; `refresh()` reads it again.
+
+    functions   the operators already made into functions with this chooser (dispatch.function_of)
+    """
 
     registry: Registry
     store_url: str | None = None
     _known: dict[tuple[str, str], list[Record]] = field(default_factory=dict)
     _hashes: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Any] = field(default_factory=dict)
 
     def refresh(self) -> None:
         """Forget what was read."""
@@ -100,7 +105,7 @@ class Chooser:
         if timed:
             nearest = min(distance(wanted, shape_class(record.axes)) for record in timed)
             near = [record for record in timed if distance(wanted, shape_class(record.axes)) == nearest]
-            newest = {(record.implementation, record.workload): record for record in near}
+            newest = {(record.implementation, record.config, record.workload): record for record in near}
             best = min(newest.values(), key=lambda record: record.timing.median_s if record.timing else math.inf)
             why = f"fastest in the records on {best.device} for {best.workload or 'this shape class'} (record {best.id[:8]})"
             return Choice(implementation=fit[best.implementation], config=best.config, why=why, passed_over=tuple(passed_over))

@@ -12,6 +12,6 @@ from opforge.gate.baseline import (
     tightened as tightened,
 )
 from opforge.gate.check import Finding as Finding, Policy as Policy, Report as Report, Sight as Sight, check as check, settled_for as settled_for
-from opforge.gate.history import Key as Key, Series as Series, history as history
+from opforge.gate.history import Key as Key, Series as Series, history as history, series_of as series_of
 from opforge.gate.output import junit as junit, markdown as markdown
 from opforge.gate.steps import segments as segments

@@ -19,6 +19,8 @@ from opforge.timing import holm
 FINE, REGRESSION, UNSURE_STATE, SKIPPED = "fine", "regression", "unsure", "unchanged"
 EXIT_CODES = {FINE: 0, REGRESSION: 1, UNSURE_STATE: 4}
 LEAST_ELEMENTS = 1000
+CLIPPED = 1e-3
+"""Growth of the clipped share below which it is chance: inputs are drawn anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +28,7 @@ class Policy:
     """What a check tolerates.
 
     allowed    ratio of times up to which a case is fine, unless the baseline has a threshold of its own
-    accuracy   factor by which the 99th percentile of the absolute error may grow
+    accuracy   factor by which the 99th percentile of the absolute error, and the share of clipped elements, may grow
     alpha      of the family of all cases, after Holm's correction
     """
 
@@ -140,8 +142,9 @@ def _settle(first: Finding, second: Finding | None) -> Finding:
 
 
 def less_accurate(fresh: Verdict | None, baseline: Verdict | None, factor: float) -> str | None:
-    """Why `fresh` is less accurate than `baseline`, or None: the 99th percentile of the absolute error of a case and output
-    of 1000 elements or more (fewer have no 99th percentile to speak of) grew by more than `factor`."""
+    """Why `fresh` is less accurate than `baseline`, or None. Of a case and output of 1000 elements or more (fewer have no 99th
+    percentile to speak of): the 99th percentile of the absolute error grew by more than `factor`, or the share of elements
+    that the dtype clips by more than `factor` and one in a thousand."""
     if not isinstance(fresh, Pass) or not isinstance(baseline, Pass):
         return None
     before, now = errors(baseline), errors(fresh)
@@ -151,9 +154,25 @@ def less_accurate(fresh: Verdict | None, baseline: Verdict | None, factor: float
         return f"less accurate: p99 error of {fresh_errors[0][1]} in {fresh_errors[0][0]} is {units.number(now[fresh_errors[0]])}, it was exact"
     if not worst[0] <= factor:
         return f"less accurate: p99 error of {worst[1][1]} in {worst[1][0]} is {units.number(now[worst[1]])}, {worst[0]:.2f} times what it was"
+    clipped, clipped_now = clips(baseline), clips(fresh)
+    for name in sorted(clipped.keys() & clipped_now.keys()):
+        if not clipped_now[name] <= max(clipped[name] * factor, clipped[name] + CLIPPED):
+            return (
+                f"less accurate: {units.percent(clipped_now[name])} of {name[1]} in {name[0]} are clipped at the largest value of their dtype, {units.percent(clipped[name])} were"
+            )
     return None
 
 
 def errors(verdict: Pass) -> dict[tuple[str, str], float]:
     """(case, output) → 99th percentile of the absolute error; the last check of a case of that name counts."""
     return {(checked.case.name, metrics.output): metrics.quantiles_abs[2] for checked in verdict.checked for metrics in checked.metrics if metrics.elements >= LEAST_ELEMENTS}
+
+
+def clips(verdict: Pass) -> dict[tuple[str, str], float]:
+    """(case, output) → share of elements that its dtype clips, where that was measured."""
+    return {
+        (checked.case.name, metrics.output): metrics.clip_ratio
+        for checked in verdict.checked
+        for metrics in checked.metrics
+        if metrics.elements >= LEAST_ELEMENTS and metrics.clip_ratio is not None
+    }

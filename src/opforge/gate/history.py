@@ -7,10 +7,12 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from opforge import store
 from opforge.core import units
 from opforge.core.record import Record
 from opforge.core.verdict import Pass
 from opforge.gate.steps import Segment, segments
+from opforge.store import point_of
 
 SMALLEST = 0.02
 """The least change of the level, as a fraction, that counts as a step."""
@@ -98,23 +100,26 @@ class Series:
 
 
 def history(records: Iterable[Record], *, smallest: float = SMALLEST) -> tuple[Series, ...]:
-    """The series in these records, steps found. Only timings with a Pass that nothing speaks against count."""
+    """The series in these records, steps found."""
+    return series_of((point_of(record) for record in records), smallest=smallest)
+
+
+def series_of(points: Iterable[store.Point], *, smallest: float = SMALLEST) -> tuple[Series, ...]:
+    """The series in what a store says of its records, steps found. Only timings with a Pass that nothing speaks against count."""
     found: dict[tuple[Key, str, str], list[Point]] = {}
-    for record in sorted(records, key=lambda record: record.created_at):
-        timing = record.timing
-        if timing is None or not isinstance(record.verdict, Pass) or timing.suspect is not None or not timing.median_s > 0:
+    for seen in sorted(points, key=lambda seen: seen.created_at):
+        if seen.median_s is None or seen.low_s is None or seen.high_s is None or seen.verdict != Pass.__name__ or seen.suspect or not seen.median_s > 0:
             continue
-        low, high = timing.interval_s
         point = Point(
-            record=record.id,
-            created_at=record.created_at,
-            run=record.run,
-            commit=record.environment.facts.get("git.commit", ""),
-            median_s=timing.median_s,
-            width=(high - low) / timing.median_s,
+            record=seen.id,
+            created_at=seen.created_at,
+            run=seen.run,
+            commit=seen.revision,
+            median_s=seen.median_s,
+            width=(seen.high_s - seen.low_s) / seen.median_s,
         )
-        key = Key(operator=record.operator, implementation=record.implementation, workload=record.workload, dtype=record.dtype)
-        found.setdefault((key, record.device, record.environment.fingerprint), []).append(point)
+        key = Key(operator=seen.operator, implementation=seen.implementation, workload=seen.workload, dtype=seen.dtype)
+        found.setdefault((key, seen.device, seen.fingerprint), []).append(point)
     return tuple(
         Series(key=key, device=device, fingerprint=fingerprint, points=tuple(points), segments=levels(points, smallest=smallest))
         for (key, device, fingerprint), points in found.items()

@@ -32,17 +32,18 @@ BUSY = 0.5
 """Load per core from which other work is taken to disturb."""
 
 
-def warnings(device: str, *, environ: Mapping[str, str] | None = None, root: Path = host.ROOT) -> tuple[str, ...]:
+def warnings(device: str, *, environ: Mapping[str, str] | None = None, root: Path = host.ROOT, load: bool = True) -> tuple[str, ...]:
     """Sentences on what distorts times taken on `device` (a torch device type) now, each ending with what to do.
 
-    Empty on a machine that is fit for measuring. Nothing here stops a measurement.
+    Empty on a machine that is fit for measuring. Nothing here stops a measurement. `load` False leaves out how busy the
+    processors are: asked in the middle of a run, that is the run's own work.
     """
     variables = os.environ if environ is None else environ
     found = _variables(device, variables)
     found += _builds()
-    found += _processor(variables, root)
+    found += _processor(variables, root, load)
     if device != "cpu":
-        found += _neighbours()
+        found += _neighbours(root)
     return tuple(found)
 
 
@@ -64,13 +65,13 @@ def _builds() -> list[str]:
     return found
 
 
-def _processor(variables: Mapping[str, str], root: Path) -> list[str]:
+def _processor(variables: Mapping[str, str], root: Path, load: bool) -> list[str]:
     found = []
     cores = host.look(root).cores
     chosen = host.governor(root)
     if chosen in ("powersave", "conservative", "ondemand", "schedutil"):
         found.append(f"The frequency governor is {chosen}: clocks follow the load. Fix them: sudo cpupower frequency-set -g performance")
-    average = host.load_average(root)
+    average = host.load_average(root) if load else None
     if average is not None and average > BUSY * cores:
         found.append(f"Other work is running (load {average:.1f} on {cores} cores). Wait until it is done, or expect wide intervals and ask for more samples.")
     if host.on_battery(root):
@@ -84,16 +85,22 @@ def _processor(variables: Mapping[str, str], root: Path) -> list[str]:
     return found
 
 
-def _neighbours() -> list[str]:
-    """Processes of other sessions on the device. Those of another container have no entry in /proc here and are not seen."""
-    foreign = [process for process in accelerator.processes() if _session(process) not in (None, os.getsid(0))]
+def _neighbours(root: Path) -> list[str]:
+    """Processes on the device that this one did not start. Those of another container have no entry in /proc here and are not seen."""
+    foreign = [process for process in accelerator.processes() if _foreign(process, root)]
     if not foreign:
         return []
     return [f"Another process computes on the device (pid {', '.join(map(str, foreign))}). Wait for it, or choose another device with CUDA_VISIBLE_DEVICES."]
 
 
-def _session(process: int) -> int | None:
-    try:
-        return os.getsid(process)
-    except OSError:
-        return None
+def _foreign(process: int, root: Path) -> bool:
+    """Whether the process is here, and neither this one nor one of those that it started, or that they did."""
+    if not (root / "proc" / str(process)).exists():
+        return False
+    while process > 1:
+        if process == os.getpid():
+            return False
+        # the name in parentheses may hold anything; the parent's id is the second field after it
+        fields = host.text_of(root / "proc" / str(process) / "stat").rpartition(")")[2].split()
+        process = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
+    return True

@@ -16,16 +16,14 @@ def __getattr__(name: str) -> Function:
     if name.startswith("__"):
         raise AttributeError(name)
     from opforge.core.errors import UsageError
-    from opforge.dispatch import Chooser, Function
+    from opforge.dispatch import Chooser, function_of
     from opforge.registry import load
 
-    registry = load()
+    chooser = globals().get("_chooser") or globals().setdefault("_chooser", Chooser(load()))
     try:
-        operator = registry.operator(name)
+        function = function_of(name, chooser)
     except UsageError as error:
         raise AttributeError(str(error)) from error
-    chooser = globals().setdefault("_chooser", Chooser(registry))
-    function = Function(operator, chooser)
     # kept, so that the next access is an ordinary attribute (and torch.compile can trace through it)
     globals()[name] = function
     return function

@@ -17,7 +17,7 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import LAYOUTS, Config, Implementation
 
 BACKENDS = {"torch": (".py",), "triton": (".py",), "tilelang": (".py",), "cuda": (".cu",), "cpp": (".cpp",)}
-_KEYS = {"SUPPORTS": dict, "SPACE": dict, "LIMITS": dict, "DEFAULT": dict, "LAYOUTS": tuple, "DTYPES": tuple, "FLAGS": tuple, "DETERMINISTIC": bool}
+_KEYS = {"SUPPORTS": dict, "SPACE": dict, "LIMITS": dict, "DEFAULT": dict, "LAYOUTS": tuple, "DTYPES": tuple, "FLAGS": tuple, "ANY_RANK": bool, "ARCH": str, "DETERMINISTIC": bool}
 
 
 def find_source(operator: str, folder: Path, name: str) -> tuple[str, Path]:
@@ -68,6 +68,8 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
         default=default,
         layouts=tuple(layouts),
         flags=tuple(said.get("FLAGS", ())),
+        any_rank=said.get("ANY_RANK", False),
+        arch=said.get("ARCH", ""),
         deterministic=said.get("DETERMINISTIC", True),
     )
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from opforge.core import units
 from opforge.core.record import Record
 from opforge.report import svg
+from opforge.report.evidence import anchor
 from opforge.report.view import BASELINE, Group, memory_bound, of_roof, roof_of, timing_of
 from opforge.report.words import clean, notes, short
 
@@ -108,7 +109,7 @@ def _row(group: Group, record: Record, y: float, scale: svg.Scale, end: float, s
     parts += [svg.line(strip(1.0), y + 6, strip(1.0), y + ROW - 6, "median"), svg.dots(points, f"dots d{colour}")]
     if beyond:
         parts.append(svg.text(f"+{beyond} ▸", STRIP_X1 + 8, y + 10, "beyond", text_anchor="end"))
-    return svg.element("g", *parts, class_="bar-row")
+    return svg.link(f"#{anchor(record)}", svg.element("g", *parts, class_="bar-row"))
 
 
 def _numbers(group: Group, record: Record, lead: bool) -> list[tuple[str, float, str]]:
@@ -147,7 +148,7 @@ def _tip(group: Group, record: Record) -> str:
         f"{units.plural(len(timing.samples_s), 'sample')} of {units.plural(timing.batch, 'call')}, timer {timing.timer}, cache {timing.cache}",
         f"loop overhead {units.seconds(timing.overhead_s)} per call" + (f", launch cost {units.seconds(timing.launch_s)}" if timing.launch_s is not None else ""),
         f"config: {record.config}",
-        f"record {record.id}",
+        f"record {record.id}; click for what stands behind it",
     ]
     return "\n".join(clean(words) for words in lines)
 

@@ -102,6 +102,63 @@ def benchmark_table(records: Sequence[Record]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def implementation_table(records: Sequence[Record]) -> str:
+    """The table of an operator's own page: a row per implementation, workload and dtype, with the share of the roof and the
+    ratio to the best alternative, which is the faster of torch eager and torch.compile in the same run."""
+    latest: dict[tuple[str, str, str, str], Group] = {}
+    for group in comparable(records):
+        key = (group.device, group.dtype, group.workload, group.operator)
+        if key not in latest or _date(group) >= _date(latest[key]):
+            latest[key] = group
+    if not latest:
+        return "No timed records. Make some with: opforge bench --all\n"
+    parts = []
+    for device in unique(group.device for group in latest.values()):
+        groups = [group for group in latest.values() if group.device == device]
+        dates = sorted(_date(group)[:10] for group in groups)
+        parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns.")
+        parts.append(_table(["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr"))
+    return "\n\n".join(parts) + "\n"
+
+
+ALTERNATIVES = ("torch", "compile")
+"""The backends that a user would take if there were nothing else."""
+
+
+def _rows(group: Group) -> list[list[str]]:
+    medians = {record.implementation: timing.median_s for record in group.timed if (timing := timing_of(record)) is not None}
+    others = [medians[record.implementation] for record in group.timed if record.backend in ALTERNATIVES and record.implementation in medians]
+    rows = []
+    for record in group.timed:
+        if record.implementation not in medians:
+            continue
+        fraction = of_roof(record)
+        limit = "memory" if memory_bound(record) else "arithmetic"
+        name = escaped(group.label(record))
+        rows.append(
+            [
+                escaped(f"{group.workload} ({axes_words(record)})"),
+                escaped(group.dtype),
+                f"**{name}**" if record in group.leaders else name,
+                units.seconds(medians[record.implementation]),
+                rate(record),
+                f"{units.percent(fraction)} of {limit}" if fraction is not None else "",
+                "" if record.backend in ALTERNATIVES or not others else units.ratio(min(others) / medians[record.implementation]),
+            ]
+        )
+    return rows
+
+
+def axes_words(record: Record) -> str:
+    """The sizes of a workload, in the order in which the operator names its axes.
+
+    >>> from types import SimpleNamespace
+    >>> axes_words(SimpleNamespace(axes={"lead": (4, 8), "cols": 100}))
+    'lead 4 × 8, cols 100'
+    """
+    return ", ".join(f"{name} {' × '.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in record.axes.items())
+
+
 def _benchmark_row(group: Group, columns: Sequence[str]) -> list[str]:
     leaders = group.leaders
     cells = []

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import importlib.resources
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from opforge.core import units
 from opforge.core.device import DeviceSpec
 from opforge.core.record import Record
 from opforge.report import sections, summary, svg
+from opforge.report.evidence import Past
 from opforge.report.roof_chart import roofline, roofs
 from opforge.report.view import Group, slots, timing_of, unique
 from opforge.report.words import clean, clean_lines
 
 
-def html(records: Sequence[Record], *, title: str, device: DeviceSpec | None = None) -> str:
+def html(records: Sequence[Record], *, title: str, device: DeviceSpec | None = None, pasts: Mapping[str, Past] | None = None) -> str:
     """The page for these records. `device` brings the roofs of the roofline; with records of several devices, those of its name.
+    `pasts` are the histories of timed records, by id.
 
     Everything that comes from a record or from `title` is shown as text, never as markup. The same records give the same page.
     """
@@ -39,10 +41,10 @@ def html(records: Sequence[Record], *, title: str, device: DeviceSpec | None = N
     # pictures were escaped where they were drawn; nothing else on the page is taken for markup
     environment.filters["drawn"] = Markup
     style = importlib.resources.files("opforge.report").joinpath("templates/report.css").read_text(encoding="utf-8")
-    return environment.get_template("report.html.j2").render(style=Markup(style), **_content(records, title, device))
+    return environment.get_template("report.html.j2").render(style=Markup(style), **_content(records, title, device, pasts or {}))
 
 
-def _content(records: Sequence[Record], title: str, device: DeviceSpec | None) -> dict[str, Any]:
+def _content(records: Sequence[Record], title: str, device: DeviceSpec | None, pasts: Mapping[str, Past]) -> dict[str, Any]:
     names = _anchors(unique(record.operator for record in records))
     found = _group_anchors(summary.comparable(records))
     groups = [group for _, group in found]
@@ -58,7 +60,7 @@ def _content(records: Sequence[Record], title: str, device: DeviceSpec | None) -
         "legend": [(clean(name), _swatch(slot)) for name, slot in slots(record for record in records if timing_of(record)).items()],
         "failures": sections.failures(records),
         "rooflines": _rooflines(records, device, found),
-        "operators": sections.operators(records, found, names),
+        "operators": sections.operators(records, found, names, pasts),
         "stood_in": sections.stood_in(records),
         "not_run": sections.not_run(records),
     }

@@ -9,6 +9,7 @@ from opforge.core import units
 from opforge.core.record import Record
 from opforge.core.verdict import REFUSED, Broken, Checked, Crash, Mismatch, Pass, Policy, Statement, Timeout, Unsupported, Window
 from opforge.report.bars import bars
+from opforge.report.evidence import Past, evidence as evidence_of, machines
 from opforge.report.histogram import error_histogram
 from opforge.report.view import Group, memory_bound, roof_of, slots, timing_of, unique, verdict_key
 from opforge.report.words import axes, case_words, clean, clean_lines, describe, ended, error_share, index, notes, untimed
@@ -76,7 +77,7 @@ def window(found: Window) -> dict[str, Any]:
     return {"caption": clean(f"{found.output} from [{index(found.corner)}]: actual above, expected below"), "rows": rows}
 
 
-def operators(records: Sequence[Record], found: Sequence[tuple[str, Group]], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
+def operators(records: Sequence[Record], found: Sequence[tuple[str, Group]], anchors: Mapping[str, str], pasts: Mapping[str, Past]) -> list[dict[str, Any]]:
     """One section per operator: its groups with pictures, then its verification."""
     colours = slots(records)
     runs, devices = len(unique(record.run for record in records)) > 1, len(unique(record.device for record in records)) > 1
@@ -84,14 +85,14 @@ def operators(records: Sequence[Record], found: Sequence[tuple[str, Group]], anc
         {
             "name": clean(operator),
             "anchor": anchors[operator],
-            "groups": [_group(group, anchor, colours, runs, devices) for anchor, group in found if group.operator == operator],
+            "groups": [_group(group, anchor, colours, runs, devices, pasts) for anchor, group in found if group.operator == operator],
             **verification([record for record in records if record.operator == operator]),
         }
         for operator in unique(record.operator for record in records)
     ]
 
 
-def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, devices: bool) -> dict[str, Any]:
+def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, devices: bool, pasts: Mapping[str, Past]) -> dict[str, Any]:
     first = group.timed[0]
     roof = roof_of(first)
     where = [f"on {group.device}"] * devices + [f"run {group.run}, {group.records[0].created_at[:16]}"] * runs
@@ -106,6 +107,8 @@ def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, de
         "roof": clean(f"roof {units.seconds(roof)}, set by {first.limiter or ('memory' if memory_bound(first) else 'arithmetic')}") if roof is not None else "no ceilings known",
         "fastest": _fastest(group),
         "picture": bars(group, colours),
+        "evidence": evidence_of(group, pasts),
+        "machines": machines(group),
         "notes": [(clean(group.label(record)), clean("; ".join(notes(record)))) for record in group.records if notes(record)],
         "others": [(clean(group.label(record)), tone(record), _untimed_words(record)) for record in group.records if timing_of(record) is None],
         "conditions": [clean(words) for words in unique(words for record in group.timed if record.timing for words in record.timing.conditions)],

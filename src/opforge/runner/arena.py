@@ -93,6 +93,7 @@ class Arena:
         self.size = size
         self.fd = fd
         self.memory = mmap.mmap(fd, size)
+        self.pinned = False
 
     @classmethod
     def allocate(cls, wanted: Sequence[tuple[str, str, str, tuple[int, ...], str]]) -> Arena:
@@ -174,11 +175,45 @@ class Arena:
         slots = [Slot(**{**slot, "shape": tuple(slot["shape"]), "strides": tuple(slot["strides"])}) for slot in description["slots"]]
         return cls(slots, description["size"], fd)
 
+    def mirror(self, device: Any, *, filled: bool) -> Mirror:
+        """The same slots in memory of a device; with the bytes that are here now when `filled`, else undefined."""
+        import torch
+
+        memory = self.bytes().to(device) if filled else torch.empty(self.size, dtype=torch.uint8, device=device)
+        return Mirror(self.slots, memory)
+
+    def pin(self) -> None:
+        """Let a CUDA device copy to and from this memory directly, where it can: several times as fast as through a staging buffer."""
+        import torch
+
+        if not self.pinned and torch.cuda.is_available():
+            self.pinned = int(torch.cuda.cudart().cudaHostRegister(self.bytes().data_ptr(), self.size, 0)) == 0
+
     def close(self) -> None:
         """Give the descriptor back; the memory goes when the last tensor over it does."""
+        if self.pinned:
+            import torch
+
+            self.pinned = False
+            torch.cuda.cudart().cudaHostUnregister(self.bytes().data_ptr())
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+class Mirror(Arena):
+    """An arena's slots in a device's memory, for this process alone: nobody else can reach it."""
+
+    def __init__(self, slots: Sequence[Slot], memory: Any) -> None:
+        self.slots = tuple(slots)
+        self.size = memory.numel()
+        self.whole = memory
+        self.fd = -1
+        self.pinned = False
+
+    def bytes(self) -> Any:
+        """The whole mirror as a uint8 tensor on its device."""
+        return self.whole
 
 
 def view(whole: Any, slot: Slot) -> Any:

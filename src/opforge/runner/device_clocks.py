@@ -9,6 +9,8 @@ from typing import Any
 from opforge.runner.clocks import Run
 
 FLUSH_FACTOR = 2
+FLUSH_PASSES = 2
+SECTOR_BYTES = 32
 PROBE_REPEATS = 25
 
 
@@ -70,8 +72,8 @@ def cupti_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[f
     Gaps between kernels are not in it, and neither is `flush`. Raises ClockUnfit where the profiler sees no device work,
     or where calls differ in how much they launch, so that its records cannot be told apart.
     """
-    flushes = 0 if flush is None else len(_busy(flush, 1))
-    intervals = _busy(run, batch, flush, count)
+    flushes = 0 if flush is None else len(busy(flush, 1))
+    intervals = busy(run, batch, flush, count)
     each, rest = divmod(len(intervals), count)
     if not intervals or rest or each <= flushes:
         raise ClockUnfit(f"CUPTI saw {len(intervals)} pieces of device work in {count} samples; they cannot be told apart")
@@ -93,8 +95,8 @@ def union(intervals: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def _busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> list[tuple[int, int]]:
-    """(start, duration) in ns of every kernel, copy and fill on the device, in order of start."""
+def busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> list[tuple[int, int]]:
+    """(start, duration) in ns of every kernel, copy and fill on the device, on whatever stream, in order of start."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -110,18 +112,29 @@ def _busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> lis
     return sorted((event.start_ns(), event.duration_ns()) for event in events if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0)
 
 
-def cache_flusher(device: Any) -> Run:
-    """A function that gives back the cache's persisting part and overwrites twice the device's last-level cache, so that
-    the next kernel finds none of its inputs there. It does both on the device, in the order of the current stream."""
+def cache_flusher(device: Any, reset: bool = True) -> Run:
+    """A function that gives back the cache's persisting part (unless `reset` is False) and overwrites twice the device's
+    last-level cache, so that the next kernel finds none of its inputs there.
+
+    The driver gives the persisting part back when it is told to, not in the order of a stream: the device has to have
+    finished what it was given before, or lines that the last kernel pins would be pinned after the reset. The overwriting is
+    followed by reading, or the next kernel would pay for writing the flush's own lines back; and it is done several times
+    over, about a tenth of a millisecond, so that the host is ahead again when the next kernel begins."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
     buffer = torch.empty(FLUSH_FACTOR * properties.L2_cache_size, dtype=torch.uint8, device=device)
-    reset = persisting_reset()
+    words, total = buffer.view(torch.float32), torch.empty((), dtype=torch.float32, device=device)
+    give_back = persisting_reset() if reset else None
 
     def flush() -> None:
-        reset()
-        buffer.zero_()
+        if give_back is not None:
+            torch.cuda.synchronize(device)
+            give_back()
+        for _ in range(FLUSH_PASSES):
+            buffer.zero_()
+        for _ in range(FLUSH_PASSES):
+            torch.sum(words, dim=0, out=total)
 
     return flush
 
@@ -147,18 +160,28 @@ def rotation_size(footprint_bytes: int, cache_bytes: int, most: int = 64) -> int
 
 
 def cold_probe(device: Any) -> tuple[float, float]:
-    """Seconds that reading a quarter of the last-level cache takes warm, and after the flush. Cold must be clearly slower."""
+    """Seconds that a gather takes when the cache holds all it reads, and after the flush. Cold must be clearly slower.
+
+    One element from each 32-byte sector of a quarter of the last-level cache, in random order: that is where a cache and
+    memory differ most, while a sum over the same bytes is mostly launch and reduction. It is replayed as a graph, so that
+    no launch of the host's is in it, and the flush before it keeps the device busy until the host has caught up.
+    """
     import torch
 
-    quarter = torch.cuda.get_device_properties(device).L2_cache_size // 4
-    source = torch.ones(quarter // 4, dtype=torch.float32, device=device)
-    target = torch.empty((), dtype=torch.float32, device=device)
+    sectors = torch.cuda.get_device_properties(device).L2_cache_size // 4 // SECTOR_BYTES
+    source = torch.ones(sectors, SECTOR_BYTES // 4, dtype=torch.float32, device=device)[:, 0]
+    order = torch.randperm(sectors, device=device)
+    target = torch.empty(sectors, dtype=torch.float32, device=device)
+    flush = cache_flusher(device)
 
-    def read() -> None:
-        torch.sum(source, dim=0, out=target)
+    def gather() -> None:
+        torch.index_select(source, 0, order, out=target)
 
-    for _ in range(3):
-        read()
-    warm = sorted(event_samples(read, 1, PROBE_REPEATS, read))[PROBE_REPEATS // 2]
-    cold = sorted(event_samples(read, 1, PROBE_REPEATS, cache_flusher(device)))[PROBE_REPEATS // 2]
+    def warmed() -> None:
+        flush()
+        gather()
+
+    replay = captured(gather, 1)
+    warm = sorted(event_samples(replay, 1, PROBE_REPEATS, warmed))[PROBE_REPEATS // 2]
+    cold = sorted(event_samples(replay, 1, PROBE_REPEATS, flush))[PROBE_REPEATS // 2]
     return warm, cold

@@ -12,7 +12,7 @@ from opforge.backends import backend, cache
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
-from opforge.runner import sampling, sandbox
+from opforge.runner import device_clocks, sampling, sandbox
 from opforge.runner.arena import Arena, view
 from opforge.runner.guards import ALL, Guards, Limits
 from opforge.runner.launch import ContractBroken, Launch, bind, synchronize
@@ -20,6 +20,7 @@ from opforge.runner.witness import replaced, snapshot, traced
 
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
+WORTH_PINNING = 1 << 25
 LIBRARY = ("torch", "compile")
 """Backends that are PyTorch themselves: calling its operations is what they are for."""
 
@@ -41,6 +42,7 @@ class Executor:
         self.sealed = scratch is None
         self.library = True
         self.confined = 0
+        self.peak_reset = sampling.peak_reset() if scratch is not None else None
         self.before = snapshot() if guards.snapshot and scratch is not None else {}
 
     def handle(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
@@ -54,6 +56,8 @@ class Executor:
             "overhead": self.overhead,
             "launch_cost": self.launch_cost,
             "memory": self.memory,
+            "work": self.work,
+            "replay": self.replay,
         }
         try:
             answer = do[message["do"]](message, fds)
@@ -70,6 +74,8 @@ class Executor:
     def bind(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
         arena = Arena.attach(message["arena"], fds[0])
+        if message["device"] != "cpu" and arena.size >= WORTH_PINNING:
+            arena.pin()
         # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked for
         registry = Registry(tuple(Home(Path(home), "parent") for home in message["homes"]))
         operator = registry.operator(message["operator"])
@@ -98,7 +104,7 @@ class Executor:
             return {"status": "rejected", "reason": launch.reason}
         self.next += 1
         self.launches[self.next] = (launch, arena, whole)
-        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on)
+        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards.cold)
         return {"status": "bound", "launch": self.next, "notes": list(launch.notes), "confined": self.confined}
 
     def seal(self, implementation: Implementation, config: Config | None, device: str, homes: Sequence[str]) -> None:
@@ -115,7 +121,7 @@ class Executor:
         stood = implementation.backend == "triton" and device == "cpu"
         if implementation.backend not in COMPILED_FIRST and not stood:
             # compilers that run at the first call keep what they make in a folder that only kernels of the same homes share
-            folder = cache.cache_root() / "jit" / cache.key_of({"homes": "\n".join(homes), "backend": implementation.backend})[:16]
+            folder = cache.jit_folder(homes, implementation.backend)
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR"):
                 os.environ[name] = str(folder / name.split("_")[0].lower())
@@ -181,8 +187,26 @@ class Executor:
     def memory(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Bytes that one call takes beyond the arena, at its peak; absent where it cannot be told."""
         launch, _, whole = self.launches[message["launch"]]
-        found = sampling.extra_bytes(launch.run, whole)
+        found = sampling.extra_bytes(launch.run, whole, self.peak_reset)
         return {"status": "ok"} if found is None else {"status": "ok", "bytes": found}
+
+    def work(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """What the device does for a number of calls in a row."""
+        launch, _, _ = self.launches[message["launch"]]
+        self.held.pop(message["launch"], None)
+        return sampling.work(launch.run, message["count"])
+
+    def replay(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+        """Capture the call in a CUDA graph, take the arena's bytes as they are now, replay the graph, put the outputs back."""
+        launch, arena, whole = self.launches[message["launch"]]
+        self.held.pop(message["launch"], None)
+        try:
+            again = device_clocks.captured(launch.run, 1)
+        except device_clocks.ClockUnfit as error:
+            return {"status": "unfit", "reason": str(error)}
+        whole.copy_(arena.bytes())
+        again()
+        return self.collect(message, fds)
 
     def overhead(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """What the sampling loop costs, the clocks' resolution, and how many threads CPU kernels use here."""

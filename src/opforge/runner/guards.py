@@ -23,6 +23,7 @@ class Guards:
     freeze         a worker is stopped whenever nothing is asked of it
     children       no process is left when the answer comes
     nonce          an answer repeats the number of its request
+    cold           before a cold sample, the cache's persisting part is given back and buffers take turns
     """
 
     files: bool = True
@@ -36,6 +37,7 @@ class Guards:
     freeze: bool = True
     children: bool = True
     nonce: bool = True
+    cold: bool = True
 
     def without(self, *names: str) -> Guards:
         """These guards with some taken away."""

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -240,7 +241,7 @@ def _malformed(answer: Mapping[str, Any], nonce: int | None) -> str | None:
     """What is wrong with an answer, or None. Its values are used by this process, so that their types are checked here."""
     if nonce is not None and answer.get("nonce") != nonce:
         return "it answered a question that was not asked"
-    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "reason": str, "trace": str}
+    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "pieces": int, "busy": float, "reason": str, "trace": str}
     fine = answer.get("status") in ANSWERS and all(type(answer[name]) is kind for name, kind in shapes.items() if name in answer)
     fine = fine and all(isinstance(item, str) for item in _listed(answer.get("notes", [])))
     fine = fine and all(isinstance(item, float | int) and not isinstance(item, bool) for item in _listed(answer.get("samples", [])))
@@ -275,6 +276,8 @@ class _Server:
         for name in ("OPFORGE_ISOLATION", "OPFORGE_HEADERS"):
             if name in os.environ:
                 scrubbed[name] = os.environ[name]
+        # asked through NVML, torch does not initialise the driver to say whether a GPU is there: after a fork it could not be initialised again
+        scrubbed["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         home = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "OPFORGE_CACHE": str(cache_root()), "OPFORGE_SCRATCH": str(self.folder)}
         # -P keeps the working directory off the module path: a file called torch.py there must not be imported
         self.process = subprocess.Popen(
@@ -371,6 +374,7 @@ class Isolated:
         self.guards = guards
         self.servers = {} if servers is None else servers
         self._last: _Server | None = None
+        self._starting: defaultdict[tuple[tuple[str, str], ...], threading.Lock] = defaultdict(threading.Lock)
 
     @property
     def isolation(self) -> str:
@@ -379,20 +383,24 @@ class Isolated:
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         key = tuple(sorted(environment.items()))
-        server = self.servers.get(key)
-        if server is not None and server.process.poll() is not None:
-            server.close()
-            server = None
-        if server is None:
-            server = self.servers[key] = _Server(environment, self.python)
-        self._last = server
+        with self._starting[key]:
+            server = self.servers.get(key)
+            if server is not None and server.process.poll() is not None:
+                server.close()
+                server = None
+            if server is None:
+                server = self.servers[key] = _Server(environment, self.python)
+            self._last = server
         try:
             return ForkedWorker(server, self.limits, self.guards)
         except Closed:
             # something ended the server meanwhile; a second one that ends at once is not a kernel's doing
-            server.close()
-            self._last = self.servers[key] = _Server(environment, self.python)
-            return ForkedWorker(self._last, self.limits, self.guards)
+            with self._starting[key]:
+                if self.servers.get(key) is server:
+                    server.close()
+                    self.servers[key] = _Server(environment, self.python)
+                self._last = server = self.servers[key]
+            return ForkedWorker(server, self.limits, self.guards)
 
     def close(self) -> None:
         for server in self.servers.values():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import unknown
-from opforge.core.operator import Case, Operator
+from opforge.core.expr import evaluate
+from opforge.core.operator import Case, Operator, TensorSpec
 from opforge.core.shapes import full_shape
 from opforge.runner.arena import Arena
 
@@ -21,13 +22,13 @@ def fresh_seed() -> int:
 def _normal(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     import torch
 
-    return torch.randn(shape, generator=generator, dtype=torch.float32)
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device=generator.device)
 
 
 def _uniform(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     import torch
 
-    return torch.rand(shape, generator=generator, dtype=torch.float32) * 2 - 1
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device=generator.device) * 2 - 1
 
 
 def _large(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
@@ -52,7 +53,7 @@ def _sparse(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     import torch
 
     values = _normal(shape, largest, generator)
-    return values * (torch.rand(shape, generator=generator) < 0.1)
+    return values * (torch.rand(shape, generator=generator, device=generator.device) < 0.1)
 
 
 def _constant_rows(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
@@ -65,7 +66,7 @@ def _integers(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     import torch
 
     # small enough that sums of products are exact in float32: any rounding at all is then a wrong format somewhere
-    return torch.randint(-2, 3, shape, generator=generator).to(torch.float32)
+    return torch.randint(-2, 3, shape, generator=generator, device=generator.device).to(torch.float32)
 
 
 def _twins(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
@@ -78,8 +79,8 @@ def _swapped(values: Any, generator: Any) -> Any:
     import torch
 
     flat = values.flatten()
-    inner = torch.arange(1, max(1, flat.numel() - 1), 2)
-    chosen = inner[torch.randperm(len(inner), generator=generator)[: max(2, len(inner) // 4)]]
+    inner = torch.arange(1, max(1, flat.numel() - 1), 2, device=generator.device)
+    chosen = inner[torch.randperm(len(inner), generator=generator, device=generator.device)[: max(2, len(inner) // 4)]]
     flat[chosen] = flat[chosen.roll(1)]
     return flat.reshape(values.shape)
 
@@ -94,6 +95,21 @@ def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
         if flat.numel():
             flat[int((position + 0.5) / len(specials) * flat.numel())] = special
     return flat.reshape(shape)
+
+
+def _whole(shape: tuple[int, ...], spec: TensorSpec, names: Mapping[str, Any], generator: Any) -> Any:
+    """Whole numbers from 0 up to the bound that an input declares, one in eight replaced by one of its further values."""
+    import torch
+
+    assert spec.below is not None
+    device = generator.device
+    values = torch.randint(0, max(1, int(evaluate(spec.below, names))), shape, generator=generator, device=device)
+    if spec.sometimes:
+        others = torch.tensor([int(evaluate(value, names)) for value in spec.sometimes], device=device)[
+            torch.randint(0, len(spec.sometimes), shape, generator=generator, device=device)
+        ]
+        values = torch.where(torch.rand(shape, generator=generator, device=device) < 1 / 8, others, values)
+    return values
 
 
 DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
@@ -119,7 +135,7 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
 
 
 def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
-    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch.
+    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch (on a device: every such device).
 
     Twins come in pairs: an even seed and the odd one after it give inputs that differ in a few places only.
     """
@@ -129,12 +145,15 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
         raise unknown("distribution", case.distribution, DISTRIBUTIONS)
     make = DISTRIBUTIONS[case.distribution]
     twins = case.distribution == "twins"
-    generator = torch.Generator().manual_seed(seed & ~1 if twins else seed)
+    device = arena.bytes().device
+    generator = torch.Generator(device).manual_seed(seed & ~1 if twins else seed)
+    specs = {spec.name: spec for spec in operator.inputs}
     for name, tensor in arena.tensors("input").items():
         slot = next(slot for slot in arena.slots if slot.name == name)
         shape = tuple(1 if stride == 0 else extent for extent, stride in zip(slot.shape, slot.strides, strict=True))
-        values = make(shape, DTYPES[slot.dtype].largest, generator)
+        spec = specs[name]
+        values = make(shape, DTYPES[slot.dtype].largest, generator) if spec.below is None else _whole(shape, spec, {**case.axes, **operator.scalar_values(case.scalars)}, generator)
         if twins and seed & 1:
-            values = _swapped(values, torch.Generator().manual_seed(seed))
+            values = _swapped(values, torch.Generator(device).manual_seed(seed))
         target = tensor[tuple(slice(0, extent) for extent in shape)] if shape else tensor
         target.copy_(values)

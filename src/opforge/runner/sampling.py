@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -13,15 +15,20 @@ from opforge.runner.clocks import Run
 from opforge.runner.device_clocks import ClockUnfit
 
 MEMORY_FOR_ROTATION = 0.25
+GRAIN = 1 << 20
 
 
 class Rotation:
-    """Copies of a launch's memory with a launch bound to each, so that calls in a row find nothing of theirs in the cache."""
+    """Copies of a launch's memory with a launch bound to each, so that calls in a row find nothing of theirs in the cache.
 
-    def __init__(self, run: Run, whole: Any, rebind: Callable[[Any], Run]) -> None:
+    cold   False in the red-team harness alone: then nothing rotates and the cache's persisting part is left as it is
+    """
+
+    def __init__(self, run: Run, whole: Any, rebind: Callable[[Any], Run], cold: bool = True) -> None:
         self.runs = [run]
         self.whole = whole
         self.rebind = rebind
+        self.cold = cold
         self.copies: list[Any] = []
         self.replays: dict[tuple[int, int], Run] = {}
         self.flush: Run | None = None
@@ -36,14 +43,14 @@ class Rotation:
     def flusher(self) -> Run:
         """The flush of this device's cache, its buffer allocated once."""
         if self.flush is None:
-            self.flush = device_clocks.cache_flusher(self.whole.device)
+            self.flush = device_clocks.cache_flusher(self.whole.device, self.cold)
         return self.flush
 
     def grown(self) -> list[Run]:
         """The runs of a full rotation; only the one where no rotation can overflow the cache within a quarter of the free memory."""
         import torch
 
-        if len(self.runs) == 1:
+        if len(self.runs) == 1 and self.cold:
             footprint = self.whole.numel()
             wanted = device_clocks.rotation_size(footprint, torch.cuda.get_device_properties(self.whole.device).L2_cache_size)
             free, _ = torch.cuda.mem_get_info(self.whole.device)
@@ -85,6 +92,15 @@ def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
     return {"status": "ok", "samples": samples, "batch": batch}
 
 
+def work(run: Run, count: int) -> dict[str, Any]:
+    """The answer to "work": how many kernels, copies and fills the device did for `count` calls in a row, on all streams, and
+    the seconds in which it was busy with them. {"status": "unfit"} where the profiler sees none."""
+    seen = device_clocks.busy(run, count)
+    if not seen:
+        return {"status": "unfit", "reason": "the profiler saw no device work"}
+    return {"status": "ok", "pieces": len(seen), "busy": device_clocks.union(seen) / 1e9}
+
+
 def launch_cost(run: Run, batch: int, count: int) -> list[float]:
     """Seconds the host spends to start one call, without waiting for the device."""
     import torch
@@ -92,11 +108,25 @@ def launch_cost(run: Run, batch: int, count: int) -> list[float]:
     return clocks.launch_samples(run, batch, count, torch.accelerator.synchronize)
 
 
-def extra_bytes(run: Run, whole: Any) -> int | None:
+def peak_reset() -> int | None:
+    """A descriptor through which this process's peak of the resident set can be set back; None where the system has none.
+
+    Opened before a worker gives up the right to write: afterwards /proc is closed to it too.
+    """
+    try:
+        return os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def extra_bytes(run: Run, whole: Any, reset: int | None = None) -> int | None:
     """Memory that one call takes beyond the arena, at its peak: workspaces, and outputs that the kernel allocates itself.
 
     On an accelerator as torch's allocator counts it (a kernel's own cudaMalloc is not seen); on a CPU by the peak of the
-    resident set, so that memory the process had touched before is not seen. None where neither can be asked.
+    resident set, after malloc was asked to give back what it keeps for later (what it keeps all the same is not seen); less
+    than GRAIN counts as nothing, because the system counts pages in bundles. None where neither can be asked.
+
+    reset   a `peak_reset`; opened here when it is not given
     """
     if whole.device.type != "cpu":
         import torch
@@ -111,15 +141,26 @@ def extra_bytes(run: Run, whole: Any) -> int | None:
         run()
         torch.accelerator.synchronize()
         return int(module.max_memory_allocated() - before)
+    descriptor = peak_reset() if reset is None else reset
+    if descriptor is None:
+        return None
+    run()
+    with contextlib.suppress(OSError, AttributeError):  # a C library without it keeps what it keeps
+        ctypes.CDLL(None).malloc_trim(0)
     try:
         # 5: set the peak of the resident set to what it is now (proc(5))
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        os.write(descriptor, b"5")
     except OSError:
         return None
+    finally:
+        if reset is None:
+            os.close(descriptor)
     before = _resident("VmRSS")
     run()
     peak = _resident("VmHWM")
-    return max(0, peak - before) if before and peak else None
+    if not before or not peak:
+        return None
+    return peak - before if peak - before >= GRAIN else 0
 
 
 def _resident(name: str) -> int:

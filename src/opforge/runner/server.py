@@ -11,6 +11,7 @@ it, however well it hid. Elsewhere it adopts what its workers leave behind and e
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import importlib
 import importlib.util
@@ -22,6 +23,7 @@ import socket
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 
 from opforge.runner import processes, sandbox
@@ -31,6 +33,7 @@ from opforge.runner.guards import Guards, Limits
 
 SCRATCH = "OPFORGE_SCRATCH"
 END_S = 1.0
+NOT_INITIALIZED = 3
 
 
 def die_with_parent() -> None:
@@ -39,6 +42,24 @@ def die_with_parent() -> None:
     sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def spoils_the_device() -> bool:
+    """Whether a process forked from this one cannot use the NVIDIA driver that is here: it does not survive a fork."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return False
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(int(ctypes.CDLL("libcuda.so.1").cuInit(0) == NOT_INITIALIZED or _poisoned()))
+        except OSError:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+
+
+def _poisoned() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch._C, "_cuda_isInBadFork") and bool(torch._C._cuda_isInBadFork())
 
 
 def outer_pid() -> int:
@@ -181,10 +202,17 @@ def main(fd: int) -> None:
         die_with_parent()
     else:
         sandbox.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 1)
+    # libraries keep idle threads; a worker is forked between messages, when none of them holds a lock that it will want
+    warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     # imported before the first fork, so that every worker shares it and starts in milliseconds
     for name in os.environ.get("OPFORGE_PRELOAD", "torch").split():
         if importlib.util.find_spec(name):
             importlib.import_module(name)
+    if os.environ.get("OPFORGE_PRELOAD", "torch") != "torch" and spoils_the_device():
+        # what was imported has initialised the driver: begin again, and let each worker import it for itself
+        os.environ["OPFORGE_PRELOAD"] = "torch"
+        os.set_inheritable(sock.fileno(), True)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "opforge.runner.server", str(sock.detach())])
     level = sandbox.Level(pid_namespace=own_processes, network_namespace=own_network)
     server = Server(sock, Path(os.environ[SCRATCH]))
     try:

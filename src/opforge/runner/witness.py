@@ -14,23 +14,27 @@ from typing import Any
 
 WATCHED = (
     ("time", ("perf_counter", "perf_counter_ns", "time", "time_ns", "monotonic", "monotonic_ns", "process_time", "sleep")),
-    ("torch", ("allclose", "equal", "isclose", "isnan", "isfinite", "empty", "empty_like", "zeros", "frombuffer")),
+    ("torch", ("allclose", "equal", "isclose", "isnan", "isfinite", "empty", "empty_like", "zeros", "frombuffer", "Event", "Stream")),
     ("torch.testing", ("assert_close",)),
     ("torch.cuda", ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream")),
     ("torch.accelerator", ("synchronize",)),
+    ("torch.profiler", ("profile", "ProfilerActivity")),
     ("torch.utils.benchmark", ("Timer",)),
     ("opforge.runner.clocks", ("host_samples", "launch_samples", "spread_out", "_perf_counter")),
-    ("opforge.runner.device_clocks", ("event_samples", "graph_samples", "cupti_samples", "cache_flusher")),
-    ("opforge.runner.sampling", ("sample", "launch_cost", "about_clocks", "clocks", "device_clocks")),
-    ("opforge.runner.executor", ("bind", "view", "synchronize", "sampling", "Arena", "snapshot", "replaced", "traced")),
+    ("opforge.runner.device_clocks", ("event_samples", "graph_samples", "cupti_samples", "captured", "busy", "union", "cache_flusher")),
+    ("opforge.runner.sampling", ("sample", "work", "launch_cost", "about_clocks", "clocks", "device_clocks")),
+    ("opforge.runner.executor", ("bind", "view", "synchronize", "sampling", "device_clocks", "Arena", "snapshot", "replaced", "traced")),
     ("opforge.runner.launch", ("check_returned", "synchronize", "backend", "bind", "_bind_allocating")),
     ("opforge.runner.server", ("send", "receive", "work")),
     ("opforge.runner.channel", ("send", "receive", "_exactly")),
 )
 METHODS = (
-    ("opforge.runner.executor", "Executor", ("handle", "run", "sample", "collect", "bind", "overhead")),
+    ("opforge.runner.executor", "Executor", ("handle", "run", "sample", "collect", "bind", "overhead", "work", "replay")),
     ("opforge.runner.arena", "Arena", ("attach", "tensors", "bytes", "tensor")),
     ("torch", "Tensor", ("copy_", "data_ptr", "untyped_storage", "numel")),
+    ("torch", "Event", ("record", "elapsed_time", "synchronize")),
+    ("torch.cuda", "Event", ("record", "elapsed_time", "synchronize")),
+    ("torch.cuda", "CUDAGraph", ("capture_begin", "capture_end", "replay")),
 )
 
 
@@ -48,7 +52,7 @@ def snapshot() -> dict[str, object]:
     for name, owner, methods in METHODS:
         cls = vars(modules[name]).get(owner) if name in modules else None
         if cls is not None:
-            found |= {f"{owner}.{attribute}": getattr(cls, attribute, None) if name == "torch" else vars(cls).get(attribute) for attribute in methods}
+            found |= {f"{name}.{owner}.{attribute}": getattr(cls, attribute, None) if name == "torch" else vars(cls).get(attribute) for attribute in methods}
     found |= {f"builtins.{name}": getattr(builtins, name) for name in ("sum", "len", "abs", "all", "any", "isinstance", "type", "open")}
     found |= {"statistics.median": statistics.median, "os.write": os.write, "module time": sys.modules.get("time", time)}
     return found
@@ -74,6 +78,11 @@ def traced(run: Callable[[], Any]) -> dict[str, int]:
         counts[name] = counts.get(name, 0) + 1
 
     class Count(mode_class):  # type: ignore[misc,valid-type]
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            # asked by torch: with True, the first operation in every worker imports all of torch.compile, which takes seconds
+            return False
+
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             count(str(function))
             return function(*args, **(kwargs or {}))

@@ -2,4 +2,5 @@
 
 from opforge.store.answers import Health as Health, Point as Point
 from opforge.store.records import Store as Store
-from opforge.store.rows import Damaged as Damaged, read_lines as read_lines
+from opforge.store.lines_file import read_file as read_file, write_file as write_file
+from opforge.store.rows import Damaged as Damaged, point_of as point_of, read_lines as read_lines

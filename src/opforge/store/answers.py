@@ -7,16 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One entry of a history, without the body of its record: when, how long, and what the verdict was.
+    """One entry of a history, without the body of its record: what about, when, how long, and what the verdict was.
 
-    median_s   seconds; None where nothing was timed
+    median_s        seconds; None where nothing was timed
+    low_s, high_s   the 95 % interval of the median, seconds; None where nothing was timed
+    revision        the git commit of the operator's folder; "" where it is not known
+    suspect         the time cannot be true
     """
 
     id: str
     created_at: str
     run: str
+    operator: str
+    implementation: str
+    workload: str
+    dtype: str
+    device: str
+    fingerprint: str
     verdict: str
     median_s: float | None
+    low_s: float | None
+    high_s: float | None
+    revision: str
+    suspect: bool
 
 
 @dataclass(frozen=True, kw_only=True)

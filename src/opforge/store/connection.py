@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.store.rows import Damaged
-from opforge.store.schema import APPLICATION, SCHEMA, tables
+from opforge.store.schema import ADDED, APPLICATION, SCHEMA, tables
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Engine
@@ -125,8 +125,8 @@ def refuse_newer(version: int, where: str) -> None:
 
 
 def _make_tables(connection: Any) -> int:
-    """Make what is missing; the schema's version as the meta table has it."""
-    from sqlalchemy import insert, select
+    """Make what is missing, bring an older schema up to this one; the schema's version as the meta table has it then."""
+    from sqlalchemy import insert, select, update
 
     known = tables()
     known.metadata.create_all(connection)
@@ -134,7 +134,14 @@ def _make_tables(connection: Any) -> int:
     if version is None:
         connection.execute(insert(known.meta).values(key="schema", value=str(SCHEMA)))
         return SCHEMA
-    return int(version)
+    for newer in range(int(version) + 1, SCHEMA + 1):
+        for name in ADDED[newer]:
+            kind = known.records.c[name].type.compile(connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE records ADD COLUMN {name} {kind}")
+        for index in known.records.indexes:
+            index.create(connection, checkfirst=True)
+        connection.execute(update(known.meta).where(known.meta.c.key == "schema").values(value=str(newer)))
+    return max(int(version), SCHEMA)
 
 
 def patiently(work: Callable[[], T], where: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> T:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from opforge.core.errors import UsageError
 from opforge.core.verdict import REFUSED, Pass
+from opforge.store.answers import Point
 from opforge.store.rows import instant
 from opforge.store.schema import tables
 
 COLUMNS = ("operator", "implementation", "workload", "dtype", "device", "fingerprint", "run")
 PASS = Pass.__name__
 FAILED = tuple(failure.__name__ for failure in REFUSED)
+
+
+def point_columns() -> tuple[Any, ...]:
+    """The columns of a Point, by its fields' names."""
+    column = tables().records.c
+    return tuple(column[field.name] for field in dataclasses.fields(Point))
 
 
 def matching(columns: Sequence[Any], filters: dict[str, str | None], since: str | None, limit: int | None) -> Any:

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opforge.core.errors import UsageError
+from opforge.core.errors import OpforgeError, UsageError
 from opforge.core.record import Record
 from opforge.store import connection, files, questions
 from opforge.store.answers import Health, Point
-from opforge.store.rows import Damaged, Row, read_rows, record_of, row_of
+from opforge.store.rows import Damaged, Row, point_of, read_rows, record_of, row_of
 from opforge.store.schema import SCHEMA, tables
 
 if TYPE_CHECKING:
@@ -56,7 +56,11 @@ class Store:
             if url.get_backend_name() != "sqlite":
                 engine = connection.server_engine(text)
                 shown = url.render_as_string(hide_password=True)
-                connection.make_server(engine, shown)
+                try:
+                    connection.make_server(engine, shown)
+                except OpforgeError:
+                    engine.dispose()
+                    raise
                 return cls(engine, shown, None, ())
             text = url.database or ""
         if text in ("", ":memory:"):
@@ -126,16 +130,22 @@ class Store:
         fingerprint: str | None = None,
         since: str | None = None,
         limit: int | None = None,
+        timed: bool = False,
     ) -> list[Point]:
-        """A history as Points, newest last: as `query`, without reading the records' bodies."""
+        """A history as Points, newest last: as `query`, without reading the records' bodies. `timed`: those with a time alone."""
         column = tables().records.c
         given = (operator, implementation, workload, dtype, device, fingerprint, None)
-        columns = (column.id, column.created_at, column.run, column.verdict, column.median_s)
-        statement = questions.matching(columns, dict(zip(questions.COLUMNS, given, strict=True)), since, limit)
-        return [
-            Point(id=identity, created_at=created_at, run=run, verdict=verdict, median_s=median_s)
-            for identity, created_at, run, verdict, median_s in reversed(self._rows(statement))
-        ]
+        statement = questions.matching(questions.point_columns(), dict(zip(questions.COLUMNS, given, strict=True)), since, limit)
+        if timed:
+            statement = statement.where(column.median_s.is_not(None))
+        found = [Point(**row._mapping) for row in reversed(self._rows(statement))]
+        # rows from before schema 2 have the whole fact in their body alone
+        old = [point.id for point in found if point.suspect is None]
+        completed: dict[str, Point] = {}
+        for part in _chunks(old):
+            bodies = self._rows(questions.matching((column.body, column.sha256), {}, None, None).where(column.id.in_(part)))
+            completed |= {point.id: point for point in (point_of(record_of(body, sha256)) for body, sha256 in bodies)}
+        return [completed.get(point.id, point) for point in found] if old else found
 
     def newest_run(self, *, timed: bool = True) -> str | None:
         """The run of the newest record (of the newest that was timed); None in an empty store."""

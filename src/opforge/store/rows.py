@@ -13,6 +13,7 @@ from typing import Any
 from opforge.core.errors import OpforgeError, UsageError
 from opforge.core.record import Record, from_json, to_json
 from opforge.core.verdict import Pass
+from opforge.store.answers import Point
 
 ID = re.compile(r"[0-9a-f]{8}[0-9a-f-]{0,28}")
 
@@ -35,25 +36,34 @@ def row_of(record: Record) -> Row:
         if not timing.samples_s or not all(_duration(sample) for sample in timing.samples_s):
             raise UsageError(f"Record {record.id} has a timing with no samples, or samples that are not finite. Time it again, or leave the timing out.")
     body = json.dumps(to_json(record), separators=(",", ":"), sort_keys=True)
-    row = {
-        "id": record.id,
-        "created_at": instant(record.created_at),
-        "operator": record.operator,
-        "implementation": record.implementation,
-        "workload": record.workload,
-        "dtype": record.dtype,
-        "device": record.device,
-        "fingerprint": record.environment.fingerprint,
-        "run": record.run,
-        "verdict": type(record.verdict).__name__,
-        "median_s": timing.median_s if timing is not None else None,
-        "sha256": digest(body),
-        "body": body,
-    }
-    for name in ("operator", "implementation", "workload", "dtype", "device", "run"):
+    row = {**vars(point_of(record)), "sha256": digest(body), "body": body}
+    for name in ("operator", "implementation", "workload", "dtype", "device", "run", "revision"):
         if not _storable(str(row[name])):
             raise UsageError(f"Record {record.id}: {name} {row[name]!r:.60} holds characters that no database takes. Write it in plain text.")
     return row
+
+
+def point_of(record: Record) -> Point:
+    """What a history needs of a record."""
+    timing = record.timing
+    low_s, high_s = timing.interval_s if timing is not None else (None, None)
+    return Point(
+        id=record.id,
+        created_at=instant(record.created_at),
+        run=record.run,
+        operator=record.operator,
+        implementation=record.implementation,
+        workload=record.workload,
+        dtype=record.dtype,
+        device=record.device,
+        fingerprint=record.environment.fingerprint,
+        verdict=type(record.verdict).__name__,
+        median_s=timing.median_s if timing is not None else None,
+        low_s=low_s,
+        high_s=high_s,
+        revision=record.environment.facts.get("git.commit", ""),
+        suspect=timing is not None and timing.suspect is not None,
+    )
 
 
 def record_of(body: str, sha256: str) -> Record:

@@ -6,8 +6,11 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised with every change that an older opforge could not read."""
+
+ADDED = {2: ("low_s", "high_s", "revision", "suspect")}
+"""The columns that a schema brought. In rows from before they are null, and what they would hold is in the body."""
 
 APPLICATION = 0x6F70_6667
 """SQLite's application_id ("opfg"): tells a store from any other SQLite file."""
@@ -26,19 +29,19 @@ class Tables:
 def tables() -> Tables:
     """The tables, built at first use: SQLAlchemy is imported here and not with this module.
 
-    records   sequence (order of arrival), the columns that are searched, `median_s` and `verdict` for lists without
-              reading bodies, `created_at` in UTC with a fixed width so that text order is time order, `body` (JSON
-              text) and `sha256` of it
+    records   sequence (order of arrival), the columns that are searched, those of a history (`median_s`, its interval
+              `low_s` to `high_s`, `revision`, `suspect`, `verdict`) so that none reads a body, `created_at` in UTC with a
+              fixed width so that text order is time order, `body` (JSON text) and `sha256` of it
     """
-    from sqlalchemy import BigInteger, Column, Float, Index, Integer, MetaData, String, Table, Text, text
+    from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, text
 
     metadata = MetaData()
     records = Table(
         "records",
         metadata,
         Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-        Column("id", String(36), nullable=False, unique=True),
-        Column("created_at", String(32), nullable=False),
+        Column("id", _bytewise(36), nullable=False, unique=True),
+        Column("created_at", _bytewise(32), nullable=False),
         Column("operator", Text, nullable=False),
         Column("implementation", Text, nullable=False),
         Column("workload", Text, nullable=False),
@@ -48,6 +51,10 @@ def tables() -> Tables:
         Column("run", Text, nullable=False),
         Column("verdict", Text, nullable=False),
         Column("median_s", Float, nullable=True),
+        Column("low_s", Float, nullable=True),
+        Column("high_s", Float, nullable=True),
+        Column("revision", Text, nullable=True),
+        Column("suspect", Boolean, nullable=True),
         Column("sha256", String(64), nullable=False),
         Column("body", Text, nullable=False),
         sqlite_autoincrement=True,
@@ -56,9 +63,16 @@ def tables() -> Tables:
     Index("records_history", column.operator, column.implementation, column.workload, column.dtype, column.fingerprint, column.created_at)
     Index("records_operator", column.operator, column.created_at)
     Index("records_time", column.created_at)
-    Index("records_run", column.run, column.created_at)
+    Index("records_run_operator", column.run, column.operator, column.created_at)
     Index("records_passes", column.operator, column.device, column.dtype, column.implementation, column.workload, column.fingerprint, column.created_at)
     timed = text("median_s IS NOT NULL")
     Index("records_timed", column.created_at, sqlite_where=timed, postgresql_where=timed)
     meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
     return Tables(metadata, records, meta)
+
+
+def _bytewise(length: int) -> Any:
+    """Text that is ordered by its bytes: a server's language may pass over dashes and colons when it sorts."""
+    from sqlalchemy import String
+
+    return String(length).with_variant(String(length, collation="C"), "postgresql")

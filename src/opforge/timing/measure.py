@@ -18,12 +18,13 @@ from typing import Any
 from opforge.core.timing import Moment, Timing
 from opforge.core.verdict import Pass
 from opforge.timing import conditions as conditions_of
-from opforge.timing.timers import Choice, Trial, candidates, choose
+from opforge.timing.timers import Choice, Trial, candidates, choose, settled
 
 Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Sends a message to the worker that holds a launch, and returns its answer."""
 
 ROUND = 5
+"""Samples in a turn. CUPTI takes all of a plan's in one: starting and ending a trace takes half a second."""
 FEWEST = 5
 DISAGREEMENT = 1.5
 TRIAL_SAMPLES = 7
@@ -128,7 +129,7 @@ def measure(
         shuffle.shuffle(active)
         for contestant in active:
             try:
-                contestant.samples += contestant.take(ROUND, plan.cache, clock, lead=1 if len(contestants) > 1 else 0)
+                contestant.samples += contestant.take(max(ROUND, plan.samples) if contestant.timer == "cupti" else ROUND, plan.cache, clock, lead=1 if len(contestants) > 1 else 0)
             except MeasurementFailed as error:
                 contestant.failure = str(error)
         if probe and clock() - last_look >= LOOK_EVERY_S:
@@ -144,7 +145,8 @@ def measure(
 def get_ready(contestant: Contestant, plan: Plan, timer: str, device: str, clock: Callable[[], float]) -> None:
     """Warm up, choose the clock and the batch; `timer` "" tries those of `device`. Raises MeasurementFailed."""
     possible = (timer,) if timer else candidates(device)
-    contestant.timer = possible[-1]
+    # what every kernel can be warmed up by: a graph may not be captured, and a trace takes seconds to begin
+    contestant.timer = "cuda_event" if "cuda_event" in possible else possible[-1]
     _warm_up(contestant, plan, clock)
     if len(possible) > 1:
         choice = _try_clocks(contestant, plan, possible, clock)
@@ -176,6 +178,8 @@ def _warm_up(contestant: Contestant, plan: Plan, clock: Callable[[], float]) -> 
 def _try_clocks(contestant: Contestant, plan: Plan, possible: Sequence[str], clock: Callable[[], float]) -> Choice:
     trials: dict[str, Trial] = {}
     for name in possible:
+        if name == "cupti" and settled(trials):
+            continue
         try:
             found = median(contestant.take(TRIAL_SAMPLES, plan.cache, clock, timer=name))
         except MeasurementFailed as error:

@@ -1,9 +1,10 @@
 """Which clock for which kernel: each that is there is tried on the kernel itself, and the trials decide.
 
-The host's clock is right for work that is done when the call returns. On a GPU, CUPTI sees kernels alone, without gaps
-and launches; a CUDA graph has the gaps, not the launches; events have everything the host does not hide. So CUPTI is
-taken where it agrees with the graph, the graph where CUPTI sees less than the graph does (work it cannot attribute, or
-none), and events where no graph can be captured.
+The host's clock is right for work that is done when the call returns. On a GPU the replay of a CUDA graph is taken: it
+holds the kernels and the gaps between them, no launches by the host. It must not take longer than the events around
+ordinary calls do, which hold all of that and the launches. Where it does, or where no graph can be captured, CUPTI is
+asked, which sees the kernels alone: it decides between the two. It is not asked otherwise, since a process waits seconds for
+the first trace.
 """
 
 from __future__ import annotations
@@ -34,35 +35,41 @@ class Choice:
 
 
 def candidates(device: str) -> tuple[str, ...]:
-    """The clocks that may time kernels on a torch device type, best first."""
-    return {"cpu": ("host",), "cuda": ("cupti", "cuda_graph", "cuda_event")}.get(device, ("cuda_event",))
+    """The clocks that may time kernels on a torch device type, in the order in which they are tried."""
+    return {"cpu": ("host",), "cuda": ("cuda_graph", "cuda_event", "cupti")}.get(device, ("cuda_event",))
+
+
+def settled(trials: Mapping[str, Trial]) -> bool:
+    """Whether the graph and the events, where both have been tried, do not contradict each other: CUPTI need not be asked."""
+    graph, event = (trials[name].median_s if name in trials else None for name in ("cuda_graph", "cuda_event"))
+    return graph is not None and event is not None and graph <= event * (1 + AGREE) + GAP_S
 
 
 def choose(trials: Mapping[str, Trial]) -> Choice | str:
     """The Choice, or why no clock can time this kernel.
 
-    CUPTI's figure must not exceed the graph's, and may be shorter by AGREE and one gap between kernels.
-
-    >>> choose({"cupti": Trial(median_s=9e-6), "cuda_graph": Trial(median_s=10e-6)}).timer
-    'cupti'
-    >>> choose({"cupti": Trial(median_s=2e-6), "cuda_graph": Trial(median_s=10e-6)}).timer
+    >>> choose({"cuda_graph": Trial(median_s=9e-6), "cuda_event": Trial(median_s=14e-6)}).timer
     'cuda_graph'
+    >>> choose({"cuda_graph": Trial(median_s=90e-6), "cuda_event": Trial(median_s=14e-6), "cupti": Trial(median_s=12e-6)}).timer
+    'cuda_event'
     """
     seen = {name: trial.median_s for name, trial in trials.items() if trial.median_s is not None and trial.median_s > 0}
     if "host" in seen:
         return Choice(timer="host", why="host clock: the work is done when the call returns")
     cupti, graph, event = seen.get("cupti"), seen.get("cuda_graph"), seen.get("cuda_event")
-    if cupti is not None and graph is not None:
-        told = f"CUPTI {units.seconds(cupti)}, graph {units.seconds(graph)}"
-        if cupti > graph * (1 + AGREE) + GAP_S:
-            return Choice(timer="cuda_graph", why=f"CUDA graph: CUPTI reports more than the graph took ({told}), tracing disturbs this kernel")
-        if cupti < graph * (1 - AGREE) - GAP_S:
-            return Choice(timer="cuda_graph", why=f"CUDA graph: CUPTI sees less than the graph took ({told})")
-        return Choice(timer="cupti", why=f"CUPTI kernel time: it agrees with the graph ({told})")
+    told = ", ".join(f"{word} {units.seconds(value)}" for word, value in (("graph", graph), ("events", event), ("CUPTI", cupti)) if value is not None)
+    if graph is not None and (event is None or settled(trials)):
+        return Choice(timer="cuda_graph", why=f"CUDA graph: no longer than the events around ordinary calls ({told})" if event is not None else f"CUDA graph ({told})")
+    if graph is not None and event is not None and cupti is not None:
+        if cupti >= graph * (1 - AGREE) - GAP_S:
+            return Choice(timer="cuda_graph", why=f"CUDA graph: longer than the events, and CUPTI agrees with it: work that the events do not see ({told})")
+        return Choice(timer="cuda_event", why=f"events: the graph takes longer than ordinary calls, and CUPTI does not agree with it ({told})")
     if graph is not None:
-        return Choice(timer="cuda_graph", why=f"CUDA graph: {_reason(trials, 'cupti', 'CUPTI')}")
+        return Choice(timer="cuda_graph", why=f"CUDA graph: the longer of two that disagree ({told}); {_reason(trials, 'cupti', 'CUPTI')}")
+    if cupti is not None and event is not None and cupti <= event * (1 + AGREE) + GAP_S:
+        return Choice(timer="cupti", why=f"CUPTI kernel time, gaps left out ({told}): {_reason(trials, 'cuda_graph', 'a graph')}")
     if event is not None:
-        return Choice(timer="cuda_event", why=f"events, launch cost included: {_reason(trials, 'cuda_graph', 'no graph')}")
+        return Choice(timer="cuda_event", why=f"events, launch cost included: {_reason(trials, 'cuda_graph', 'a graph')}")
     return "; ".join(f"{name}: {trial.reason}" for name, trial in trials.items()) or "no clock was tried"
 
 

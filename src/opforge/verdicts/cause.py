@@ -56,7 +56,7 @@ def _an_input(actual: Any, inputs: Mapping[str, Any]) -> str | None:
     for name, tensor in inputs.items():
         if tensor.numel() < 2 or tensor.ndim > actual.ndim or any(a not in (1, b) for a, b in zip(reversed(tensor.shape), reversed(actual.shape), strict=False)):
             continue
-        if torch.allclose(actual, tensor.expand(actual.shape), rtol=1e-2, atol=1e-6, equal_nan=True):
+        if torch.allclose(actual, tensor.double().expand(actual.shape), rtol=1e-2, atol=1e-6, equal_nan=True):
             words = "" if tensor.shape == actual.shape else ", broadcast"
             return f"the output is the input {name}{words}: nothing is computed with it"
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,14 +90,14 @@ def _measure(expectation: Expectation, got: Any, expected: Any, bound: Any, fini
     relative = error[normal] / e.abs()[normal]
     norm_e, norm_a = e.norm().item(), a.norm().item()
     noise = error.norm().item()
-    edges = torch.tensor([10.0**-power for power in range(HISTOGRAM_DECADES - 2, -2, -1)], dtype=torch.float64)
+    edges = torch.tensor([10.0**-power for power in range(HISTOGRAM_DECADES - 2, -2, -1)], dtype=torch.float64, device=ratio.device)
     histogram = torch.bucketize(ratio.flatten(), edges).bincount(minlength=HISTOGRAM_DECADES + 1)
     ulp = (error / (2 * half_ulp(e, expectation.dtype)).clamp(min=1e-300)) if count else error
 
     def of(values: Any, reduce: str) -> float:
         return float(getattr(values, reduce)()) if values.numel() else 0.0
 
-    quantiles = tuple(_quantile(error, q) for q in (0.5, 0.9, 0.99))
+    quantiles = _quantiles(error, (0.5, 0.9, 0.99))
     return Metrics(
         output=expectation.output,
         elements=elements,
@@ -116,14 +117,20 @@ def _measure(expectation: Expectation, got: Any, expected: Any, bound: Any, fini
         worst_bound=float(bound.flatten()[worst]) if elements else 0.0,
         histogram=tuple(int(n) for n in histogram),
         kl=_kl(e, a, bound[both]),
+        clip_ratio=of((torch.isfinite(expected) & (got.abs() >= DTYPES[expectation.dtype].largest)).double(), "mean"),
     )
 
 
-def _quantile(values: Any, q: float) -> float:
-    """The q-quantile by selection: torch.quantile refuses more than 16 million values."""
+def _quantiles(values: Any, wanted: Sequence[float]) -> list[float]:
+    """Quantiles by selection: torch.quantile refuses more than 16 million values."""
     if not values.numel():
-        return 0.0
-    return float(values.kthvalue(1 + int(q * (values.numel() - 1))).values)
+        return [0.0 for _ in wanted]
+    places = [int(q * (values.numel() - 1)) for q in wanted]
+    if values.is_cuda:
+        # there, selecting runs in one block and sorting in all of them
+        ordered = values.flatten().sort().values
+        return [float(ordered[place]) for place in places]
+    return [float(values.flatten().kthvalue(1 + place).values) for place in places]
 
 
 def _kl(expected: Any, actual: Any, bound: Any) -> float:
@@ -138,7 +145,7 @@ def _kl(expected: Any, actual: Any, bound: Any) -> float:
         return 0.0
     low = float(min(expected.min(), actual.min()))
     high = float(max(expected.max(), actual.max()))
-    if not low < high or not math.isfinite(high - low) or (high - low) / KL_BINS <= float(bound.median()):
+    if not low < high or not math.isfinite(high - low) or (high - low) / KL_BINS <= _quantiles(bound, (0.5,))[0]:
         return 0.0
     p, q = (torch.histc(values, bins=KL_BINS, min=low, max=high) + 0.5 for values in (expected, actual))
     p, q = p / p.sum(), q / q.sum()

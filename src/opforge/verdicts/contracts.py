@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.dtypes import DTYPES
+from opforge.core.gradient import wire
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import full_shape
 from opforge.runner import allocate, fill, fresh_seed
@@ -43,14 +44,17 @@ class _Open(Exception):
     """The operator does not promise this."""
 
 
-def check_function(operator: Operator, function: Callable[..., Any], custom: Any, *, dtypes: Sequence[str], device: str, compiler: str = "inductor") -> tuple[Clause, ...]:
+def check_function(
+    operator: Operator, function: Callable[..., Any], custom: Any, *, dtypes: Sequence[str], device: str, compiler: str = "inductor", gradient: Operator | None = None
+) -> tuple[Clause, ...]:
     """Every clause for one operator.
 
     function   called as users call it: tensors in the operator's order, then scalars by name
     custom     the registered custom operator behind it (torch.ops.NAMESPACE.NAME.default), for opcheck
     compiler   the backend torch.compile is given
+    gradient   the operator that the definition names for its gradients: finite differences are asked about its reference then
     """
-    subjects = [_Subject(operator=operator, function=function, custom=custom, dtype=dtype, device=device, compiler=compiler) for dtype in dtypes]
+    subjects = [_Subject(operator=operator, function=function, custom=custom, dtype=dtype, device=device, compiler=compiler, gradient=gradient) for dtype in dtypes]
     found = []
     for subject in subjects:
         found += [_settled(f"{name} ({subject.dtype})", clause, subject) for name, clause in EVERY_DTYPE.items()]
@@ -66,6 +70,7 @@ class _Subject:
     dtype: str
     device: str
     compiler: str
+    gradient: Operator | None = None
 
     @property
     def case(self) -> Case:
@@ -174,7 +179,7 @@ def _gradients(subject: _Subject) -> str:
     outputs = subject.call(tensors)
     seeds = [torch.randn(output.shape, dtype=torch.float64, device=output.device).to(output.dtype) for output in outputs]
     got = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
-    wide = [tensor.detach().cpu().double() for tensor in tensors]
+    wide = [tensor.detach().cpu().double() if tensor.is_floating_point() else tensor.cpu() for tensor in tensors]
     wide_leaves = subject.floating(wide)
     for leaf in wide_leaves:
         leaf.requires_grad_(True)
@@ -183,20 +188,46 @@ def _gradients(subject: _Subject) -> str:
     wanted = torch.autograd.grad(references, wide_leaves, [seed.cpu().double() for seed in seeds], allow_unused=True)
     root = reduction_length(operator, subject.case, dtype) ** 0.5
     worst = 0.0
-    for number, (mine, true) in enumerate(zip(got, wanted, strict=True)):
+    stored_outputs = _of_stored_outputs(subject, wide, references, seeds) or [0.0] * len(leaves)
+    for number, (mine, true, kept) in enumerate(zip(got, wanted, stored_outputs, strict=True)):
         if (mine is None) != (true is None):
             raise _Broken(f"gradient {number} is {'missing' if mine is None else 'there'}, the reference's is {'missing' if true is None else 'there'}")
         if mine is None or true is None:
             continue
         stored = str(mine.dtype).removeprefix("torch.")
         # the sums of a backward run over other axes than those of the forward: the largest gradient stands for their magnitude
-        bound = GRADIENT_FACTOR * DTYPES["float32"].epsilon * root * max(1.0, float(true.abs().max())) + half_ulp(true, stored)
+        bound = GRADIENT_FACTOR * DTYPES["float32"].epsilon * root * max(1.0, float(true.abs().max())) + half_ulp(true, stored) + kept
         found = compare(mine.detach().cpu(), Expectation(output=f"gradient {number}", dtype=stored, expected=true, bound=bound))
         if not found.agrees:
             m = found.metrics
             raise _Broken(f"gradient {number} at {list(m.worst_index)} is {m.worst_actual:.6g}, expected {m.worst_expected:.6g} within {m.worst_bound:.2g}")
         worst = max(worst, found.metrics.worst_ratio)
     return f"within {worst:.0%} of the bound of the reference's gradient in float64"
+
+
+def _of_stored_outputs(subject: _Subject, wide: Sequence[Any], references: Sequence[Any], seeds: Sequence[Any]) -> list[Any] | None:
+    """How far each gradient moves when the outputs that it is computed from have been rounded to their dtype, twice over; None where
+    it is computed from inputs alone. Asked of the gradient operator's reference on both sides, so that a wrong formula earns nothing."""
+    import torch
+
+    if subject.gradient is None:
+        return None
+    operator, gradient = subject.operator, subject.gradient
+    wiring = wire(operator, gradient)
+    if not wiring.keeps_outputs:
+        return None
+
+    def results(outputs: Sequence[Any]) -> tuple[Any, ...]:
+        sources = {"input": wide, "output": outputs, "incoming": [seed.cpu().double() for seed in seeds]}
+        with torch.no_grad():
+            returned = gradient.reference(*(sources[kind][place] for kind, place in wiring.takes), **{name: subject.scalars[name] for name in wiring.scalars})
+        return returned if isinstance(returned, tuple) else (returned,)
+
+    exact = [reference.detach() for reference in references]
+    rounded = [value.to(getattr(torch, spec.dtype_for(subject.dtype))).double() for spec, value in zip(operator.outputs, exact, strict=True)]
+    moved = [2 * (a - b).abs() for a, b in zip(results(exact), results(rounded), strict=True)]
+    leaves = [id(leaf) for leaf in subject.floating(wide)]
+    return [0.0 if place is None else moved[place] for place, tensor in zip(wiring.gives, wide, strict=True) if id(tensor) in leaves]
 
 
 def _gradcheck(subject: _Subject) -> str:
@@ -212,10 +243,42 @@ def _gradcheck(subject: _Subject) -> str:
         raise _Open("no input is declared differentiable")
     for leaf in leaves:
         leaf.requires_grad_(True)
-    through = subject.function if "float64" in subject.operator.dtypes else subject.operator.reference
     scalars = subject.operator.scalar_values(small.scalars)
+    if "float64" in subject.operator.dtypes:
+        through, words = subject.function, ""
+    elif subject.gradient is not None:
+        through, words = _joined(subject.operator, subject.gradient), f", through the reference of {subject.gradient.name}"
+    else:
+        through, words = subject.operator.reference, ", through the reference that the backward differentiates"
     torch.autograd.gradcheck(lambda *given: through(*given, **scalars), tensors)
-    return "finite differences in float64 agree" + ("" if "float64" in subject.operator.dtypes else ", through the reference that the backward differentiates")
+    return f"finite differences in float64 agree{words}"
+
+
+def _joined(operator: Operator, gradient: Operator) -> Callable[..., Any]:
+    """The operator's reference, with the reference of its gradient operator for a backward pass."""
+    import torch
+
+    wiring = wire(operator, gradient)
+
+    def through(*tensors: Any, **scalars: Any) -> Any:
+        class Joined(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *given: Any) -> Any:
+                returned = operator.reference(*given, **scalars)
+                ctx.kept = (given, returned if isinstance(returned, tuple) else (returned,))
+                return returned
+
+            @staticmethod
+            def backward(ctx: Any, *incoming: Any) -> Any:
+                inputs, outputs = ctx.kept
+                sources = {"input": inputs, "output": outputs, "incoming": incoming}
+                returned = gradient.reference(*(sources[kind][place] for kind, place in wiring.takes), **{name: scalars[name] for name in wiring.scalars})
+                results = returned if isinstance(returned, tuple) else (returned,)
+                return tuple(None if place is None else results[place] for place in wiring.gives)
+
+        return Joined.apply(*tensors)
+
+    return through
 
 
 def _opcheck(subject: _Subject) -> str:

@@ -25,10 +25,11 @@ def judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | M
 
 
 def _judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | Mismatch | Broken:
-    violations = prepared.arena.violations(prepared.guarded)
+    arena = prepared.seen()
+    violations = arena.violations(prepared.guarded)
     if violations:
         return Broken(case=prepared.case, dtype=prepared.dtype, reason="; ".join(violations), isolation=isolation)
-    outputs = prepared.arena.tensors("output")
+    outputs = arena.tensors("output")
     found = []
     for expectation in prepared.truth.expectations:
         comparison = compare(outputs[expectation.output], expectation)
@@ -91,16 +92,26 @@ def start(bench: Bench, worker: Worker, implementation: Implementation, case: Ca
     The arena holds nothing but NaN while the kernel is bound: what it computes, it computes when it runs.
     Raises WorkerDied, WorkerLate or EnvironmentLacks.
     """
-    operator, host = bench.operator, bench.host
-    scalars = operator.scalar_values(case.scalars)
-    homes = [home.path for home in bench.registry.homes]
-    message = bind_message(homes, operator.name, implementation.name, case.axes, dtype, scalars, bench.device, config)
-    message["arena"] = arena.describe()
     content = arena.bytes().clone()
-    if host.guards.blind_bind:
+    if bench.host.guards.blind_bind:
         arena.poison()
-    answer = worker.request(message, [arena.fd], bench.bind_limit_s)
+    answer = bind_blind(bench, worker, implementation, case, dtype, arena, config)
     arena.bytes().copy_(content)
+    return first_run(bench, worker, implementation, case, dtype, arena, answer)
+
+
+def bind_blind(bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, config: Config | None) -> dict[str, Any]:
+    """The worker's answer to a request to bind an arena, whose content its owner has taken away. Raises WorkerDied or WorkerLate."""
+    operator = bench.operator
+    homes = [home.path for home in bench.registry.homes]
+    message = bind_message(homes, operator.name, implementation.name, case.axes, dtype, operator.scalar_values(case.scalars), bench.device, config)
+    message["arena"] = arena.describe()
+    return worker.request(message, [arena.fd], bench.bind_limit_s)
+
+
+def first_run(bench: Bench, worker: Worker, implementation: Implementation, case: Case, dtype: str, arena: Arena, answer: dict[str, Any]) -> int | str | Broken | Policy:
+    """What became of a request to bind, once the arena holds its content again: as `start`."""
+    host = bench.host
     if answer["status"] == "rejected":
         return str(answer["reason"])
     if answer["status"] == "lacks":
@@ -127,7 +138,16 @@ def run_once(bench: Bench, worker: Worker, implementation: Implementation, prepa
     Raises WorkerDied, WorkerLate or EnvironmentLacks.
     """
     prepared.reset()
-    started = start(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, config)
+    return _judged(bench, prepared, start(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, config))
+
+
+def run_bound(bench: Bench, worker: Worker, implementation: Implementation, prepared: Prepared, answer: dict[str, Any]) -> tuple[int, Checked | Mismatch | Broken | Policy] | str:
+    """As `run_once`, where `bind_blind` has been answered already: several workers may be bound to one arena, and run in turns."""
+    prepared.reset()
+    return _judged(bench, prepared, first_run(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, answer))
+
+
+def _judged(bench: Bench, prepared: Prepared, started: int | str | Broken | Policy) -> tuple[int, Checked | Mismatch | Broken | Policy] | str:
     if isinstance(started, str):
         return started
     if isinstance(started, Broken):

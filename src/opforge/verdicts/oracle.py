@@ -32,7 +32,7 @@ class Expectation:
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """Everything the oracle says of a case: inputs in float64, and an Expectation for each output."""
+    """Everything the oracle says of a case: inputs (in float64, unless they are whole numbers), and an Expectation for each output."""
 
     inputs: Mapping[str, Any]
     expectations: tuple[Expectation, ...]
@@ -46,7 +46,8 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
     import torch
 
     scalars = operator.scalar_values(case.scalars)
-    wide = {name: tensor.detach().to(torch.float64).clone() for name, tensor in inputs.items()}
+    # whole numbers stay what they are: an index in float64 is no index
+    wide = {name: tensor.detach().to(torch.float64 if tensor.is_floating_point() else tensor.dtype).clone() for name, tensor in inputs.items()}
     with torch.no_grad():
         returned = operator.reference(*(wide[spec.name] for spec in operator.inputs), **scalars)
         values = returned if isinstance(returned, tuple) else (returned,)

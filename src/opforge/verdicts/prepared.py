@@ -11,7 +11,7 @@ from opforge.registry import Registry
 from opforge.runner import Arena, Host, allocate, fill, fresh_seed
 from opforge.verdicts.oracle import Truth, consult
 from opforge.verdicts.suite import Effort, hidden_cases
-from opforge.verdicts.threads import threads_for
+from opforge.verdicts.threads import give_back, judging_place, threads_for
 
 BIND_LIMIT_S = 300.0
 RUN_LIMIT_S = 120.0
@@ -27,6 +27,11 @@ class Prepared:
     truth: Truth
     pristine: Any
     guarded: Any
+    place: Any
+
+    def seen(self) -> Arena:
+        """The arena as a kernel left it, where it is judged: itself, or its bytes in the memory of the judge's device."""
+        return self.arena if self.place.type == "cpu" else self.arena.mirror(self.place, filled=True)
 
     def reset(self) -> None:
         """Bring every byte back to what it was before a kernel saw it."""
@@ -95,17 +100,30 @@ class Bench:
 
     def _filled(self, case: Case, dtype: str, arena: Arena) -> Prepared:
         assert case.seed is not None
+        place = judging_place(self.device, arena.size)
         with threads_for(arena.size):
-            arena.poison()
-            fill(arena, self.operator, case, case.seed)
-            truth = consult(self.operator, case, dtype, arena.tensors("input"))
-            return Prepared(case=case, dtype=dtype, arena=arena, truth=truth, pristine=arena.bytes().clone(), guarded=arena.protected())
+            here = arena
+            if place.type != "cpu":
+                arena.pin()
+                here = arena.mirror(place, filled=False)
+            here.poison()
+            fill(here, self.operator, case, case.seed)
+            truth = consult(self.operator, case, dtype, here.tensors("input"))
+            pristine = here.bytes().clone() if here is arena else here.bytes()
+            prepared = Prepared(case=case, dtype=dtype, arena=arena, truth=truth, pristine=pristine, guarded=here.protected(), place=place)
+            if here is not arena:
+                prepared.reset()
+            return prepared
 
     def forget(self, case: Case) -> None:
         """Give a case's memory back."""
         for key in [key for key in self.prepared if key[0] == case.name]:
-            self.prepared.pop(key).arena.close()
+            gone = self.prepared.pop(key)
+            gone.arena.close()
             self.successors.pop(key, None)
+            if gone.place.type != "cpu":
+                del gone
+                give_back()
 
     def close(self) -> None:
         """Give all memory back."""

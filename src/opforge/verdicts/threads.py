@@ -1,11 +1,21 @@
-"""Small tensors on one thread: a pool of threads that share a busy machine costs ten times what it brings."""
+"""Where a case is judged: small tensors on one thread, since a pool of threads that share a busy machine costs ten times what it
+brings; what would take seconds on a CPU on the accelerator, by this process, which runs no kernel there."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 WORTH_A_POOL = 1 << 20
+WORTH_A_DEVICE = 1 << 25
+
+
+def judging_place(device: str, size: int) -> Any:
+    """The torch.device on which an arena of `size` bytes is filled and judged in float64, for kernels of `device`."""
+    import torch
+
+    return torch.device("cuda" if device == "cuda" and size >= WORTH_A_DEVICE else "cpu")
 
 
 @contextmanager
@@ -22,3 +32,10 @@ def threads_for(elements: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def give_back() -> None:
+    """Return what this process holds of the accelerator's memory and no longer uses: kernels will want it."""
+    import torch
+
+    torch.cuda.empty_cache()

@@ -145,7 +145,7 @@ class _Run:
                 import torch
 
                 self.worst_ratio = metrics.worst_ratio
-                actual = prepared.arena.tensors("output")[expectation.output].double()
+                actual = prepared.arena.tensors("output")[expectation.output].double().to(prepared.place)
                 self.worst = window(expectation.output, metrics.worst_index, expectation.expected, actual, torch.zeros_like(actual, dtype=torch.bool))
 
     def _seeded(self, case: Case | None) -> Case | None:

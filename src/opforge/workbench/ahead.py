@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from opforge.backends import Missing, backend, native
+from opforge.backends import Missing, backend
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
 from opforge.core.errors import OpforgeError
@@ -32,5 +32,5 @@ def compiling_ahead(implementations: Iterable[Implementation], device: str) -> I
 
 def _compile(implementation: Implementation, device: str) -> None:
     with contextlib.suppress(OpforgeError):
-        toolchain = Cuda().toolchain(device) if implementation.backend == "cuda" else Cpp().toolchain()
-        native.library(implementation, implementation.default, toolchain)
+        builder: Cuda | Cpp = Cuda() if implementation.backend == "cuda" else Cpp()
+        builder.build(implementation, implementation.default, device)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from opforge.backends import Native, Stood, backend, backends
 from opforge.backends.cache import sha256_of
@@ -20,10 +24,10 @@ from opforge.registry import Registry
 from opforge.roofline import bound, suspect
 from opforge.runner import Host, Worker, WorkerDied, WorkerLate
 from opforge.timing import Contestant, Plan, Probe, measure
-from opforge.verdicts import BRIEF, QUICK, Bench, Effort, run_once, verify
+from opforge.verdicts import BRIEF, QUICK, Bench, Effort, Prepared, bind_blind, run_bound, verify
 from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.ahead import compiling_ahead
-from opforge.workbench.asking import Loop, asker, look_at_clocks
+from opforge.timing.asking import Loop, asker, look_at_clocks
 from opforge.workbench.audit import CONTENTS, audit
 
 
@@ -36,6 +40,7 @@ class Options:
     backends          which backends; empty means all
     implementations   which implementations by name; empty means all
     workloads         which workloads by name; empty means those whose scale fits the device
+    most              at most the first so many of them; 0 means all
     timed             False stops after verification
     effort            how much verification may cost: verdicts.DEFAULT, BRIEF or QUICK
     """
@@ -45,6 +50,7 @@ class Options:
     backends: tuple[str, ...] = ()
     implementations: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
+    most: int = 0
     timed: bool = True
     effort: Effort = BRIEF
     plan: Plan = field(default_factory=Plan)
@@ -70,7 +76,8 @@ def workloads_for(operator: Operator, options: Options) -> tuple[Workload, ...]:
     if options.workloads:
         return tuple(workload for workload in operator.workloads if workload.name in options.workloads)
     scale = "laptop" if options.device == "cpu" else "gpu"
-    return tuple(workload for workload in operator.workloads if workload.scale == scale)
+    fitting = tuple(workload for workload in operator.workloads if workload.scale == scale)
+    return fitting[: options.most] if options.most else fitting
 
 
 def chosen(registry: Registry, operator: Operator, options: Options) -> tuple[Implementation, ...]:
@@ -201,11 +208,11 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
     implementations = chosen(job.registry, operator, options)
     workloads = workloads_for(operator, options) if options.timed else ()
     job.total = len(dtypes) * (len(implementations) + len(workloads))
+    verdicts = _verified(job, implementations, dtypes)
     for dtype in dtypes:
         passed: list[tuple[Implementation, Pass]] = []
         for implementation in implementations:
-            job.step("verify", f"{implementation.name} {dtype}")
-            verdict = verify(job.cases, implementation, dtype, effort=_effort(implementation, options))
+            verdict = next(verdicts)
             way = backend(implementation.backend).way(options.device)
             if isinstance(verdict, Pass) and isinstance(way, Native) and workloads:
                 passed.append((implementation, verdict))
@@ -214,6 +221,38 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
         for workload in workloads:
             job.step("time", f"{workload.name} {dtype}")
             yield from _time_workload(job, workload, dtype, passed)
+
+
+def at_once(device: str) -> int:
+    """How many kernels may be compiled and verified at the same time: one where they run on the CPU that compiles them."""
+    return 1 if device == "cpu" else max(1, min(8, (os.cpu_count() or 2) // 2))
+
+
+def _verified(job: _Job, implementations: Sequence[Implementation], dtypes: Sequence[str]) -> Iterator[Verdict]:
+    """The Verdict of each implementation in each dtype, in this order. Side by side they are all known before the first is
+    given, so that nothing is timed meanwhile."""
+    options = job.options
+    wanted = [(implementation, dtype) for dtype in dtypes for implementation in implementations]
+
+    def one(implementation: Implementation, dtype: str, cases: Bench) -> Verdict:
+        return verify(cases, implementation, dtype, effort=_effort(implementation, options))
+
+    def alone(implementation: Implementation, dtype: str) -> Verdict:
+        # with memory and cases of its own
+        with contextlib.closing(Bench(registry=job.registry, operator=job.operator, host=job.host, device=options.device)) as cases:
+            return one(implementation, dtype, cases)
+
+    if at_once(options.device) == 1:
+        for implementation, dtype in wanted:
+            job.step("verify", f"{implementation.name} {dtype}")
+            yield one(implementation, dtype, job.cases)
+        return
+    found: list[Verdict] = []
+    with ThreadPoolExecutor(max_workers=at_once(options.device)) as pool:
+        for (implementation, dtype), future in [(item, pool.submit(alone, *item)) for item in wanted]:
+            job.step("verify", f"{implementation.name} {dtype}")
+            found.append(future.result())
+    yield from found
 
 
 def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[tuple[Implementation, Pass]]) -> Iterator[Record]:
@@ -226,12 +265,11 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
     contestants: list[Contestant] = []
     verdicts: dict[str, Verdict] = {}
     try:
-        for implementation, proof in passed:
+        for (implementation, proof), bound in zip(passed, _bound(job, prepared, [implementation for implementation, _ in passed], workers), strict=True):
             verdict: Verdict
             try:
-                worker = job.host.worker(backend(implementation.backend).environment(options.device))
-                workers.append(worker)
-                found = run_once(bench_cases, worker, implementation, prepared, None)
+                worker, answer = bound.result()
+                found = run_bound(bench_cases, worker, implementation, prepared, answer)
             except WorkerDied as error:
                 verdict = Crash(case=prepared.case, dtype=dtype, status=error.status, stderr=error.stderr, isolation=job.host.isolation)
             except WorkerLate as error:
@@ -244,7 +282,8 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
                 elif isinstance(found[1], Checked):
                     verdict = replace(proof, checked=(*proof.checked, found[1]))
                     contestants.append(Contestant(name=implementation.name, proof=verdict, ask=asker(worker), launch=found[0]))
-                    job.loops.append(look_at_clocks(worker, options.device))
+                    if not job.loops:
+                        job.loops.append(look_at_clocks(worker, options.device))
                 else:
                     verdict = found[1]
             verdicts[implementation.name] = verdict
@@ -269,6 +308,24 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
         for worker in workers:
             worker.close()
         bench_cases.forget(case)
+
+
+def _bound(job: _Job, prepared: Prepared, implementations: Sequence[Implementation], workers: list[Worker]) -> list[Future[tuple[Worker, dict[str, Any]]]]:
+    """Each implementation bound to the memory of a case, in a worker of its own: compiled side by side, before anything is timed.
+
+    The memory holds nothing while they are bound. `workers` gets every worker that was started.
+    """
+    cases, options = job.cases, job.options
+
+    def bind(implementation: Implementation) -> tuple[Worker, dict[str, Any]]:
+        worker = job.host.worker(backend(implementation.backend).environment(options.device))
+        workers.append(worker)
+        return worker, bind_blind(cases, worker, implementation, prepared.case, prepared.dtype, prepared.arena, None)
+
+    if job.host.guards.blind_bind:
+        prepared.arena.poison()
+    with ThreadPoolExecutor(max_workers=at_once(options.device)) as pool:
+        return [pool.submit(bind, implementation) for implementation in implementations]
 
 
 def _measured(job: _Job, contestants: list[Contestant]) -> dict[str, Timing | str]:

@@ -15,16 +15,20 @@ from opforge.backends import Native, backend
 from opforge.core.comparison import Comparison
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Workload
-from opforge.core.verdict import Checked, Pass, Verdict
+from opforge.core.timing import Timing
+from opforge.core.verdict import Checked, Pass, Unsupported, Verdict
 from opforge.registry import Registry
+from opforge.report.words import describe
 from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fresh_seed
 from opforge.timing import Contestant, MeasurementFailed, Plan, Rule, compare, corrected
 from opforge.timing.duel import sure, take_pairs
 from opforge.timing.measure import get_ready
 from opforge.verdicts import BRIEF, Bench, Prepared, judge, run_once, verify
 from opforge.workbench.adequate import ensure_adequate
-from opforge.workbench.asking import asker
-from opforge.workbench.sides import Side, full_config, named, registry_of
+from opforge.workbench.ahead import compiling_ahead
+from opforge.timing.asking import asker
+from opforge.workbench.audit import CONTENTS, audit
+from opforge.workbench.sides import Side, full_config, named, registry_of, toolchain_versions
 
 SHARED_BATCH = 4.0
 BLOCKS, FIRST_BLOCK, SECOND_BLOCK = 4, 15, 45
@@ -72,6 +76,8 @@ class _Corner:
             ensure_adequate(self.bench.operator)
             self.verdicts[dtype] = verify(self.bench, self.implementation, dtype, config=self.config, effort=BRIEF)
         verdict = self.verdicts[dtype]
+        if isinstance(verdict, Unsupported):
+            raise NotComparable(f"{self.name} does not run here in {dtype}: {verdict.reason}")
         if not isinstance(verdict, Pass):
             raise NotComparable(f"{self.name} has no Pass in {dtype} ({type(verdict).__name__}): only right answers are timed. See: opforge verify {self.side.operator}")
         return verdict
@@ -97,6 +103,7 @@ def compare_sides(
     """
     with tempfile.TemporaryDirectory(prefix="opforge-compare-") as scratch, contextlib.ExitStack() as stack:
         hosts = {python: _host(python, host, stack) for python in {a.python, b.python}}
+        environments = tuple(f"{name}: {toolchain_versions(side.python or sys.executable)}" for name, side in (("A", a), ("B", b)) if a.python != b.python)
         corners = []
         for side, other in ((a, b), (b, a)):
             found = registry_of(side, registry, Path(scratch))
@@ -107,9 +114,14 @@ def compare_sides(
                 _Corner(side=side, name=named(side, other), bench=bench, implementation=implementation, config=full_config(implementation, side), host=hosts[side.python])
             )
         mine, theirs = corners
+        # what is compiled for a config of a side's own is compiled when it is bound
+        stack.enter_context(compiling_ahead([corner.implementation for corner in corners if corner.config is None], device))
         for dtype in dtypes or mine.bench.operator.dtypes:
             for workload in workloads:
-                yield _meet(mine, theirs, workload, dtype, rule, plan, settled)
+                outcome = _meet(mine, theirs, workload, dtype, rule, plan, settled)
+                if outcome.comparison is not None:
+                    outcome = replace(outcome, comparison=replace(outcome.comparison, notes=(*outcome.comparison.notes, *environments)))
+                yield outcome
 
 
 def corrected_outcomes(outcomes: Sequence[Outcome], alpha: float = 0.01) -> tuple[Outcome, ...]:
@@ -166,7 +178,9 @@ def _blocks(a: _Corner, b: _Corner, prepared: Prepared, workload: Workload, dtyp
 def _block(
     a: _Corner, b: _Corner, prepared: Prepared, dtype: str, pairs: int, plan: Plan, order: random.Random, mine: list[float], other: list[float], notes: dict[str, None]
 ) -> float:
-    """One block: bind, warm, take the pairs, and see that both sides are still right on new inputs. Seconds spent on the pairs."""
+    """One block: bind, warm, take the pairs, and see that both sides are still right on inputs they have not seen; after the
+    first block, that what was timed is the work. Seconds spent on the pairs. Raises NotComparable."""
+    first_block, done = not mine, len(mine)
     workers: list[Worker] = []
     try:
         contestants = [_contestant(corner, prepared, dtype, workers) for corner in (a, b)]
@@ -177,9 +191,12 @@ def _block(
             mine.append(first)
             other.append(second)
         spent = time.perf_counter() - started
-        again = a.bench.refresh(prepared)
-        for corner, contestant in zip((a, b), contestants, strict=True):
-            _still_right(corner, contestant, again)
+        unseen = [a.bench.refresh(prepared) for _ in range(CONTENTS if first_block else 1)]
+        for corner, contestant, samples in zip((a, b), contestants, (mine, other), strict=True):
+            if first_block:
+                _audited(corner, contestant, samples[done:], plan, unseen)
+            else:
+                _still_right(corner, contestant, unseen[-1])
             notes.update(dict.fromkeys(contestant.notes))
         return spent
     finally:
@@ -225,6 +242,14 @@ def _taker(contestant: Contestant, plan: Plan) -> Callable[[], float]:
         return contestant.take(1, plan.cache, time.perf_counter, lead=1)[0]
 
     return take
+
+
+def _audited(corner: _Corner, contestant: Contestant, samples: Sequence[float], plan: Plan, unseen: Sequence[Prepared]) -> None:
+    """What a bench asks of a launch that it has timed, asked of a side."""
+    timing = Timing(samples_s=tuple(samples), batch=contestant.batch, timer=contestant.timer, cache=plan.cache, overhead_s=0.0, conditions=())
+    found = audit(contestant, timing, unseen, corner.bench.operator, corner.host.isolation)
+    if found is not None:
+        raise NotComparable(f"{corner.name} was right before it was timed and is not believed after: {describe(found)}")
 
 
 def _still_right(corner: _Corner, contestant: Contestant, again: Prepared) -> None:

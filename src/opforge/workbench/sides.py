@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import tarfile
@@ -19,7 +20,8 @@ _SIDE = re.compile(r"(?P<operator>[^:@\[\]]+):(?P<implementation>[^:@\[\]]+)(@(?
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side, as it was asked for. `revision` "" means the files as they are; `config` None the implementation's default."""
+    """One side, as it was asked for. `revision` "" means the files as they are; `config` None the implementation's default;
+    `python` "" this interpreter, else that of another environment."""
 
     text: str
     operator: str
@@ -30,7 +32,8 @@ class Side:
 
 
 def parse_side(text: str, python: str = "") -> Side:
-    """The Side that `softmax:triton_onepass@main[BLOCK=256]` means. Raises UsageError.
+    """The Side that `softmax:triton_onepass@main[BLOCK=256]` means; `python` is an interpreter or the folder of a virtual
+    environment. Raises UsageError.
 
     >>> side = parse_side("softmax:triton_onepass@main[BLOCK=256]")
     >>> side.operator, side.implementation, side.revision, str(side.config)
@@ -40,7 +43,36 @@ def parse_side(text: str, python: str = "") -> Side:
     if found is None:
         raise UsageError(f"{text!r} is not a side. Write it as {FORM}, e.g. softmax:torch_eager or 'softmax:triton_onepass@main[BLOCK=256]'.")
     config = None if found["config"] is None else Config(tuple(_setting(part, text) for part in found["config"].split(",") if part.strip()))
-    return Side(text=text, operator=found["operator"], implementation=found["implementation"], revision=found["revision"] or "", config=config, python=python)
+    return Side(text=text, operator=found["operator"], implementation=found["implementation"], revision=found["revision"] or "", config=config, python=interpreter(python))
+
+
+def interpreter(place: str) -> str:
+    """The Python of a virtual environment's folder, or `place` itself; "" stays "". Raises UsageError where there is none."""
+    if not place:
+        return ""
+    given = Path(place).expanduser()
+    # never resolved: a virtual environment's interpreter is a link, and its place says which environment it is
+    found = Path.cwd() / (given / "bin" / "python" if given.is_dir() else given)
+    if not found.is_file() or not os.access(found, os.X_OK):
+        raise UsageError(f"{place} is neither an interpreter nor the folder of a virtual environment. Make one with: python3 -m venv FOLDER")
+    return str(found)
+
+
+def toolchain_versions(python: str) -> str:
+    """What makes a difference in an environment: "torch 2.13.0, triton 3.6.0". Raises EnvironmentLacks when it has no torch."""
+    asked = (
+        "import importlib.metadata as m\n"
+        "for name in ('torch', 'triton', 'tilelang', 'apache-tvm-ffi'):\n"
+        "    try:\n        print(name, m.version(name))\n"
+        "    except m.PackageNotFoundError:\n        pass\n"
+    )
+    try:
+        said = subprocess.run([python, "-P", "-c", asked], capture_output=True, text=True, timeout=60, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError) as error:
+        raise EnvironmentLacks(f"{python} does not run ({error}). Name the interpreter or the folder of a virtual environment with torch in it.") from error
+    if not any(line.startswith("torch ") for line in said):
+        raise EnvironmentLacks(f"{python} has no torch. Install it there: {python} -m pip install torch")
+    return ", ".join(line for line in said if line)
 
 
 def _setting(part: str, text: str) -> tuple[str, int | str | bool]:

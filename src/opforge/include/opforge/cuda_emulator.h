@@ -14,7 +14,10 @@
 //   - writes past the end of dynamic shared memory, misaligned Vec accesses.
 // Shared memory is filled with NaN bytes before each block.
 //
-// Not covered: clusters and distributed shared memory, wgmma, mma, TMA, inline PTX,
+// The blocks of a cluster take turns on one host thread, switching at the cluster's barrier; a
+// store into another block's shared memory goes through store_in_block (opforge/groups.h).
+//
+// Not covered: cluster barriers that are not waited for at once, wgmma, mma, TMA, inline PTX,
 // textures, cooperative grid barriers, dynamic parallelism.  Nothing here says
 // anything about speed on a GPU.
 //
@@ -68,7 +71,7 @@
 // a time, so its copy is the block's shared memory.
 #define __shared__ thread_local
 #define __cluster_dims__(...) \
-  static_assert(false, "opforge emulator: thread block clusters are not supported");
+  static_assert(false, "opforge emulator: launch clusters with OPFORGE_LAUNCH_CLUSTERS (opforge/groups.h)");
 
 #define OPFORGE_EMU_VECTOR1(T, name) \
   struct name##1 { T x; };           \
@@ -122,7 +125,9 @@ constexpr std::size_t kStackBytes = 64 * 1024;  // a power of two; stacks are al
 constexpr unsigned kMaxThreads = 1024;
 constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 
-enum class State : uint8_t { kReady, kYielded, kBlockBarrier, kWarpBarrier, kDone };
+constexpr unsigned kMaxCluster = 16;
+
+enum class State : uint8_t { kReady, kYielded, kBlockBarrier, kWarpBarrier, kClusterBarrier, kDone };
 
 struct Site {  // a place in the kernel, for messages and to tell barriers apart
   const char* file;
@@ -178,6 +183,11 @@ struct Block {
 #endif
   unsigned count_now, count_result;  // for __syncthreads_count and friends
   std::string error;
+  unsigned cluster_rank, cluster_size;
+  Block* cluster;  // the blocks of this block's cluster
+  unsigned char* static_shared;  // where its __shared__ variables are while it runs
+  std::size_t static_shared_bytes;
+  std::vector<unsigned char> static_kept;  // their values while another block of the cluster runs
 };
 
 /// The fiber that is running; valid only inside a kernel.
@@ -265,6 +275,27 @@ inline void wait_block(Site site) {
   switch_to_scheduler(fiber);
 }
 
+inline void wait_cluster(Site site) {
+  Fiber* fiber = self();
+  fiber->site = site;
+  fiber->state = State::kClusterBarrier;
+  switch_to_scheduler(fiber);
+}
+
+/// Where `p`, in the shared memory of the running block, lies in another block of its cluster.
+inline void* in_block(void* p, unsigned rank) {
+  Block* own = self()->block;
+  if (rank >= own->cluster_size) fail("a cluster has no block " + std::to_string(rank));
+  if (rank == own->cluster_rank) return p;
+  Block& other = own->cluster[rank];
+  unsigned char* byte = static_cast<unsigned char*>(p);
+  if (byte >= own->dynamic_shared && byte < own->dynamic_shared + own->dynamic_shared_bytes)
+    return other.dynamic_shared + (byte - own->dynamic_shared);
+  if (byte >= own->static_shared && byte < own->static_shared + own->static_shared_bytes)
+    return other.static_kept.data() + (byte - own->static_shared);
+  fail("an address outside shared memory has no counterpart in another block");
+}
+
 // Posts `size` bytes to the warp operation of `mask`, waits until every lane of the
 // mask has, and returns where all lanes' values lie (lane i at 16 * i).
 inline const unsigned char* warp_exchange(const char* kind, uint32_t mask, const void* value,
@@ -322,8 +353,11 @@ struct Worker {
   unsigned char* shared = nullptr;
   std::vector<Warp> warps;
   Worker* next = nullptr;
+  const bool guarded;
 
-  Worker() : warps(kMaxThreads / 32) {
+  // Each guard page splits a mapping, and a process may have 65530: the other blocks of a cluster run the
+  // same code on stacks as deep as the first one's, and do without.
+  explicit Worker(bool guards) : warps(kMaxThreads / 32), guarded(guards) {
     const std::size_t bytes = kStackBytes * (kMaxThreads + 1);
     void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -331,7 +365,7 @@ struct Worker {
     stacks = reinterpret_cast<unsigned char*>(
         (reinterpret_cast<uintptr_t>(p) + kStackBytes - 1) & ~uintptr_t(kStackBytes - 1));
     // An overflow of one stack hits an inaccessible page, not the next fiber.
-    for (unsigned i = 0; i < kMaxThreads; ++i) mprotect(stacks + kStackBytes * i, 4096, PROT_NONE);
+    for (unsigned i = 0; guarded && i < kMaxThreads; ++i) mprotect(stacks + kStackBytes * i, 4096, PROT_NONE);
     shared = static_cast<unsigned char*>(aligned_alloc(1024, kMaxSharedBytes + 1024));
     if (shared == nullptr) throw std::runtime_error("opforge emulator: no shared memory");
   }
@@ -345,23 +379,23 @@ struct Worker {
     static std::atomic_flag flag = ATOMIC_FLAG_INIT;
     return flag;
   }
-  static Worker*& free_list() {
-    static Worker* head = nullptr;
-    return head;
+  static Worker*& free_list(bool guarded) {
+    static Worker* heads[2] = {nullptr, nullptr};
+    return heads[guarded];
   }
-  static Worker* acquire() {
+  static Worker* acquire(bool guarded) {
     while (lock().test_and_set(std::memory_order_acquire)) {
     }
-    Worker* worker = free_list();
-    if (worker != nullptr) free_list() = worker->next;
+    Worker* worker = free_list(guarded);
+    if (worker != nullptr) free_list(guarded) = worker->next;
     lock().clear(std::memory_order_release);
-    return worker != nullptr ? worker : new Worker;
+    return worker != nullptr ? worker : new Worker(guarded);
   }
   static void release(Worker* worker) {
     while (lock().test_and_set(std::memory_order_acquire)) {
     }
-    worker->next = free_list();
-    free_list() = worker;
+    worker->next = free_list(worker->guarded);
+    free_list(worker->guarded) = worker;
     lock().clear(std::memory_order_release);
   }
 };
@@ -412,9 +446,8 @@ inline std::vector<uint16_t> schedule(unsigned count) {
   return order;
 }
 
-// Runs one block to its end; false if it failed (block.error says why).
-inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>& warp_order,
-                      const std::vector<uint16_t>& lane_order) {
+// Makes the threads of a block ready to begin.
+inline void begin_block(Worker& worker, Block& block) {
   const unsigned threads = block.block_dim.x * block.block_dim.y * block.block_dim.z;
   const unsigned warps = (threads + 31) / 32;
   for (unsigned w = 0; w < warps; ++w) {
@@ -454,10 +487,18 @@ inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>&
 #endif
 #endif
   }
+}
 
+enum class Advance : uint8_t { kFailed, kEnded, kAtCluster };
+
+// Runs one block to its end or to the barrier of its cluster; kFailed: block.error says why.
+inline Advance advance_block(Worker& worker, Block& block, const std::vector<uint16_t>& warp_order,
+                             const std::vector<uint16_t>& lane_order) {
+  const unsigned threads = block.block_dim.x * block.block_dim.y * block.block_dim.z;
+  const unsigned warps = (threads + 31) / 32;
   for (;;) {
     bool progress = false;
-    unsigned done = 0, at_barrier = 0;
+    unsigned done = 0, at_barrier = 0, at_cluster = 0;
     for (unsigned w = 0; w < warps; ++w) {
       Warp& warp = worker.warps[warp_order[w]];
       // Run this warp until none of its lanes can go on without the others.
@@ -469,7 +510,7 @@ inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>&
           Fiber* fiber = warp.fibers[lane];
           if (fiber->state != State::kReady) continue;
           switch_to_fiber(fiber);
-          if (!block.error.empty()) return false;
+          if (!block.error.empty()) return Advance::kFailed;
           ran = progress = true;
         }
       }
@@ -478,9 +519,11 @@ inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>&
         if (fiber->state == State::kYielded) fiber->state = State::kReady;
         done += fiber->state == State::kDone;
         at_barrier += fiber->state == State::kBlockBarrier;
+        at_cluster += fiber->state == State::kClusterBarrier;
       }
     }
-    if (done == threads) return true;
+    if (done == threads) return Advance::kEnded;
+    if (at_cluster == threads) return Advance::kAtCluster;
 #ifdef OPFORGE_EMU_ALLOW_EARLY_EXIT
     const bool all_arrived = at_barrier != 0 && at_barrier + done == threads;
 #else
@@ -498,7 +541,7 @@ inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>&
                         describe(first->thread_index) + " at " + describe(first->site) +
                         ", thread " + describe(fiber->thread_index) + " at " +
                         describe(fiber->site) + " [block " + describe(block.block_index) + "]";
-          return false;
+          return Advance::kFailed;
         }
         fiber->state = State::kReady;
       }
@@ -517,20 +560,21 @@ inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>&
     for (unsigned i = 0; i < threads; ++i) {
       const Fiber* fiber = worker.fiber(i);
       if (fiber->state == State::kWarpBarrier ||
-          (fiber->state == State::kBlockBarrier && waiting == nullptr))
+          ((fiber->state == State::kBlockBarrier || fiber->state == State::kClusterBarrier) && waiting == nullptr))
         waiting = fiber;
     }
     for (unsigned i = 0; i < threads && waiting != nullptr && absent == nullptr; ++i) {
       const Fiber* fiber = worker.fiber(i);
       if (fiber->state == waiting->state) continue;
-      if (waiting->state == State::kBlockBarrier || fiber->warp == waiting->warp) absent = fiber;
+      if (waiting->state != State::kWarpBarrier || fiber->warp == waiting->warp) absent = fiber;
     }
     block.error =
         std::string("deadlock: ") +
         (waiting == nullptr ? "no thread can run"
                             : "thread " + describe(waiting->thread_index) + " waits at " +
-                                  (waiting->state == State::kBlockBarrier ? "the block barrier "
-                                                                          : "the warp operation ") +
+                                  (waiting->state == State::kBlockBarrier     ? "the block barrier "
+                                   : waiting->state == State::kClusterBarrier ? "the cluster barrier "
+                                                                              : "the warp operation ") +
                                   describe(waiting->site)) +
         (absent == nullptr ? ""
          : absent->state == State::kDone
@@ -538,12 +582,43 @@ inline bool run_block(Worker& worker, Block& block, const std::vector<uint16_t>&
              : ", thread " + describe(absent->thread_index) + " waits at " +
                    describe(absent->site)) +
         " [block " + describe(block.block_index) + "]";
-    return false;
+    return Advance::kFailed;
+  }
+}
+
+// Runs the blocks of one cluster in turn to their end; false if one failed (its error says why).
+inline bool run_cluster(Worker** workers, Block* blocks, unsigned count, const std::vector<uint16_t>& warp_order,
+                        const std::vector<uint16_t>& lane_order) {
+  for (unsigned c = 0; c < count; ++c) begin_block(*workers[c], blocks[c]);
+  for (;;) {
+    unsigned ended = 0;
+    for (unsigned c = 0; c < count; ++c) {
+      Block& block = blocks[c];
+      if (count > 1 && block.static_shared_bytes != 0)
+        std::memcpy(block.static_shared, block.static_kept.data(), block.static_shared_bytes);
+      const Advance advance = advance_block(*workers[c], block, warp_order, lane_order);
+      if (count > 1 && block.static_shared_bytes != 0)
+        std::memcpy(block.static_kept.data(), block.static_shared, block.static_shared_bytes);
+      if (advance == Advance::kFailed) {
+        blocks[0].error = block.error;
+        return false;
+      }
+      ended += advance == Advance::kEnded;
+    }
+    if (ended == count) return true;
+    if (ended != 0) {
+      blocks[0].error = std::to_string(ended) + " of the " + std::to_string(count) +
+                        " blocks of a cluster ended while the others wait at its barrier";
+      return false;
+    }
+    const unsigned threads = blocks[0].block_dim.x * blocks[0].block_dim.y * blocks[0].block_dim.z;
+    for (unsigned c = 0; c < count; ++c)
+      for (unsigned i = 0; i < threads; ++i) workers[c]->fiber(i)->state = State::kReady;
   }
 }
 
 inline void run_grid(const char* name, dim3 grid, dim3 block_dim, std::size_t shared_bytes,
-                     void (*entry)(void*), void* argument) {
+                     unsigned cluster, void (*entry)(void*), void* argument) {
   const uint64_t threads = uint64_t(block_dim.x) * block_dim.y * block_dim.z;
   const auto refuse = [&](const char* why) {
     throw std::runtime_error("CUDA emulator: " + std::string(name) + ": " + why);
@@ -554,59 +629,83 @@ inline void run_grid(const char* name, dim3 grid, dim3 block_dim, std::size_t sh
       grid.z > 65535u)
     refuse("invalid configuration: grid must be 1 to 2^31-1 in x, 1 to 65535 in y and z");
   if (shared_bytes > kMaxSharedBytes) refuse("more than 227 KiB of dynamic shared memory");
+  if (cluster == 0 || cluster > kMaxCluster || grid.x % cluster != 0)
+    refuse("a cluster has 1 to 16 blocks, and a grid a whole number of clusters in x");
 
   const std::vector<uint16_t> warp_order = schedule(static_cast<unsigned>((threads + 31) / 32));
   const std::vector<uint16_t> lane_order = schedule(32);
-  const int64_t blocks = int64_t(grid.x) * grid.y * grid.z;
+  const int64_t clusters = int64_t(grid.x) * grid.y * grid.z / cluster;
   std::atomic<bool> failed{false};
   std::string error;
 #ifdef _OPENMP
-#pragma omp parallel if (blocks > 1)
+#pragma omp parallel if (clusters > 1)
 #endif
   {
-    Worker* worker = Worker::acquire();
     const StaticShared static_shared = StaticShared::find();
-    Block block{};
-    block.block_dim = block_dim;
-    block.grid_dim = grid;
-    block.dynamic_shared = worker->shared;
-    block.dynamic_shared_bytes = shared_bytes;
-    block.entry = entry;
-    block.argument = argument;
-    unsigned char* guard = worker->shared + shared_bytes;
-    std::memset(guard, 0xa5, 256);
+    Worker* workers[kMaxCluster];
+    std::vector<Block> blocks(cluster);
+    for (unsigned c = 0; c < cluster; ++c) {
+      workers[c] = Worker::acquire(c == 0);
+      Block& block = blocks[c];
+      block.block_dim = block_dim;
+      block.grid_dim = grid;
+      block.dynamic_shared = workers[c]->shared;
+      block.dynamic_shared_bytes = shared_bytes;
+      block.entry = entry;
+      block.argument = argument;
+      block.cluster_rank = c;
+      block.cluster_size = cluster;
+      block.cluster = blocks.data();
+      block.static_shared = static_cast<unsigned char*>(static_shared.data);
+      block.static_shared_bytes = static_shared.bytes;
+      if (cluster > 1) block.static_kept.resize(static_shared.bytes);
+      std::memset(workers[c]->shared + shared_bytes, 0xa5, 256);
+    }
 #ifdef _OPENMP
 #pragma omp for schedule(dynamic, 1)
 #endif
-    for (int64_t b = 0; b < blocks; ++b) {
+    for (int64_t k = 0; k < clusters; ++k) {
       if (failed.load(std::memory_order_relaxed)) continue;
-      block.block_index = {static_cast<unsigned>(b % grid.x),
-                           static_cast<unsigned>(b / grid.x % grid.y),
-                           static_cast<unsigned>(b / grid.x / grid.y)};
-      std::memset(block.dynamic_shared, 0xff, shared_bytes);
+      for (unsigned c = 0; c < cluster; ++c) {
+        const int64_t b = k * cluster + c;
+        Block& block = blocks[c];
+        block.block_index = {static_cast<unsigned>(b % grid.x),
+                             static_cast<unsigned>(b / grid.x % grid.y),
+                             static_cast<unsigned>(b / grid.x / grid.y)};
+        std::memset(block.dynamic_shared, 0xff, shared_bytes);
+        std::fill(block.static_kept.begin(), block.static_kept.end(), 0xff);
+      }
       if (static_shared.bytes != 0) std::memset(static_shared.data, 0xff, static_shared.bytes);
-      bool ok = run_block(*worker, block, warp_order, lane_order);
-      for (int i = 0; ok && i < 256; ++i)
-        if (guard[i] != 0xa5) {
-          block.error = "wrote past the end of dynamic shared memory [block " +
-                        describe(block.block_index) + "]";
-          ok = false;
-        }
-      if (!ok && !failed.exchange(true)) error = block.error;
+      bool ok = run_cluster(workers, blocks.data(), cluster, warp_order, lane_order);
+      for (unsigned c = 0; c < cluster; ++c)
+        for (int i = 0; ok && i < 256; ++i)
+          if (workers[c]->shared[shared_bytes + i] != 0xa5) {
+            blocks[0].error = "wrote past the end of dynamic shared memory [block " +
+                              describe(blocks[c].block_index) + "]";
+            ok = false;
+          }
+      if (!ok && !failed.exchange(true)) error = blocks[0].error;
     }
-    Worker::release(worker);
+    for (unsigned c = 0; c < cluster; ++c) Worker::release(workers[c]);
   }
   if (failed) throw std::runtime_error("CUDA emulator: " + std::string(name) + ": " + error);
 }
 
-/// Runs call(args...) once per CUDA thread of the grid.
+/// Runs call(args...) once per CUDA thread of the grid, whose blocks form clusters.
 template <typename Call, typename... Args>
-inline void launch(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
-                   const Call& call, Args... args) {
+inline void launch_clusters(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes, unsigned cluster,
+                            const Call& call, Args... args) {
   auto thread = [&]() { call(args...); };
   using Thread = decltype(thread);
   run_grid(
-      name, grid, block, shared_bytes, [](void* t) { (*static_cast<Thread*>(t))(); }, &thread);
+      name, grid, block, shared_bytes, cluster, [](void* t) { (*static_cast<Thread*>(t))(); }, &thread);
+}
+
+/// The same for a grid of single blocks.
+template <typename Call, typename... Args>
+inline void launch(const char* name, dim3 grid, dim3 block, std::size_t shared_bytes,
+                   const Call& call, Args... args) {
+  launch_clusters(name, grid, block, shared_bytes, 1, call, args...);
 }
 
 /// The dynamic shared memory of the running block.

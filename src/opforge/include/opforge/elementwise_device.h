@@ -2,65 +2,165 @@
 #ifndef OPFORGE_ELEMENTWISE_DEVICE_H_
 #define OPFORGE_ELEMENTWISE_DEVICE_H_
 
+#include <type_traits>
+
+#include "opforge/alike.h"
 #include "opforge/device.h"
 
 namespace opforge {
 
-/// The inputs of a map, as one kernel argument.
-template <typename T, int K>
-struct MapInputs {
-  const T* p[K];
-};
+// ---------------------------------------------------------------------------
+// Streams: data that a kernel touches once
+// ---------------------------------------------------------------------------
 
-/// f of one or two stored elements, computed in float32 and rounded once.
-template <typename F, typename T, int K>
-__device__ __forceinline__ T apply(const F& f, const T (&v)[K]) {
-  static_assert(K == 1 || K == 2, "a map has one or two inputs");
-  if constexpr (K == 1) {
-    return store_from_float<T>(f(load_as_float(v[0])));
+/// From this many bytes a call on, its outputs leave the L2 cache (50 MB on Hopper) before anything reads
+/// them, and should not push out what others keep there.
+constexpr int64_t kStreamBytes = int64_t(32) << 20;
+
+/// Loads a vector that no other thread needs: it passes by the L1 cache.  Nothing may write to it in this kernel.
+template <typename T, int N>
+__device__ __forceinline__ Vec<T, N> load_once(const T* p) {
+#ifndef OPFORGE_EMULATE
+  if constexpr (sizeof(Vec<T, N>) == 16) {
+    union {
+      uint4 bits;
+      Vec<T, N> vec;
+    } u{};
+#if !defined(LAB_LOAD) || LAB_LOAD == 2
+    asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(u.bits.x), "=r"(u.bits.y), "=r"(u.bits.z), "=r"(u.bits.w)
+        : "l"(p));
+#elif LAB_LOAD == 1
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        : "=r"(u.bits.x), "=r"(u.bits.y), "=r"(u.bits.z), "=r"(u.bits.w)
+        : "l"(p));
+#elif LAB_LOAD == 3
+    u.bits = __ldcs(reinterpret_cast<const uint4*>(p));
+#else
+    u.bits = *reinterpret_cast<const uint4*>(p);
+#endif
+    return u.vec;
+  }
+#endif
+  return Vec<T, N>::load(p);
+}
+
+/// Stores a vector; with kStream, marked as the first to leave the L2 cache.
+template <bool kStream, typename T, int N>
+__device__ __forceinline__ void store_once(const Vec<T, N>& vec, T* p) {
+#ifndef OPFORGE_EMULATE
+  if constexpr (kStream && sizeof(Vec<T, N>) == 16) {
+#if !defined(LAB_STORE) || LAB_STORE == 1
+    __stcs(reinterpret_cast<uint4*>(p), *reinterpret_cast<const uint4*>(&vec));
+#else
+    *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(&vec);
+#endif
+    return;
+  }
+#endif
+  vec.store(p);
+}
+
+/// Rounds two floats to stored elements with one instruction where there is one.
+template <typename T>
+__device__ __forceinline__ void store_pair(float a, float b, T* out) {
+  if constexpr (sizeof(T) == 4) {
+    out[0] = store_from_float<T>(a);
+    out[1] = store_from_float<T>(b);
+  } else if constexpr (std::is_same<T, half_t>::value) {
+    const __half2 pair = __floats2half2_rn(a, b);
+    out[0] = __low2half(pair);
+    out[1] = __high2half(pair);
   } else {
-    return store_from_float<T>(f(load_as_float(v[0]), load_as_float(v[1])));
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
+    out[0] = __low2bfloat16(pair);
+    out[1] = __high2bfloat16(pair);
   }
 }
 
-// Each thread has Unroll vectors of every input in flight; a block's accesses are contiguous.
-// The first `head` elements, up to the first aligned address, and the last n % N go one by one.
-template <typename T, int N, int Threads, int Unroll, int K, typename F>
-__global__ void __launch_bounds__(Threads)
-    map_vectors(T* out, MapInputs<T, K> in, int64_t head, int64_t n, F f) {
-  const int64_t vectors = (n - head) / N;
-  constexpr int64_t kTile = int64_t(Threads) * Unroll;
-  for (int64_t tile = blockIdx.x * kTile; tile < vectors; tile += gridDim.x * kTile) {
-    Vec<T, N> v[Unroll][K];
+// ---------------------------------------------------------------------------
+// Maps
+// ---------------------------------------------------------------------------
+
+/// Several tensors of one dtype, as one kernel argument.
+template <typename T, int K>
+struct Pointers {
+  T* p[K];
+};
+
+namespace detail {
+
+// f(in..., out&...) or, with one output, out = f(in...)
+template <typename F, int K, int O, std::size_t... I, std::size_t... J>
+__device__ __forceinline__ void call_map(const F& f, const float (&in)[K], float (&out)[O], std::index_sequence<I...>, std::index_sequence<J...>) {
+  if constexpr (O == 1) {
+    out[0] = f(in[I]...);
+  } else {
+    f(in[I]..., out[J]...);
+  }
+}
+
+template <typename T, int N, int O, bool kStream, int K, typename F>
+__device__ __forceinline__ void map_vector(const F& f, const Vec<T, N> (&v)[K], const Pointers<T, O>& out, int64_t at) {
+  float result[O][N];
 #pragma unroll
-    for (int u = 0; u < Unroll; ++u) {
-      const int64_t i = tile + u * Threads + threadIdx.x;
+  for (int j = 0; j < N; ++j) {
+    float element[K], value[O];
 #pragma unroll
-      for (int k = 0; k < K; ++k)
-        if (i < vectors) v[u][k] = Vec<T, N>::load(in.p[k] + head + i * N);
+    for (int k = 0; k < K; ++k) element[k] = load_as_float(v[k][j]);
+    call_map(f, element, value, std::make_index_sequence<K>(), std::make_index_sequence<O>());
+#pragma unroll
+    for (int o = 0; o < O; ++o) result[o][j] = value[o];
+  }
+#pragma unroll
+  for (int o = 0; o < O; ++o) {
+    Vec<T, N> rounded;
+    if constexpr (N == 1) {
+      rounded[0] = store_from_float<T>(result[o][0]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < N; j += 2) store_pair(result[o][j], result[o][j + 1], rounded.v + j);
     }
+    store_once<kStream>(rounded, out.p[o] + at);
+  }
+}
+
+}  // namespace detail
+
+// Each thread has Unroll vectors of every input in flight; a block's accesses are contiguous.  All blocks but
+// the last have full tiles, which need no comparison.
+// The first `head` elements, up to the first aligned address, and the last n % N go one by one.
+template <typename T, int N, int Threads, int Unroll, bool kStream, int K, int O, typename F>
+__global__ void __launch_bounds__(Threads) map_vectors(Pointers<T, O> out, Pointers<const T, K> in, int64_t head, int64_t n, F f) {
+  constexpr int kTile = Threads * Unroll;
+  const int64_t vectors = (n - head) / N;
+  const int64_t tile = int64_t(blockIdx.x) * kTile;
+  const int64_t begin = head + (tile + threadIdx.x) * N;
+  const int left = vectors - tile < kTile ? static_cast<int>(vectors - tile) : kTile;
+  Vec<T, N> v[Unroll][K];
+  if (left == kTile) {
+#pragma unroll
+    for (int u = 0; u < Unroll; ++u)
+#pragma unroll
+      for (int k = 0; k < K; ++k) v[u][k] = load_once<T, N>(in.p[k] + begin + u * (Threads * N));
+#pragma unroll
+    for (int u = 0; u < Unroll; ++u) detail::map_vector<T, N, O, kStream>(f, v[u], out, begin + u * (Threads * N));
+  } else {
 #pragma unroll
     for (int u = 0; u < Unroll; ++u) {
-      const int64_t i = tile + u * Threads + threadIdx.x;
-      if (i >= vectors) continue;
-      Vec<T, N> result;
+      if (u * Threads + static_cast<int>(threadIdx.x) >= left) break;
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        T element[K];
-#pragma unroll
-        for (int k = 0; k < K; ++k) element[k] = v[u][k][j];
-        result[j] = apply(f, element);
-      }
-      result.store(out + head + i * N);
+      for (int k = 0; k < K; ++k) v[u][k] = load_once<T, N>(in.p[k] + begin + u * (Threads * N));
+      detail::map_vector<T, N, O, kStream>(f, v[u], out, begin + u * (Threads * N));
     }
   }
   const int64_t rest = n - vectors * N;
   if (blockIdx.x == 0 && threadIdx.x < rest) {
     const int64_t i = threadIdx.x < head ? threadIdx.x : vectors * N + threadIdx.x;
-    T element[K];
+    Vec<T, 1> one[K];
 #pragma unroll
-    for (int k = 0; k < K; ++k) element[k] = in.p[k][i];
-    out[i] = apply(f, element);
+    for (int k = 0; k < K; ++k) one[k] = Vec<T, 1>::load(in.p[k] + i);
+    detail::map_vector<T, 1, O, false>(f, one, out, i);
   }
 }
 
@@ -76,23 +176,37 @@ inline unsigned grid_for(int64_t tiles) {
   return static_cast<unsigned>(tiles < 1 ? 1 : tiles < kMost ? tiles : kMost);
 }
 
-/// out[i] = f(in[i]...) for i in [0, n), n > 0.  Tensors that are misaligned alike go
-/// 16 bytes at a time too; those that differ go element by element.
-template <int Threads, int Unroll, typename T, typename F, typename... In>
-inline void map(cudaStream_t stream, int64_t n, T* out, F f, const In*... in) {
-  constexpr int K = sizeof...(In);
+/// f over n > 0 elements: `float f(a, ...)` for one output, `void f(a, ..., float& y, ...)` for several.
+/// Tensors that are misaligned alike go 16 bytes at a time too; those that differ go element by element.
+/// Outputs must not overlap inputs.
+template <int Threads, int Unroll, typename T, typename F, int O, int K>
+inline void map(cudaStream_t stream, int64_t n, const Pointers<T, O>& out, const F& f, const Pointers<const T, K>& in) {
   constexpr int N = kVecSize<T>;
-  const MapInputs<T, K> inputs{{in...}};
-  int64_t head = elements_to_alignment(out);
-  const bool alike = ((elements_to_alignment(in) == head) && ...);
-  if (alike) {
-    head = head < n ? head : n;
-    const unsigned blocks = grid_for(ceil_div((n - head) / N, int64_t(Threads) * Unroll));
-    OPFORGE_LAUNCH((map_vectors<T, N, Threads, Unroll, K, F>), blocks, Threads, 0, stream, out, inputs, head, n, f);
-  } else {
-    const unsigned blocks = grid_for(ceil_div(n, int64_t(Threads) * Unroll));
-    OPFORGE_LAUNCH((map_vectors<T, 1, Threads, Unroll, K, F>), blocks, Threads, 0, stream, out, inputs, int64_t(0), n, f);
+  int64_t head = elements_to_alignment(out.p[0]);
+  bool alike = true;
+  for (const T* p : out.p) alike = alike && elements_to_alignment(p) == head;
+  for (const T* p : in.p) alike = alike && elements_to_alignment(p) == head;
+  const auto launch = [&](auto kernel, int64_t skipped, int64_t vectors) {
+    const int64_t blocks = ceil_div(vectors, int64_t(Threads) * Unroll);
+    OPFORGE_CHECK(blocks < (int64_t(1) << 31), ValueError, "the tensors are too long for one launch: split them");
+    OPFORGE_LAUNCH(kernel, static_cast<unsigned>(blocks < 1 ? 1 : blocks), Threads, 0, stream, out, in, skipped, n, f);
+  };
+  if (!alike) {
+    launch(map_vectors<T, 1, Threads, Unroll, false, K, O, F>, 0, n);
+    return;
   }
+  head = head < n ? head : n;
+  const int64_t vectors = (n - head) / N;
+  if (n * int64_t(sizeof(T)) * (K + O) >= kStreamBytes)
+    launch(map_vectors<T, N, Threads, Unroll, true, K, O, F>, head, vectors);
+  else
+    launch(map_vectors<T, N, Threads, Unroll, false, K, O, F>, head, vectors);
+}
+
+/// out[i] = f(in[i]...) for one output.
+template <int Threads, int Unroll, typename T, typename F, typename... In>
+inline void map(cudaStream_t stream, int64_t n, T* out, const F& f, const In*... in) {
+  map<Threads, Unroll, T, F, 1, sizeof...(In)>(stream, n, Pointers<T, 1>{{out}}, f, Pointers<const T, sizeof...(In)>{{in...}});
 }
 
 }  // namespace opforge

@@ -37,6 +37,20 @@ inline void store_vector(void* target, const V& v) {
   __builtin_memcpy(target, &v, sizeof(v));
 }
 
+#if defined(__AVX512BF16__) && defined(__GNUC__) && !defined(__clang__)
+// The processor packs two registers of floats itself, in order, to nearest even; it takes subnormals for 0.
+typedef short Words __attribute__((vector_size(32)));
+typedef int Ints __attribute__((vector_size(64)));
+inline Floats widen_lanes(const BFloat16* source) { return (Floats)(__builtin_ia32_pmovzxwd512_mask(load_vector<Words>(source), Ints{}, -1) << 16); }
+inline Wide widen(const BFloat16* source) { return {widen_lanes(source), widen_lanes(source + kLanes)}; }
+inline void narrow(const Wide& values, BFloat16* target) {
+#if __GNUC__ >= 13
+  store_vector(target, __builtin_ia32_cvtne2ps2bf16_v32bf(values.second, values.first));
+#else
+  store_vector(target, __builtin_ia32_cvtne2ps2bf16_v32hi(values.second, values.first));
+#endif
+}
+#else
 // Pairs of bfloat16 lie in the halves of a 32-bit word: even elements go into one register,
 // odd ones into the other, which needs shifts and masks only.
 inline Wide widen(const BFloat16* source) {
@@ -52,6 +66,7 @@ inline Bits rounded_to_bfloat16(Floats values) {
 inline void narrow(const Wide& values, BFloat16* target) {
   store_vector(target, (rounded_to_bfloat16(values.first) >> 16) | (rounded_to_bfloat16(values.second) & 0xffff0000u));
 }
+#endif
 
 #ifdef __AVX512F__
 typedef short Shorts __attribute__((vector_size(32)));
@@ -80,15 +95,10 @@ inline void narrow(const Wide& values, Float16* target) {
   narrow_lanes(values.second, target + kLanes);
 }
 
-template <typename F>
-inline void map_floats(int64_t n, float* out, const F& f, const float* a) {
+template <typename F, typename... In>
+inline void map_floats(int64_t n, float* out, const F& f, const In*... in) {
 #pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = f(a[i]);
-}
-template <typename F>
-inline void map_floats(int64_t n, float* out, const F& f, const float* a, const float* b) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) out[i] = f(a[i], b[i]);
+  for (int64_t i = 0; i < n; ++i) out[i] = f(in[i]...);
 }
 
 // The loop over as many floats as a register holds becomes operations on registers.
@@ -118,7 +128,7 @@ inline void map_range(int64_t first, int64_t last, T* out, const F& f, const In*
 }  // namespace detail
 
 /// out[i] = f(in[i]...) for i in [0, n).  `f` takes and returns floats and has no branches
-/// that a compiler cannot turn into selections; one or two inputs.  out may be an input.
+/// that a compiler cannot turn into selections.  out may be an input.
 template <typename T, typename F, typename... In>
 inline void map(int64_t n, T* out, const F& f, const In*... in) {
   parallel_for(0, n, kElementwiseGrain, [&](int64_t first, int64_t last) {

@@ -91,11 +91,10 @@ inline float erf(float x) {
 }
 
 /// The normal distribution function Phi(x) = (1 + erf(x / sqrt(2))) / 2, with a small absolute error.
-inline float normal_cdf(float argument) {
-  float x = argument > 5.25f ? 5.25f : argument;
-  x = x < -5.25f ? -5.25f : x;
-  // (Phi(x) - 1/2) / x in s = 2 (x / 5.25)^2 - 1, as in erf
-  const float s = std::fma(x * x, 0x1.293726p-4f, -1.0f);
+inline float normal_cdf(float x) {
+  // (Phi(x) - 1/2) / x in s = 2 (x / 5.25)^2 - 1, as in erf; beyond 5.25 it keeps its value, and the result its limit
+  const float square = x * x;
+  const float s = std::fma(square > 27.5625f ? 27.5625f : square, 0x1.293726p-4f, -1.0f);
   float p = -0x1.26119cp-11f;
   p = std::fma(p, s, 0x1.7dd45ep-10f);
   p = std::fma(p, s, -0x1.5bbd30p-10f);
@@ -111,7 +110,7 @@ inline float normal_cdf(float argument) {
   p = std::fma(p, s, -0x1.12f366p-4f);
   p = std::fma(p, s, 0x1.13c84ap-3f);
   const float y = std::fma(x, p, 0.5f);
-  return argument < -5.25f || y < 0.0f ? 0.0f : y;
+  return y < 0.0f ? 0.0f : y > 1.0f ? 1.0f : y;
 }
 
 }  // namespace opforge

@@ -23,8 +23,8 @@ def bias_add_tile(x_ptr, bias_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: 
     col = (tile % across).to(tl.int64) * COLS + tl.arange(0, COLS)
     inside = (row < rows)[:, None] & (col < cols)[None, :]
     bias = tl.load(bias_ptr + col, mask=col < cols).to(tl.float32)  # [COLS]
-    x = tl.load(x_ptr + row[:, None] * x_stride + col[None, :], mask=inside).to(tl.float32)  # [ROWS, COLS]
-    tl.store(y_ptr + row[:, None] * y_stride + col[None, :], (x + bias[None, :]).to(y_ptr.dtype.element_ty), mask=inside)
+    x = tl.load(x_ptr + row[:, None] * x_stride + col[None, :], mask=inside, eviction_policy="evict_first").to(tl.float32)  # [ROWS, COLS]
+    tl.store(y_ptr + row[:, None] * y_stride + col[None, :], (x + bias[None, :]).to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 def launch(x, bias, y, *, TILE, num_warps):

@@ -2,6 +2,10 @@
 #include "opforge/elementwise_host.h"
 #include "opforge/math.h"
 
+/* opforge
+any_rank = true
+*/
+
 namespace {
 
 inline float gelu_erf(float x) { return x * opforge::normal_cdf(x); }

@@ -6,8 +6,8 @@
 //           the loop order is that of Van Zee and van de Geijn, BLIS, ACM TOMS 41(3), 2015
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
-space = {DEPTH = [128, 192, 256, 320, 384], BLOCK = [6, 12, 24, 36], STRIP = [512, 1024, 2048, 4096]}
-default = {DEPTH = 256, BLOCK = 12, STRIP = 2048}
+space = {DEPTH = [128, 192, 256, 320, 384], BLOCK = [6, 12, 24, 36], STRIP = [512, 1024, 2048, 4096], ISA = [0, 1, 2, 3]}
+default = {DEPTH = 256, BLOCK = 12, STRIP = 2048, ISA = 0}
 */
 #include "opforge/host.h"
 
@@ -15,7 +15,8 @@ default = {DEPTH = 256, BLOCK = 12, STRIP = 2048}
 #include <memory>
 #include <new>
 
-// Tunable: terms per panel, register tiles in a block of rows, columns in a strip.
+// Tunable: terms per panel, register tiles in a block of rows, columns in a strip; and whose registers: 1 those that every
+// CPU of the kind has, 2 AVX2, 3 AVX-512, 0 the widest of the CPU that runs it.
 #ifndef DEPTH
 #define DEPTH 256
 #endif
@@ -25,26 +26,46 @@ default = {DEPTH = 256, BLOCK = 12, STRIP = 2048}
 #ifndef STRIP
 #define STRIP 2048
 #endif
+#ifndef ISA
+#define ISA 0
+#endif
 
 namespace {
-
-// The register tile is kTileRows x kTileCols: all sums plus one row of b and one element of a fill the register file.
-#if defined(__AVX512F__)
-constexpr int kLanes = 16, kTileRows = 14, kTileVectors = 2;  // 28 of 32 registers
-#elif defined(__AVX__)
-constexpr int kLanes = 8, kTileRows = 6, kTileVectors = 2;  // 12 of 16 registers
-#else
-constexpr int kLanes = 4, kTileRows = 8, kTileVectors = 2;
-#endif
-constexpr int kTileCols = kLanes * kTileVectors;
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 constexpr int64_t kDepth = DEPTH;  // terms that are added up in registers
-constexpr int64_t kBlockRows = static_cast<int64_t>(BLOCK) * kTileRows;
-constexpr int64_t kStripCols = round_up(STRIP, kTileCols);
 
-typedef float Vector __attribute__((vector_size(kLanes * sizeof(float))));
+// sums[i][j] = sum over l of a[l][i] * b[l][j] for one register tile of kRows x kCols, from packed panels. All sums plus one
+// row of b and one element of a fill the register file. A macro, because the compiler lowers vectors function by function,
+// for the target that stands on the function.
+#define OPFORGE_TILE(NAME, TARGET, LANES, ROWS)                                                                             \
+  struct NAME {                                                                                                             \
+    static constexpr int kLanes = LANES, kRows = ROWS, kVectors = 2, kCols = kLanes * kVectors;                             \
+    TARGET static void multiply(const float* __restrict__ a, const float* __restrict__ b, int64_t depth, float* sums) {     \
+      typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));                                             \
+      Vector tile[kRows][kVectors] = {};                                                                                    \
+      for (int64_t l = 0; l < depth; ++l) {                                                                                 \
+        Vector row[kVectors];                                                                                               \
+        _Pragma("GCC unroll 4") for (int j = 0; j < kVectors; ++j) row[j] = *reinterpret_cast<const Vector*>(b + l * kCols + j * kLanes); \
+        _Pragma("GCC unroll 16") for (int i = 0; i < kRows; ++i) {                                                          \
+          const float value = a[l * kRows + i];                                                                             \
+          _Pragma("GCC unroll 4") for (int j = 0; j < kVectors; ++j) tile[i][j] += value * row[j];                          \
+        }                                                                                                                   \
+      }                                                                                                                     \
+      _Pragma("GCC unroll 16") for (int i = 0; i < kRows; ++i)                                                              \
+        _Pragma("GCC unroll 4") for (int j = 0; j < kVectors; ++j)                                                          \
+          *reinterpret_cast<Vector*>(sums + i * kCols + j * kLanes) = tile[i][j];                                           \
+    }                                                                                                                       \
+  }
+
+OPFORGE_TILE(PlainTile, , 4, 6);  // 12 of 16 registers of x86-64, 12 of 32 of Arm
+#if defined(__x86_64__)
+OPFORGE_TILE(Avx2Tile, __attribute__((target("avx2,fma"))), 8, 6);  // 12 of 16
+OPFORGE_TILE(Avx512Tile, __attribute__((target("avx512f"))), 16, 14);  // 28 of 32
+#endif
+
+constexpr int kMostLanes = 16;
 
 // Floats aligned to a cache line, left uninitialised.
 class Buffer {
@@ -82,9 +103,9 @@ void pack_panel(const T* source, int64_t vector_stride, int64_t depth_stride, in
         opforge::convert_to_float(source + l * depth_stride, target + l * width, count);
     }
   } else if (depth_stride == 1) {
-    alignas(64) float chunk[width][kLanes];
-    for (int64_t l = 0; l < depth; l += kLanes) {
-      const int64_t now = std::min<int64_t>(kLanes, depth - l);
+    alignas(64) float chunk[width][kMostLanes];
+    for (int64_t l = 0; l < depth; l += kMostLanes) {
+      const int64_t now = std::min<int64_t>(kMostLanes, depth - l);
       for (int64_t i = 0; i < count; ++i)
         opforge::convert_to_float(source + i * vector_stride + l, chunk[i], now);
       for (int64_t d = 0; d < now; ++d)
@@ -97,27 +118,6 @@ void pack_panel(const T* source, int64_t vector_stride, int64_t depth_stride, in
   }
 }
 
-// sums[i][j] = sum over l of a[l][i] * b[l][j] for one register tile, from packed panels.
-inline void multiply_tile(const float* __restrict__ a, const float* __restrict__ b, int64_t depth,
-                          Vector (&sums)[kTileRows][kTileVectors]) {
-  Vector tile[kTileRows][kTileVectors] = {};
-  for (int64_t l = 0; l < depth; ++l) {
-    Vector row[kTileVectors];
-#pragma GCC unroll 4
-    for (int j = 0; j < kTileVectors; ++j) row[j] = *reinterpret_cast<const Vector*>(b + l * kTileCols + j * kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < kTileRows; ++i) {
-      const float value = a[l * kTileRows + i];
-#pragma GCC unroll 4
-      for (int j = 0; j < kTileVectors; ++j) tile[i][j] += value * row[j];
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kTileRows; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < kTileVectors; ++j) sums[i][j] = tile[i][j];
-}
-
 // Where sums of earlier terms wait, and where the finished ones go.
 template <typename T>
 struct Target {
@@ -127,12 +127,10 @@ struct Target {
 };
 
 // Adds a register tile to what earlier terms gave, and stores it; after the last term, rounded to the output's dtype.
-template <typename T>
-inline void store_tile(const Vector (&sums)[kTileRows][kTileVectors], const Target<T>& target, int64_t row, int64_t col,
-                       int64_t rows, int64_t cols) {
-  alignas(64) float line[kTileCols];
+template <int width, typename T>
+inline void store_tile(float* sums, const Target<T>& target, int64_t row, int64_t col, int64_t rows, int64_t cols) {
   for (int64_t i = 0; i < rows; ++i) {
-    __builtin_memcpy(line, sums[i], sizeof(line));
+    float* line = sums + i * width;
     if (!target.first) {
       const float* before = target.partial.data + (row + i) * target.partial.row + col;
       for (int64_t j = 0; j < cols; ++j) line[j] += before[j];
@@ -148,8 +146,10 @@ inline void store_tile(const Vector (&sums)[kTileRows][kTileVectors], const Targ
   }
 }
 
-template <typename T>
+template <typename Tile, typename T>
 void matmul_blocked(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, int64_t m, int64_t n, int64_t k) {
+  constexpr int kTileRows = Tile::kRows, kTileCols = Tile::kCols;
+  constexpr int64_t kBlockRows = static_cast<int64_t>(BLOCK) * kTileRows, kStripCols = round_up(STRIP, kTileCols);
   const int64_t strip = std::min(kStripCols, round_up(n, kTileCols));
   const int64_t depth_most = std::min(kDepth, k);
   Buffer packed_b(depth_most * strip);
@@ -193,9 +193,9 @@ void matmul_blocked(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, int64_t m
           }
           for (int64_t p = panels * share / shares; p < panels * (share + 1) / shares; ++p) {
             for (int64_t i = 0; i < rows; i += kTileRows) {
-              Vector sums[kTileRows][kTileVectors];
-              multiply_tile(packed_a.get() + i * depth, packed_b.get() + p * kTileCols * depth, depth, sums);
-              store_tile(sums, target, i0 + i, p * kTileCols, std::min<int64_t>(kTileRows, rows - i),
+              alignas(64) float sums[kTileRows * kTileCols];
+              Tile::multiply(packed_a.get() + i * depth, packed_b.get() + p * kTileCols * depth, depth, sums);
+              store_tile<kTileCols>(sums, target, i0 + i, p * kTileCols, std::min<int64_t>(kTileRows, rows - i),
                          std::min<int64_t>(kTileCols, cols - p * kTileCols));
             }
           }
@@ -203,6 +203,18 @@ void matmul_blocked(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, int64_t m
       });
     }
   }
+}
+
+// The widest registers of this CPU, or those that were asked for.
+int instruction_set() {
+#if defined(__x86_64__)
+  static const int widest = __builtin_cpu_supports("avx512f") ? 3 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 2 : 1;
+  OPFORGE_CHECK(ISA <= widest, RuntimeError, "ISA = ", ISA, " needs ", ISA == 3 ? "AVX-512" : "AVX2 and FMA", ", which this CPU lacks; use ISA = 0");
+  return ISA == 0 ? widest : ISA;
+#else
+  OPFORGE_CHECK(ISA <= 1, RuntimeError, "ISA = ", ISA, " is for x86-64; use ISA = 0");
+  return 1;
+#endif
 }
 
 // A few rows of a against b stored in rows: every element of b is used so seldom that packing it would cost more.
@@ -254,9 +266,14 @@ void matmul_any(opforge::TensorView a, opforge::TensorView b, opforge::TensorVie
   const Matrix<const T> left{opforge::data<const T>(a), a.stride(0), a.stride(1)};
   const Matrix<const T> right{opforge::data<const T>(b), b.stride(0), b.stride(1)};
   if (m <= kFewRows && right.col == 1) {
-    matmul_few_rows<T>(left, right, out, m, n, k);
-  } else {
-    matmul_blocked<T>(left, right, out, m, n, k);
+    return matmul_few_rows<T>(left, right, out, m, n, k);
+  }
+  switch (instruction_set()) {
+#if defined(__x86_64__)
+    case 3: return matmul_blocked<Avx512Tile>(left, right, out, m, n, k);
+    case 2: return matmul_blocked<Avx2Tile>(left, right, out, m, n, k);
+#endif
+    default: return matmul_blocked<PlainTile>(left, right, out, m, n, k);
   }
 }
 

@@ -94,5 +94,5 @@ operator = Operator(
         Workload(name="decode_16_llama3_70b", axes=_axes(16, 8192, 8192), source="Llama 3 70B: q and output projections, 16 sequences decoding"),
         Workload(name="decode_128_llama3_70b", axes=_axes(128, 8192, 28672), source="Llama 3 70B: MLP down projection, 128 sequences decoding"),
     ),
-    implementations=("triton_tiled", "tilelang_tiled", "cuda_mma", "cuda_tiled", "cpp_blocked", "torch_eager"),
+    implementations=("cuda_wgmma", "cuda_split", "triton_gluon", "triton_pipelined", "triton_splitk", "triton_gemv", "triton_tiled", "tilelang_tiled", "cuda_mma", "cuda_tiled", "cuda_shared", "cuda_naive", "cpp_blocked", "torch_eager"),
 )

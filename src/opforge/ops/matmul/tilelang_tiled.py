@@ -10,23 +10,23 @@ import tilelang.language as T
 
 from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
 
-SPACE = {"BLOCK_M": (64, 128, 256), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "num_stages": (2, 3, 4), "threads": (128, 256), "pipelined": (False, True)}
+SPACE = {"BLOCK_M": (64, 128, 256), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "num_stages": (2, 3, 4), "threads": (128, 256), "pipelined": (False, True), "panel": (0, 4, 8, 16), "by_rows": (False, True)}
 SUPPORTS = {"an_operand_to_point_at": "k > 0"}
 LIMITS = {
-    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K * 2 * num_stages <= 232448",
+    "stages_fit_shared_memory": "max((BLOCK_M + BLOCK_N) * BLOCK_K * num_stages, BLOCK_M * BLOCK_N) * 2 + 1024 <= 232448",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
     "rows_begin_at_16_bytes": "not pipelined or (k % 8 == 0 and n % 8 == 0)",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "threads": 256, "pipelined": False}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "threads": 256, "pipelined": False, "panel": 0, "by_rows": True}
 
 
-def program(*, dtype, target, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined):
+def program(*, dtype, target, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined, panel, by_rows):
     if target == "c":
         return blocked_in_cache(dtype)
     if dtype == "float32":
         return plain_float32()
     if pipelined:
-        return tensor_cores_pipelined(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads)
+        return tensor_cores_pipelined(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, panel, by_rows)
     return tensor_cores(dtype, BLOCK_M, BLOCK_N, BLOCK_K, threads)
 
 
@@ -91,7 +91,7 @@ def tensor_cores(dtype, block_m, block_n, block_k, threads):
     return matmul
 
 
-def tensor_cores_pipelined(dtype, block_m, block_n, block_k, num_stages, threads):
+def tensor_cores_pipelined(dtype, block_m, block_n, block_k, num_stages, threads, panel, by_rows):
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
 
     @T.prim_func
@@ -100,12 +100,18 @@ def tensor_cores_pipelined(dtype, block_m, block_n, block_k, num_stages, threads
             left = T.alloc_shared((block_m, block_k), dtype)
             right = T.alloc_shared((block_k, block_n), dtype)
             sums = T.alloc_fragment((block_m, block_n), "float32")
+            out = T.alloc_shared((block_m, block_n), dtype)
+            if panel:
+                # blocks that run together share panels of a and b in the second-level cache
+                T.use_swizzle(panel, enable=True)
             T.clear(sums)
             for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=num_stages):
                 T.copy(a[by * block_m, step * block_k], left)
                 T.copy(b[step * block_k, bx * block_n], right)
-                T.gemm(left, right, sums)
-            T.copy(sums, c[by * block_m, bx * block_n])
+                # whole rows for each warpgroup: 64 x block_n a product reads less shared memory than two of half the width
+                T.gemm(left, right, sums, policy=T.GemmWarpPolicy.FullRow if by_rows else T.GemmWarpPolicy.Square)
+            T.copy(sums, out)
+            T.copy(out, c[by * block_m, bx * block_n])
 
     return matmul
 

@@ -1,6 +1,10 @@
 // One parallel pass; 16-bit elements are judged by their bits, without conversion: relu(x, y).
 #include "opforge/elementwise_host.h"
 
+/* opforge
+any_rank = true
+*/
+
 namespace {
 
 inline float rectify(float x) { return x <= 0.0f ? 0.0f : x; }

@@ -2,12 +2,13 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
+any_rank = true
 default = { THREADS = 256, UNROLL = 4 }
 [space]
 THREADS = [128, 256, 512]
 UNROLL = [1, 2, 4, 8]
 [limits]
-one_block_does_not_outgrow_small_calls = "THREADS * UNROLL <= 2048"
+the_inputs_in_flight_fit_the_registers = "UNROLL * 1 <= 16"
 */
 
 namespace {
@@ -18,16 +19,11 @@ struct Rectify {
 };
 
 void relu(opforge::TensorView x, opforge::TensorView y) {
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_CONTIGUOUS(x);
-  OPFORGE_CHECK_CONTIGUOUS(y);
+  opforge::check_alike({{"x", x}, {"y", y}});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(y);
   if (x.numel() == 0) return;
-  OPFORGE_DISPATCH_DTYPE(x, T,
-                         opforge::map<THREADS, UNROLL>(opforge::current_stream(x), x.numel(), opforge::data<T>(y), Rectify(),
-                                                       opforge::data<const T>(x)));
+  const auto stream = opforge::current_stream(x);
+  OPFORGE_DISPATCH_DTYPE(x, T, opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(y), Rectify(), opforge::data<const T>(x)));
 }
 
 }  // namespace

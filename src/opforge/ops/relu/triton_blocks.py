@@ -18,9 +18,9 @@ def relu_block(x_ptr, y_ptr, n, x_stride, y_stride, BLOCK: tl.constexpr):
     # int64: there may be more than 2^31 elements
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
-    x = tl.load(x_ptr + i * x_stride, mask=inside)  # [BLOCK]
+    x = tl.load(x_ptr + i * x_stride, mask=inside, eviction_policy="evict_first")  # [BLOCK]
     # tl.maximum(x, 0) would turn NaN into 0
-    tl.store(y_ptr + i * y_stride, tl.where(x <= 0, 0.0, x).to(y_ptr.dtype.element_ty), mask=inside)
+    tl.store(y_ptr + i * y_stride, tl.where(x <= 0, 0.0, x).to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 def launch(x, y, *, BLOCK, num_warps):

@@ -2,6 +2,10 @@
 #include "opforge/elementwise_host.h"
 #include "opforge/math.h"
 
+/* opforge
+any_rank = true
+*/
+
 namespace {
 
 void silu_mul(opforge::TensorView gate, opforge::TensorView up, opforge::TensorView y) {

@@ -18,10 +18,10 @@ def silu_mul_block(gate_ptr, up_ptr, y_ptr, n, gate_stride, up_stride, y_stride,
     # int64: there may be more than 2^31 elements
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
-    gate = tl.load(gate_ptr + i * gate_stride, mask=inside).to(tl.float32)  # [BLOCK]
-    up = tl.load(up_ptr + i * up_stride, mask=inside).to(tl.float32)  # [BLOCK]
-    y = gate / (1 + tl.exp(-gate)) * up
-    tl.store(y_ptr + i * y_stride, y.to(y_ptr.dtype.element_ty), mask=inside)
+    gate = tl.load(gate_ptr + i * gate_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    up = tl.load(up_ptr + i * up_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    y = gate / (1 + tl.exp2(gate * -1.4426950408889634)) * up
+    tl.store(y_ptr + i * y_stride, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 def launch(gate, up, y, *, BLOCK, num_warps):

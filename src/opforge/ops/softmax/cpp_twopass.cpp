@@ -5,48 +5,15 @@
 /* opforge
 layouts = ["contiguous", "rows"]
 */
-#include <algorithm>
-
-#include "opforge/host_rows.h"
-#include "opforge/math.h"
+#include "opforge/host_pieces.h"
 
 namespace {
-
-// A row of 16-bit elements passes through float in pieces that stay in the first-level cache;
-// a row of float is one piece, where it lies.
-template <typename T>
-class Pieces {
- public:
-  enum : int64_t { kSize = 1024 };
-
-  Pieces(const T* row, int64_t cols) : row_(row), cols_(cols) {}
-
-  /// Calls f(piece, first column, columns).
-  template <class F>
-  void visit(const F& f) {
-    const int64_t step = std::is_same<T, float>::value ? cols_ : kSize;
-    for (int64_t first = 0; first < cols_; first += step) {
-      const int64_t n = std::min(cols_ - first, step);
-      // a row that is a single piece is converted on the first visit only
-      if (converted_ == nullptr || cols_ > step) {
-        converted_ = opforge::row_as_float(row_ + first, buffer_, n);
-      }
-      f(converted_, first, n);
-    }
-  }
-
- private:
-  const T* row_;
-  int64_t cols_;
-  const float* converted_ = nullptr;
-  alignas(64) float buffer_[kSize];
-};
 
 template <typename T>
 void softmax_rows(opforge::Rows<const T> x, opforge::Rows<T> y) {
   const int64_t cols = x.cols;
   opforge::for_each_row(x.rows, cols, [&](int64_t r, float* buffer) {
-    Pieces<T> row(x.data + r * x.stride, cols);
+    opforge::Pieces<T> row(x.data + r * x.stride, cols);
     T* out = y.data + r * y.stride;
     float top = -INFINITY, sum = 0.0f;
     row.visit([&](const float* piece, int64_t, int64_t n) {
@@ -62,8 +29,8 @@ void softmax_rows(opforge::Rows<const T> x, opforge::Rows<T> y) {
       sum += part;
     });
     const float scale = 1.0f / sum;
-    for (int64_t first = 0; first < cols; first += Pieces<T>::kSize) {
-      const int64_t n = std::min<int64_t>(cols - first, Pieces<T>::kSize);
+    for (int64_t first = 0; first < cols; first += opforge::Pieces<T>::kSize) {
+      const int64_t n = std::min<int64_t>(cols - first, opforge::Pieces<T>::kSize);
       float* values = numerators + first;
 #pragma omp simd
       for (int64_t c = 0; c < n; ++c) values[c] *= scale;

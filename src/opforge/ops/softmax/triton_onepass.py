@@ -9,7 +9,10 @@ import triton.language as tl
 
 LAYOUTS = ("contiguous", "rows")
 SUPPORTS = {"row_fits_one_block": "cols <= 65536"}
-TILE = 2048  # elements of a program: 16 registers in each of 4 warps
+# elements of a program that holds several rows, and of a thread: registers against loads in flight
+SPACE = {"tile": (1024, 2048, 4096), "per_thread": (8, 16, 32)}
+LIMITS = {"row_fits_the_threads": "cols <= 1024 * per_thread or per_thread == 32"}
+DEFAULT = {"tile": 2048, "per_thread": 16}
 
 
 @triton.jit
@@ -18,16 +21,16 @@ def softmax_rows(x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexp
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=-float("inf")).to(tl.float32)  # [ROWS, BLOCK]
+    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)  # [ROWS, BLOCK]
     # a row past the end is -inf throughout and becomes NaN, which is masked off
     numerator = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
-    y = numerator / tl.sum(numerator, axis=1, keep_dims=True)
-    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    y = numerator * (1.0 / tl.sum(numerator, axis=1, keep_dims=True))
+    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
-def launch(x, y):
+def launch(x, y, tile, per_thread):
     rows, cols = x.shape
     block = triton.next_power_of_2(cols)
-    several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
+    several = max(1, min(tile // block, triton.next_power_of_2(rows)))
+    warps = max(1, min(32, block * several // (32 * per_thread)))
     softmax_rows[(triton.cdiv(rows, several),)](x, y, rows, cols, x.stride(0), y.stride(0), ROWS=several, BLOCK=block, num_warps=warps)

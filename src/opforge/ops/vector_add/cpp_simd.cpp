@@ -1,6 +1,10 @@
 // One pass over x and y in float32 vectors, in parallel: vector_add(x, y, z).
 #include "opforge/elementwise_host.h"
 
+/* opforge
+any_rank = true
+*/
+
 namespace {
 
 void vector_add(opforge::TensorView x, opforge::TensorView y, opforge::TensorView z) {

@@ -2,12 +2,13 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-default = { THREADS = 256, UNROLL = 2 }
+any_rank = true
+default = { THREADS = 256, UNROLL = 4 }
 [space]
 THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4]
+UNROLL = [1, 2, 4, 8]
 [limits]
-one_block_does_not_outgrow_small_calls = "THREADS * UNROLL <= 1024"
+the_inputs_in_flight_fit_the_registers = "UNROLL * 2 <= 16"
 */
 
 namespace {
@@ -17,20 +18,11 @@ struct Add {
 };
 
 void vector_add(opforge::TensorView x, opforge::TensorView y, opforge::TensorView z) {
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_SHAPE(x, z);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, z);
-  OPFORGE_CHECK_CONTIGUOUS(x);
-  OPFORGE_CHECK_CONTIGUOUS(y);
-  OPFORGE_CHECK_CONTIGUOUS(z);
+  opforge::check_alike({{"x", x}, {"y", y}, {"z", z}});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(y);
-  OPFORGE_CHECK_DEVICE(z);
   if (x.numel() == 0) return;
-  OPFORGE_DISPATCH_DTYPE(x, T,
-                         opforge::map<THREADS, UNROLL>(opforge::current_stream(x), x.numel(), opforge::data<T>(z), Add(),
-                                                       opforge::data<const T>(x), opforge::data<const T>(y)));
+  const auto stream = opforge::current_stream(x);
+  OPFORGE_DISPATCH_DTYPE(x, T, opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(z), Add(), opforge::data<const T>(x), opforge::data<const T>(y)));
 }
 
 }  // namespace

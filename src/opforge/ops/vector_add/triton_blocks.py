@@ -8,21 +8,22 @@ import triton
 import triton.language as tl
 
 LAYOUTS = ("contiguous", "strided")
-SPACE = {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)}
-LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 64 * 32 * num_warps"}
+SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
+LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 4096, "num_warps": 8}
 
 
 @triton.jit
-def add_block(x_ptr, y_ptr, z_ptr, n, x_stride, y_stride, z_stride, BLOCK: tl.constexpr):
+def vector_add_block(x_ptr, y_ptr, z_ptr, n, x_stride, y_stride, z_stride, BLOCK: tl.constexpr):
     # int64: there may be more than 2^31 elements
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = i < n
-    x = tl.load(x_ptr + i * x_stride, mask=inside).to(tl.float32)  # [BLOCK]
-    y = tl.load(y_ptr + i * y_stride, mask=inside).to(tl.float32)  # [BLOCK]
-    tl.store(z_ptr + i * z_stride, (x + y).to(z_ptr.dtype.element_ty), mask=inside)
+    x = tl.load(x_ptr + i * x_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    y = tl.load(y_ptr + i * y_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    z = x + y
+    tl.store(z_ptr + i * z_stride, z.to(z_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
 
 
 def launch(x, y, z, *, BLOCK, num_warps):
     n = x.numel()
-    add_block[(triton.cdiv(n, BLOCK),)](x, y, z, n, x.stride(0), y.stride(0), z.stride(0), BLOCK=BLOCK, num_warps=num_warps)
+    vector_add_block[(triton.cdiv(n, BLOCK),)](x, y, z, n, x.stride(0), y.stride(0), z.stride(0), BLOCK=BLOCK, num_warps=num_warps)

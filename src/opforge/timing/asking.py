@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from opforge.core import units
+from opforge.machine import warnings
 from opforge.runner import Worker, WorkerDied, WorkerLate
 from opforge.timing.measure import Ask
 
@@ -41,7 +42,7 @@ class Loop:
 def look_at_clocks(worker: Worker, device: str) -> Loop:
     """The Loop of a worker whose kernels run on a torch device type. On a GPU the cold cache is put to the test."""
     answer = worker.request({"do": "overhead", "batch": 1000, "count": 20, "device": device})
-    found = [f"threads {answer['threads']} on {answer['cpus']} processors"]
+    found = [f"threads {answer['threads']} on {answer['cpus']} processors", *(f"warning: {words}" for words in warnings(device, load=False))]
     if "cold_s" in answer:
         warm, cold = float(answer["warm_s"]), float(answer["cold_s"])
         told = f"a probe that fits the cache takes {units.seconds(warm)} warm and {units.seconds(cold)} after the flush"

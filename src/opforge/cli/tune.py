@@ -1,0 +1,129 @@
+"""`opforge tune OP …`: the fastest right point of each declared space, kept beside the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opforge.cli.shared import (
+    Backends,
+    Device,
+    Dtypes,
+    Implementations,
+    Json,
+    backend_names,
+    checked,
+    device_or_default,
+    dtypes,
+    make_host,
+    print_json,
+    selected,
+    settings,
+)
+from opforge.core import units
+
+if TYPE_CHECKING:
+    from opforge.core.record import Record
+    from opforge.store import Store
+    from opforge.tuning import Trial, Tuned
+
+
+def tune(
+    context: typer.Context,
+    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator by name.")],
+    device: Device = "",
+    dtype: Dtypes = None,
+    backend: Backends = None,
+    implementation: Implementations = None,
+    workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: those sized for this device.")] = None,
+    trials: Annotated[int, typer.Option(min=0, help="Points to try at most for each implementation × workload × dtype. 0: every valid point.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the order in which points are tried.")] = 0,
+    budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each point.")] = 0.2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Search and record, and leave the choices as they are.")] = False,
+    json: Json = False,
+) -> None:
+    """Search the declared spaces: each valid point is verified, then timed in turns with the best until then.
+
+    The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
+    tuned/DEVICE.json, which `opforge.ops` reads. Every trial is recorded, a failure with its reason; a point whose compiled
+    code is that of an earlier one is not measured again. Exit code 1 if no point passed for some workload.
+    """
+    from opforge.timing import Plan
+    from opforge.tuning import Options, tune as run_tune
+
+    registry = settings(context).registry()
+    (name,) = selected(registry, [operator], False)
+    definition = registry.operator(name)
+    where = device_or_default(device)
+    options = Options(
+        device=where,
+        dtypes=dtypes(dtype),
+        backends=backend_names(backend),
+        implementations=checked("implementation", implementation, (item.name for item in registry.implementations(name))),
+        workloads=checked("workload", workload, (item.name for item in definition.workloads)),
+        trials=trials,
+        seed=seed,
+        plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
+    )
+    found: list[Tuned] = []
+    said: list[dict[str, object]] = []
+
+    def tell(trial: Trial) -> None:
+        said.append({"implementation": trial.implementation, "config": trial.config.as_dict(), "outcome": trial.outcome, "reason": trial.reason, "record": trial.record.id})
+        if not json:
+            typer.echo(_line(trial), err=True)
+
+    host = make_host(False)
+    try:
+        with settings(context).open_store() as store:
+            for tuned in run_tune(registry, name, options, host, add=lambda record: _add(store, record), listener=tell, write=not dry_run):
+                found.append(tuned)
+                if not json:
+                    typer.echo(_words(tuned))
+    finally:
+        host.close()
+    if json:
+        print_json({"tuned": [_plain(tuned) for tuned in found], "trials": said})
+    raise typer.Exit(int(not found or any(tuned.record is None for tuned in found)))
+
+
+def _add(store: Store, record: Record) -> None:
+    store.add([record])
+
+
+def _line(trial: Trial) -> str:
+    """One trial, for whoever waits."""
+    timing = trial.record.timing
+    words = f"{units.seconds(timing.median_s)}, {trial.ratio:.3f} of the best" if timing is not None and trial.ratio is not None else f"{trial.outcome}: {trial.reason[:140]}"
+    return f"{trial.number:>4}/{trial.total} {trial.implementation} {trial.workload} {trial.dtype} [{trial.config}] {words}"
+
+
+def _words(tuned: Tuned) -> str:
+    """What the trials came to, in a few lines."""
+    counted = f"{tuned.timed} timed, {tuned.same_code} with code already measured, {tuned.failed} failed"
+    if tuned.record is None or tuned.record.timing is None:
+        return f"{tuned.operator} {tuned.workload} {tuned.dtype}: no choice ({counted}); {tuned.why}"
+    gained = f", {units.ratio(1 / tuned.over_default)} its default" if tuned.over_default else ""
+    chosen = f"{tuned.record.implementation} [{tuned.record.config}] {units.seconds(tuned.record.timing.median_s)}"
+    lines = [f"{tuned.operator} {tuned.workload} {tuned.dtype}: {chosen}{gained} ({counted}); {tuned.why}"]
+    lines += [f"  {name} [{config}] takes {units.ratio(ratio)} as long" for name, config, ratio in tuned.others]
+    return "\n".join(lines)
+
+
+def _plain(tuned: Tuned) -> dict[str, object]:
+    timing = tuned.record.timing if tuned.record else None
+    return {
+        "workload": tuned.workload,
+        "dtype": tuned.dtype,
+        "implementation": tuned.record.implementation if tuned.record else None,
+        "config": tuned.record.config.as_dict() if tuned.record else None,
+        "median_s": timing.median_s if timing else None,
+        "over_default": tuned.over_default,
+        "others": [{"implementation": name, "config": config.as_dict(), "over_fastest": ratio} for name, config, ratio in tuned.others],
+        "timed": tuned.timed,
+        "same_code": tuned.same_code,
+        "failed": tuned.failed,
+        "kept": tuned.kept,
+        "why": tuned.why,
+    }

@@ -1,0 +1,54 @@
+"""One number added to every element: y = x + value."""
+
+from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
+
+
+def reference(x, *, value):
+    return x + value
+
+
+def magnitude(inputs, outputs, scalars):
+    # the number itself is rounded to float32 before it is added
+    return {"y": outputs["y"].abs() + abs(scalars["value"])}
+
+
+def rounded(inputs, outputs, scalars):
+    # PyTorch rounds the number to a 16-bit dtype before it adds it, on some devices
+    y = outputs["y"]
+    return {"y": (y.new_full(y.shape, scalars["value"]), 1.0)}
+
+
+operator = Operator(
+    name="add_scalar",
+    about="one number added to every element of a tensor",
+    source="the AddScalar operator that the seeds' examples begin with",
+    inputs=(TensorSpec(name="x", shape="*shape"),),
+    outputs=(TensorSpec(name="y", shape="*shape"),),
+    scalars=(Scalar(name="value", default=1.0, about="what is added; rounded to float32"),),
+    reference=reference,
+    flops="prod(shape)",
+    tolerance=Tolerance(factor=1.0, magnitude=magnitude, rounded=rounded, about="the number rounded, one float32 addition, one rounding"),
+    cases=(
+        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
+        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
+        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
+        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
+        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end"),
+        Case(name="negative", axes={"shape": (31, 67)}, scalars={"value": -0.1}, why="a number that no binary format holds exactly"),
+        Case(name="cancelling", axes={"shape": (31, 67)}, distribution="offset", scalars={"value": -100.0}, why="values near 100 less 100: the addition must be made in float32"),
+        Case(name="zero", axes={"shape": (999,)}, distribution="tiny", scalars={"value": 0.0}, why="nothing may change"),
+        Case(name="large", axes={"shape": (513,)}, distribution="large", why="the number disappears in the rounding"),
+        Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN and infinities stay"),
+        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
+        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
+        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+    ),
+    workloads=(
+        Workload(name="epsilon_gpt2", axes={"shape": (4, 1024, 768)}, scalars={"value": 1e-5}, source="GPT-2 small: the residual stream, 4 sequences of 1024", scale="laptop"),
+        Workload(name="shift_resnet50_laptop", axes={"shape": (8, 256, 56, 56)}, source="ResNet-50: the maps of conv2_x, batch 8", scale="laptop"),
+        Workload(name="shift_llama3_8b", axes={"shape": (8192, 4096)}, source="Llama 3 8B: residual stream, 8192 tokens"),
+        Workload(name="shift_resnet50", axes={"shape": (256, 256, 56, 56)}, source="ResNet-50: the maps of conv2_x, batch 256"),
+    ),
+    implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+)

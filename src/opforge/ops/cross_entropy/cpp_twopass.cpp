@@ -1,0 +1,51 @@
+// The maximum first, then the sum of exp, with a row at a time in the cache.
+//
+// moves     rows * classes * itemsize bytes while a row fits the cache
+// limits    rows are spread over the threads: a single row runs on one
+/* opforge
+layouts = ["contiguous", "rows"]
+*/
+#include "opforge/host_pieces.h"
+#include "opforge/targets.h"
+
+namespace {
+
+template <typename T>
+void losses(opforge::Rows<const T> x, const int64_t* target, T* loss, int64_t ignore_index, float smoothing) {
+  opforge::for_each_row(x.rows, x.cols, [&](int64_t r, float*) {
+    const int64_t right = target[r];
+    float value = 0.0f;
+    if (right != ignore_index) {
+      const T* scores = x.data + r * x.stride;
+      opforge::Pieces<T> row(scores, x.cols);
+      const opforge::TopAndSum found = opforge::top_and_sum(row);
+      const float log_sum = std::log(found.sum);
+      // an index that no class has: there is no answer
+      float score = NAN;
+      if (right >= 0 && right < x.cols) opforge::convert_to_float(scores + right, &score, 1);
+      value = log_sum - (score - found.top);
+      if (smoothing != 0.0f) {
+        float all = 0.0f;
+        row.visit([&](const float* piece, int64_t, int64_t n) {
+          all += opforge::sum_over(piece, n, [](auto v) { return v; });
+        });
+        value = (1.0f - smoothing) * value + smoothing * (log_sum + (found.top - all / static_cast<float>(x.cols)));
+      }
+    }
+    opforge::convert_from_float(&value, loss + r, 1);
+  });
+}
+
+void cross_entropy(opforge::TensorView x, opforge::TensorView target, opforge::TensorView loss, int64_t ignore_index, double label_smoothing) {
+  OPFORGE_CHECK_ROWS(x);
+  OPFORGE_CHECK_TARGETS(target, x);
+  OPFORGE_CHECK_PER_ROW(loss, x);
+  OPFORGE_CHECK_SAME_DTYPE(x, loss);
+  OPFORGE_DISPATCH_DTYPE(x, T,
+                         losses<T>(opforge::as_rows<const T>(x), opforge::data<const int64_t>(target),
+                                   opforge::data<T>(loss), ignore_index, static_cast<float>(label_smoothing)));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, cross_entropy)

@@ -1,0 +1,72 @@
+// The row waits in the registers of a warp, a block or a cluster of blocks. Clusters stay, and copies run ahead of them.
+//
+// moves     rows * classes * itemsize bytes, and the score of the right class once more, from L2; see opforge/onchip_rows.h
+// limits    262144 classes: the registers of a cluster of 16 blocks. Past a block's registers (32768 classes of 16 bits,
+//           16384 of 32) it needs clusters: sm_90 or later
+/* opforge
+layouts = ["contiguous", "rows"]
+[supports]
+fits_a_cluster = "classes <= 262144"
+[space]
+VECS = [2, 4]
+SLICE = [256, 512, 1024]
+STAGES = [0, 1, 2, 3, 4]
+PLAIN = [32768, 65536]
+[limits]
+row_fits_a_cluster = "classes * itemsize <= 262144 * VECS"
+[default]
+VECS = 4
+SLICE = 512
+STAGES = 3
+PLAIN = 32768
+*/
+#include "opforge/cross_entropy_rows.h"
+
+namespace {
+
+template <typename T>
+struct CrossEntropy : opforge::CrossEntropyRows<T> {
+  static constexpr int kInputs = 1;
+  static constexpr bool kEmits = false;
+  using Stat = opforge::ScoreStat;
+  T* loss;
+
+  __device__ __forceinline__ Stat finish(int64_t, Stat stat) const { return stat; }
+  __device__ __forceinline__ void leave(int64_t r, Stat stat) const {
+    const int64_t right = this->target[r];
+    float value = 0.0f;
+    if (right != this->ignore_index) {
+      value = NAN;  // no class has such an index
+      if (right >= 0 && right < this->x.cols) {
+        const float log_sum = opforge::Shift(stat.top).log_of(stat.sum, stat.top);
+        value = log_sum - (opforge::load_as_float(this->x.data[r * this->x.stride + right]) - stat.top);
+        // (without smoothing a masked class, -inf, must not reach the sum of all)
+        if (this->smoothing != 0.0f) {
+          const float all = log_sum + (stat.top - stat.all * this->per_class);
+          value = (1.0f - this->smoothing) * value + this->smoothing * all;
+        }
+      }
+    }
+    loss[r] = opforge::store_from_float<T>(value);
+  }
+};
+
+void cross_entropy(opforge::TensorView x, opforge::TensorView target, opforge::TensorView loss, int64_t ignore_index, double label_smoothing) {
+  OPFORGE_CHECK_ROWS(x);
+  OPFORGE_CHECK_TARGETS(target, x);
+  OPFORGE_CHECK_PER_ROW(loss, x);
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_CHECK_DEVICE(target);
+  OPFORGE_CHECK_DEVICE(loss);
+  OPFORGE_CHECK_SAME_DTYPE(x, loss);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    CrossEntropy<T> op;
+    op.set(x, target, ignore_index, label_smoothing);
+    op.loss = opforge::data<T>(loss);
+    opforge::launch_onchip_rows<T, CrossEntropy<T>, VECS, SLICE, STAGES, PLAIN>(op, op.x, op.x, true, opforge::current_stream(x));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, cross_entropy)

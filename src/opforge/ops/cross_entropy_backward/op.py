@@ -1,0 +1,85 @@
+"""The gradient of cross_entropy: dx = dloss * (softmax(x) - onehot(target)), softmax made again from x."""
+
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+
+
+def reference(x, target, dloss, *, ignore_index, label_smoothing):
+    weights = (x - x.amax(dim=-1, keepdim=True)).exp()
+    softmax = weights / weights.sum(dim=-1, keepdim=True)
+    counted = target != ignore_index
+    valid = (target >= 0) & (target < x.shape[-1])
+    right = softmax.new_zeros(softmax.shape).scatter(-1, target.where(valid, target.new_zeros(())).unsqueeze(-1), 1.0)
+    dx = dloss.unsqueeze(-1) * (softmax - (1 - label_smoothing) * right - label_smoothing / x.shape[-1])
+    # no class has such an index: there is no answer
+    dx = dx.where(valid.unsqueeze(-1), dx.new_full((), float("nan")))
+    return dx.where(counted.unsqueeze(-1), dx.new_zeros(()))
+
+
+def magnitude(inputs, outputs, scalars):
+    x, target, dloss = inputs["x"], inputs["target"], inputs["dloss"]
+    # an argument of exp carries an error of eps * |x - max|, which exp turns into a relative error of softmax
+    shifted = (x - x.amax(dim=-1, keepdim=True)).abs()
+    softmax = (-shifted).exp() / (-shifted).exp().sum(dim=-1, keepdim=True)
+    valid = (target >= 0) & (target < x.shape[-1])
+    right = softmax.new_zeros(softmax.shape).scatter(-1, target.where(valid, target.new_zeros(())).unsqueeze(-1), 1.0)
+    size = (softmax * (1 + shifted)).nan_to_num(nan=0.0) + right + scalars["label_smoothing"] / x.shape[-1]
+    return {"dx": (dloss.abs().unsqueeze(-1) * size).nan_to_num(nan=0.0)}
+
+
+def rows_sum_to_zero(inputs, outputs, scalars):
+    dx, dloss = outputs["dx"], inputs["dloss"]
+    # each element is rounded to the output dtype: at worst all in one direction, by half an ulp
+    worst = (dx.sum(dim=-1).abs() - dloss.abs() / 64).max().item()
+    # where dx is subnormal in the output dtype (2^-24 apart in float16) it is relative to nothing
+    return None if worst <= 2**-24 * dx.shape[-1] else f"a row sums to {worst:.3g} more than |dloss| / 64: softmax and the right class weigh the same"
+
+
+operator = Operator(
+    name="cross_entropy_backward",
+    about="the gradient of cross_entropy with respect to the scores",
+    source="softmax minus the wanted distribution: Bridle 1990; label smoothing: Szegedy et al., Rethinking the Inception Architecture, 2016, section 7",
+    inputs=(
+        TensorSpec(name="x", shape="*lead classes", about="scores, not normalised"),
+        TensorSpec(name="target", shape="*lead", dtype="int64", below="classes", sometimes=("ignore_index",), about="the right class of each row, or ignore_index"),
+        TensorSpec(name="dloss", shape="*lead", about="the gradient of the loss of each row"),
+    ),
+    outputs=(TensorSpec(name="dx", shape="*lead classes", about="0 in rows that are ignored, NaN for an index that no class has"),),
+    scalars=(
+        Scalar(name="ignore_index", default=-100, about="rows with this target have gradient 0"),
+        Scalar(name="label_smoothing", default=0.0, about="the part of the weight that is spread over all classes alike, in [0, 1]"),
+    ),
+    reference=reference,
+    flops="6 * prod(lead) * classes",
+    tolerance=Tolerance(length="classes", magnitude=magnitude),
+    laws=(Law(name="rows_sum_to_zero", about="softmax and the wanted distribution both sum to 1", holds=rows_sum_to_zero),),
+    cases=(
+        Case(name="one_row", axes={"lead": (1,), "classes": 64}, why="the smallest useful call"),
+        Case(name="odd_tail", axes={"lead": (37,), "classes": 129}, why="one past a block of 128"),
+        Case(name="prime", axes={"lead": (3, 5), "classes": 1021}, why="a prime number of classes and two leading axes"),
+        Case(name="past_one_warp", axes={"lead": (3,), "classes": 2056}, why="past what a warp keeps in registers, in whole 16-byte vectors"),
+        Case(name="one_class", axes={"lead": (5,), "classes": 1}, why="softmax is exactly 1, every gradient exactly 0"),
+        Case(name="many_narrow", axes={"lead": (130,), "classes": 8}, why="more rows than one program takes, each narrower than a warp"),
+        Case(name="wide", axes={"lead": (4,), "classes": 50257}, why="GPT-2's vocabulary: rows that begin off the 16-byte grid"),
+        Case(name="wider", axes={"lead": (2,), "classes": 65544}, why="past 65536 elements, in whole 16-byte vectors"),
+        Case(name="smoothed", axes={"lead": (19,), "classes": 333}, scalars={"label_smoothing": 0.1}, why="every class is wanted a little"),
+        Case(name="padded", axes={"lead": (64,), "classes": 20}, scalars={"ignore_index": 3}, why="a class that is there and does not count"),
+        Case(name="large_values", axes={"lead": (4,), "classes": 257}, distribution="large", why="exp overflows without the shift"),
+        Case(name="tiny_values", axes={"lead": (4,), "classes": 257}, distribution="tiny", why="softmax is close to 1/classes everywhere"),
+        Case(name="offset", axes={"lead": (4,), "classes": 333}, distribution="offset", why="a common offset must cancel"),
+        Case(name="constant_rows", axes={"lead": (4,), "classes": 96}, distribution="constant_rows", why="softmax is 1/classes everywhere"),
+        Case(name="special", axes={"lead": (9,), "classes": 67}, distribution="special", why="NaN and +inf make their row NaN; -inf, a mask, gets no gradient"),
+        Case(name="empty", axes={"lead": (0,), "classes": 16}, why="no rows at all"),
+        Case(name="scalar_rank", axes={"lead": (), "classes": 100}, why="a vector of scores: no leading axis"),
+        Case(name="transposed", axes={"lead": (33,), "classes": 65}, layout="transposed", why="strides that are not row-major"),
+        Case(name="sliced_rows", axes={"lead": (9,), "classes": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
+        Case(name="misaligned", axes={"lead": (6,), "classes": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+    ),
+    workloads=(
+        Workload(name="vocabulary_bert", axes={"lead": (64,), "classes": 30522}, source="BERT: the masked-language-model head, 64 masked tokens", scale="laptop"),
+        Workload(name="vocabulary_gpt2", axes={"lead": (16,), "classes": 50257}, source="GPT-2: the language-model head, 16 tokens", scale="laptop"),
+        Workload(name="vocabulary_llama2", axes={"lead": (2048,), "classes": 32000}, source="Llama 2: the language-model head, 2048 tokens"),
+        Workload(name="vocabulary_llama3", axes={"lead": (512,), "classes": 128256}, source="Llama 3: the language-model head, 512 tokens"),
+        Workload(name="classes_imagenet", axes={"lead": (65536,), "classes": 1000}, source="ImageNet: 1000 classes, 65536 pictures"),
+    ),
+    implementations=("cuda_onchip", "triton_onepass", "triton_online", "cpp_twopass", "torch_eager"),
+)

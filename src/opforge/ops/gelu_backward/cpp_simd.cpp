@@ -1,0 +1,44 @@
+// One parallel pass in float32 vectors, with a Phi and an exp that vectorise: gelu_backward(x, dy, dx, approximate).
+#include "opforge/alike.h"
+#include "opforge/elementwise_host.h"
+#include "opforge/math.h"
+
+/* opforge
+any_rank = true
+*/
+
+namespace {
+
+// Phi(x) + x phi(x)
+inline float by_erf(float x, float dy) {
+  const float density = 0.39894228f * opforge::exp(-0.5f * x * x);
+  return dy * std::fma(x, density, opforge::normal_cdf(x));
+}
+
+// y = x s(2u) with s the sigmoid, so y' = s (1 + x (1 - s) 2u'), 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+inline float by_tanh(float x, float dy) {
+  const float e = opforge::exp(-x * std::fma(0.071354813f * x, x, 1.5957691f)), s = 1.0f / (1.0f + e);
+  // 1 - s cancels where s is close to 1, and e s would be infinity times 0 at the other end
+  const float rest = x > 0.0f ? e * s : 1.0f - s;
+  // beyond 20 the sigmoid is 0 or 1, and an infinite u' times its slope would be NaN
+  float near = x > 20.0f ? 20.0f : x;
+  near = near < -20.0f ? -20.0f : near;
+  return dy * s * std::fma(near * rest, std::fma(0.21406444f * near, near, 1.5957691f), 1.0f);
+}
+
+void gelu_backward(opforge::TensorView x, opforge::TensorView dy, opforge::TensorView dx, int64_t approximate) {
+  opforge::check_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
+  OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
+  const auto erf_form = [](float v, float g) { return by_erf(v, g); };
+  const auto tanh_form = [](float v, float g) { return by_tanh(v, g); };
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    if (approximate == 1)
+      opforge::map(x.numel(), opforge::data<T>(dx), tanh_form, opforge::data<const T>(x), opforge::data<const T>(dy));
+    else
+      opforge::map(x.numel(), opforge::data<T>(dx), erf_form, opforge::data<const T>(x), opforge::data<const T>(dy));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, gelu_backward)

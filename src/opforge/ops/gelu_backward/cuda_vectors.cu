@@ -1,0 +1,50 @@
+// 16-byte accesses, UNROLL vectors of each input in flight per thread: gelu_backward(x, dy, dx, approximate).
+#include "opforge/device_math.h"
+#include "opforge/elementwise_device.h"
+
+/* opforge
+any_rank = true
+default = { THREADS = 256, UNROLL = 4 }
+[space]
+THREADS = [128, 256, 512]
+UNROLL = [1, 2, 4, 8]
+[limits]
+the_inputs_in_flight_fit_the_registers = "UNROLL * 2 <= 16"
+*/
+
+namespace {
+
+// Phi(x) + x phi(x)
+struct ByErf {
+  __device__ __forceinline__ float operator()(float x, float dy) const { return dy * fmaf(x, opforge::normal_density(x), opforge::normal_cdf(x)); }
+};
+
+// y = x s(2u) with s the sigmoid, so y' = s (1 + x (1 - s) 2u'), 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
+struct ByTanh {
+  __device__ __forceinline__ float operator()(float x, float dy) const {
+    const float e = opforge::exp2_approximate(x * fmaf(-0.10294324f * x, x, -2.3022082f)), s = opforge::reciprocal_approximate(1.0f + e);
+    // 1 - s cancels where s is close to 1, and e s would be infinity times 0 at the other end
+    const float rest = x > 0.0f ? e * s : 1.0f - s;
+    // beyond 20 the sigmoid is 0 or 1, and an infinite u' times its slope would be NaN
+    const float near = fminf(fmaxf(x, -20.0f), 20.0f);
+    return dy * s * fmaf(near * rest, fmaf(0.21406444f * near, near, 1.5957691f), 1.0f);
+  }
+};
+
+void gelu_backward(opforge::TensorView x, opforge::TensorView dy, opforge::TensorView dx, int64_t approximate) {
+  opforge::check_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
+  if (x.numel() == 0) return;
+  const auto stream = opforge::current_stream(x);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    if (approximate == 1)
+      opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(dx), ByTanh(), opforge::data<const T>(x), opforge::data<const T>(dy));
+    else
+      opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(dx), ByErf(), opforge::data<const T>(x), opforge::data<const T>(dy));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, gelu_backward)

@@ -1,0 +1,65 @@
+// Groups of threads that stay: weight and bias wait in shared memory, the next row is on its way while this one is normalised.
+//
+// moves     2 * rows * cols * itemsize bytes: the least possible; weight and bias once for each group; see opforge/norm_rows.h
+// limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers (32768 columns of 16 bits, 16384
+//           of 32) it needs clusters: sm_90 or later
+/* opforge
+layouts = ["contiguous", "rows"]
+[supports]
+fits_a_cluster = "cols <= 262144"
+*/
+#include "opforge/norm_rows.h"
+
+namespace {
+
+template <typename T>
+struct LayerNorm {
+  using Stat = opforge::Moments;
+  static constexpr int kInputs = 1, kConstants = 2;
+  static constexpr bool kEmits = true;
+  T* y;
+  int64_t y_stride;
+  const T* weight;
+  const T* bias;
+  float eps, per_column;
+
+  __device__ const T* constant(int k) const { return k == 0 ? weight : bias; }
+  __device__ static Stat empty() { return {0.0f, 0.0f, 0.0f}; }
+  template <class Row>
+  __device__ __forceinline__ Stat gather(const Row& row) const { return opforge::moments_of_warp<true>(row); }
+  __device__ static __forceinline__ Stat merge_lanes(const Stat& part) { return opforge::merge_moments<true>(part); }
+  __device__ __forceinline__ opforge::Normaliser finish(int64_t, const Stat& of) const { return {of.mean, rsqrtf(of.squares * per_column + eps)}; }
+  __device__ void leave(int64_t, const opforge::Normaliser&) const {}
+  template <int N, int K>
+  __device__ __forceinline__ void emit(int64_t r, int c, const opforge::Normaliser& of, const float (&constants)[K][N], const float (&x)[N]) const {
+    float result[N];
+    const float shift = -of.mean * of.scale;
+#pragma unroll
+    for (int j = 0; j < N; ++j) result[j] = (x[j] * of.scale + shift) * constants[0][j] + constants[1][j];
+    opforge::Packed<T, N>::pack(result).store_once(y + r * y_stride + c);
+  }
+};
+
+void layernorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView bias, opforge::TensorView y, double eps) {
+  OPFORGE_CHECK_ROWS(x);
+  OPFORGE_CHECK_ROWS(y);
+  OPFORGE_CHECK_SAME_SHAPE(x, y);
+  OPFORGE_CHECK_SAME_DTYPE(x, y);
+  OPFORGE_CHECK_COLUMNS(weight, x);
+  OPFORGE_CHECK_COLUMNS(bias, x);
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_CHECK_DEVICE(weight);
+  OPFORGE_CHECK_DEVICE(bias);
+  OPFORGE_CHECK_DEVICE(y);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    const auto in = opforge::as_rows<const T>(x);
+    const auto out = opforge::as_rows<T>(y);
+    const LayerNorm<T> op{out.data, out.stride, opforge::data<T>(weight), opforge::data<T>(bias), static_cast<float>(eps), 1.0f / static_cast<float>(out.cols)};
+    const bool vectors = opforge::rows_vectorize(out) && opforge::can_vectorize(op.weight, out.cols) && opforge::can_vectorize(op.bias, out.cols);
+    opforge::launch_norm_rows<T>(op, in, in, vectors, opforge::current_stream(x));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, layernorm)

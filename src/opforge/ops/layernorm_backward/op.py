@@ -1,0 +1,88 @@
+"""Gradients of layernorm: dx, dweight and dbias from x, weight and dy; mean and variance are taken from x again."""
+
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+
+
+def reference(x, weight, dy, eps):
+    centred = x - x.mean(dim=-1, keepdim=True)
+    scale = ((centred * centred).mean(dim=-1, keepdim=True) + eps).rsqrt()
+    h = centred * scale
+    g = weight * dy
+    dx = (g - g.mean(dim=-1, keepdim=True) - h * (g * h).mean(dim=-1, keepdim=True)) * scale
+    rows = (-1, x.shape[-1])
+    return dx, (dy * h).reshape(rows).sum(dim=0), dy.reshape(rows).sum(dim=0)
+
+
+def magnitude(inputs, outputs, scalars):
+    # With u the unit roundoff and s = 1 / sqrt(var + eps), to first order in u: the mean is off by u * mean|x|, so h = (x - mean) * s
+    # is off by u * size, size = s * (mean|x| + |x - mean|). What is added up to give dx are g, mean(g) and h * mean(g * h), with
+    # errors that follow from that of h; each term of dweight is dy * h, each of dbias dy.
+    x, weight, dy = inputs["x"], inputs["weight"], inputs["dy"]
+    centred = x - x.mean(dim=-1, keepdim=True)
+    scale = ((centred * centred).mean(dim=-1, keepdim=True) + scalars["eps"]).rsqrt()
+    size = scale * (x.abs().mean(dim=-1, keepdim=True) + centred.abs())
+    g = (weight * dy).abs()
+    terms = g + g.mean(dim=-1, keepdim=True) + size * (g * size).mean(dim=-1, keepdim=True)
+    rows = (-1, x.shape[-1])
+    return {"dx": terms * scale, "dweight": (dy.abs() * size).reshape(rows).sum(dim=0), "dbias": dy.abs().reshape(rows).sum(dim=0)}
+
+
+def shift_moves_nothing(inputs, outputs, scalars):
+    # y does not change when a constant is added to a row, so the gradients of the row's elements cancel
+    dx, size = outputs["dx"], magnitude(inputs, outputs, scalars)["dx"]
+    # 2^-8: each element is rounded to the output dtype, bfloat16 at the coarsest; 2^-25: to float16's subnormals
+    slack = 2.0**-8 * dx.abs().sum(dim=-1) + (2.0**-14 * size + 2.0**-25).sum(dim=-1)
+    excess = (dx.sum(dim=-1).abs() - slack).max().item()
+    return None if excess <= 0 else f"the gradients of a row sum up to {excess:.3g} more than rounding explains"
+
+
+operator = Operator(
+    name="layernorm_backward",
+    about="gradients of layer normalisation over the last axis",
+    source="Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450, 2016; the chain rule, with mean and variance as functions of x",
+    inputs=(
+        TensorSpec(name="x", shape="*lead cols"),
+        TensorSpec(name="weight", shape="cols"),
+        TensorSpec(name="dy", shape="*lead cols"),
+    ),
+    outputs=(TensorSpec(name="dx", shape="*lead cols"), TensorSpec(name="dweight", shape="cols"), TensorSpec(name="dbias", shape="cols")),
+    scalars=(Scalar(name="eps", default=1e-5, about="added to the variance, as in the forward pass"),),
+    reference=reference,
+    flops="16 * prod(lead) * cols",
+    # cols / 32: as in the forward pass; rows: the sums of dweight and dbias may follow one another
+    tolerance=Tolerance(
+        length="cols / 32 + log2(max(cols, 2)) + prod(lead)",
+        magnitude=magnitude,
+        about="a row's sums are shared by at least 32 accumulators; a column's may be added one after another",
+    ),
+    laws=(Law(name="shift_moves_nothing", about="dx sums up to 0 along a row", holds=shift_moves_nothing),),
+    cases=(
+        Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call: dbias is dy"),
+        Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
+        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
+        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
+        Case(name="gpt2_xl", axes={"lead": (5,), "cols": 1600}, why="GPT-2 XL's width: vectors that leave part of a warp idle"),
+        Case(name="block", axes={"lead": (4,), "cols": 4096}, why="a row shared by a block, its sums in shared memory"),
+        Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="no variance: dx is 0, and dweight too"),
+        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
+        Case(name="many_rows", axes={"lead": (1031,), "cols": 96}, why="sums over a prime number of rows, more than any grid has groups here"),
+        Case(name="wide", axes={"lead": (2,), "cols": 16383}, why="a wide row of odd length"),
+        Case(name="offset", axes={"lead": (64,), "cols": 257}, distribution="offset", why="E[x^2] - E[x]^2 loses four digits here; two passes lose none"),
+        Case(name="large_values", axes={"lead": (4,), "cols": 500}, distribution="large", why="squares beyond float16's range"),
+        Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="eps outweighs the variance"),
+        Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
+        Case(name="sparse", axes={"lead": (33,), "cols": 96}, distribution="sparse", why="mostly zeros: dweight and dbias have few terms"),
+        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
+        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
+        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+    ),
+    workloads=(
+        Workload(name="bert_base", axes={"lead": (4, 512), "cols": 768}, source="BERT-base: hidden size 768, 4 sequences of 512", scale="laptop"),
+        Workload(name="gpt2_xl_prompt", axes={"lead": (1024,), "cols": 1600}, source="GPT-2 XL: d_model 1600, one context of 1024", scale="laptop"),
+        Workload(name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: hidden size 1024, 64 sequences of 512"),
+        Workload(name="gpt2_xl", axes={"lead": (16, 1024), "cols": 1600}, source="GPT-2 XL: d_model 1600, 16 contexts of 1024"),
+        Workload(name="gpt3_175b", axes={"lead": (2, 2048), "cols": 12288}, source="GPT-3 175B: d_model 12288, 2 contexts of 2048"),
+    ),
+    implementations=("cuda_persistent", "cpp_rows", "torch_eager"),
+)

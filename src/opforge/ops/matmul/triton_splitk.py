@@ -1,0 +1,137 @@
+"""Few rows and a wide matrix: k is split among programs, and the last to finish a tile adds the parts up, always in the same order.
+
+moves     b once, a once for each block of columns, SPLIT * m * n sums in float32 through the second-level cache
+idea      with m <= 128 there are too few tiles for the device, and what limits is how fast b comes in: SPLIT times as many programs
+          ask for it. With SWAP the product is taken as c^T = b^T a^T, because wgmma's first side is never shorter than 64 and a is
+precision parts are added in float32 in the order of k, whoever is last: the same bits at every call
+limits    m <= 256
+"""
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+SUPPORTS = {"few_rows": "m <= 256"}
+LAYOUTS = ("contiguous", "rows", "strided")
+SPACE = {
+    "BLOCK_M": (16, 32, 64, 128),
+    "BLOCK_N": (32, 64, 128, 256),
+    "BLOCK_K_BYTES": (128, 256, 512),
+    "SPLIT": (1, 2, 3, 4, 6, 8, 16),
+    "SWAP": (False, True),
+    "num_warps": (4, 8),
+    "num_stages": (3, 4, 5, 6, 8, 10),
+}
+LIMITS = {
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= 232448",
+    "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
+    "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 256 * num_warps",
+    "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * m) and BLOCK_N <= max(64, 2 * n)",
+    "short_sides_are_swapped": "not SWAP or BLOCK_M <= 64",
+    "every_part_has_a_tile": "SPLIT == 1 or SPLIT * BLOCK_K_BYTES <= k * itemsize",
+}
+DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "SPLIT": 2, "SWAP": False, "num_warps": 4, "num_stages": 5}
+
+
+@triton.jit
+def load_tile(source, row, col, rows, cols, row_stride, col_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HOW: tl.constexpr):
+    """A [HEIGHT, WIDTH] tile at (row, col). HOW: "rows" and "columns" are TMA along either axis, "pointers" needs nothing of the matrix."""
+    if HOW == "rows":
+        return source.load([row, col])
+    elif HOW == "columns":
+        return source.load([col, row]).T
+    else:
+        # int64: row * stride leaves int32 beyond 2^31 elements
+        r = (row + tl.arange(0, HEIGHT)).to(tl.int64)[:, None]
+        c = (col + tl.arange(0, WIDTH)).to(tl.int64)[None, :]
+        return tl.load(source + r * row_stride + c * col_stride, mask=(r < rows) & (c < cols), other=0.0)
+
+
+@triton.jit
+def matmul_parts(
+    a, b, c, parts, counters, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr, SWAP: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    blocks_m = tl.cdiv(m, BLOCK_M)
+    tile, part = tl.program_id(0), tl.program_id(1)
+    row, col = tile % blocks_m * BLOCK_M, tile // blocks_m * BLOCK_N
+    begin = part * STEPS * BLOCK_K
+    end = min(k, begin + STEPS * BLOCK_K)
+    HEIGHT: tl.constexpr = BLOCK_N if SWAP else BLOCK_M
+    WIDTH: tl.constexpr = BLOCK_M if SWAP else BLOCK_N
+    sums = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+    for term in range(begin, end, BLOCK_K):
+        left = load_tile(a, row, term, m, k, a_row, a_col, BLOCK_M, BLOCK_K, A)  # [BLOCK_M, BLOCK_K]
+        right = load_tile(b, term, col, k, n, b_row, b_col, BLOCK_K, BLOCK_N, B)  # [BLOCK_K, BLOCK_N]
+        if SWAP:
+            sums = tl.dot(right.T, left.T, sums, input_precision="ieee")
+        else:
+            sums = tl.dot(left, right, sums, input_precision="ieee")
+    r, q = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
+    if SWAP:
+        at = c + r.to(tl.int64)[None, :] * c_row + q.to(tl.int64)[:, None] * c_col
+        inside = (r[None, :] < m) & (q[:, None] < n)
+    else:
+        at = c + r.to(tl.int64)[:, None] * c_row + q.to(tl.int64)[None, :] * c_col
+        inside = (r[:, None] < m) & (q[None, :] < n)
+    if SPLIT == 1:
+        tl.store(at, sums.to(c.dtype.element_ty), mask=inside)
+    else:
+        place = tl.arange(0, HEIGHT)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        tl.store(parts + (tile * SPLIT + part).to(tl.int64) * BLOCK_M * BLOCK_N + place, sums)
+        # every thread's sums must be written before the count says so
+        tl.debug_barrier()
+        if tl.atomic_add(counters + tile, 1, sem="acq_rel") == SPLIT - 1:
+            total = tl.zeros((HEIGHT, WIDTH), dtype=tl.float32)
+            for other in range(SPLIT):
+                total += tl.load(parts + (tile * SPLIT + other).to(tl.int64) * BLOCK_M * BLOCK_N + place, cache_modifier=".cg")
+            tl.store(at, total.to(c.dtype.element_ty), mask=inside)
+            # ready for the next call
+            tl.store(counters + tile, 0)
+
+
+_COUNTERS = {}
+
+
+def counters_for(device, count):
+    """Zeros that the kernel leaves as zeros. One set for each stream, whose kernels run one after another."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    found = _COUNTERS.get((device, stream))
+    if found is None or found.numel() < count:
+        found = _COUNTERS[device, stream] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
+    return found
+
+
+def how(matrix):
+    """How TMA can walk a matrix: along its rows, its columns, or (sizes or addresses that are no multiples of 16 bytes) not at all."""
+    if matrix.numel() and matrix.data_ptr() % 16 == 0:
+        for name, inner, outer in (("rows", 1, 0), ("columns", 0, 1)):
+            stride = matrix.stride(outer)
+            if matrix.stride(inner) == 1 and stride * matrix.element_size() % 16 == 0 and stride >= matrix.shape[inner]:
+                return name
+    return "pointers"
+
+
+def described(matrix, way, height, width):
+    """What the kernel needs of a matrix to read [height, width] tiles of it."""
+    if way == "rows":
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width])
+    if way == "columns":
+        return TensorDescriptor(matrix, list(matrix.shape[::-1]), list(matrix.stride()[::-1]), [width, height])
+    return matrix
+
+
+def launch(a, b, c, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages):
+    (m, k), n = a.shape, b.shape[1]
+    block_k = BLOCK_K_BYTES // a.element_size()
+    tiles = triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N)
+    steps = triton.cdiv(triton.cdiv(k, block_k), SPLIT)
+    parts = torch.empty(SPLIT * tiles * BLOCK_M * BLOCK_N if SPLIT > 1 else 0, dtype=torch.float32, device=c.device)
+    a_way, b_way = how(a), how(b)
+    matmul_parts[(tiles, SPLIT)](
+        described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), c, parts, counters_for(c.device, tiles),
+        m, n, k, *a.stride(), *b.stride(), *c.stride(),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, SPLIT=SPLIT, STEPS=steps, SWAP=SWAP, A=a_way, B=b_way, num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip

@@ -1,0 +1,30 @@
+// Each thread takes a block of rows: a row's statistics and dx while it is in cache, dweight summed in a buffer of its own.
+//
+// moves     3 * rows * cols * itemsize bytes while three rows of floats fit the cache
+// limits    rows are spread over the threads: a single row runs on one
+/* opforge
+layouts = ["contiguous", "rows"]
+*/
+#include "opforge/host_norm_backward.h"
+
+namespace {
+
+void rmsnorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
+                      double eps) {
+  OPFORGE_CHECK_ROWS(x);
+  OPFORGE_CHECK_ROWS(dy);
+  OPFORGE_CHECK_ROWS(dx);
+  OPFORGE_CHECK_SAME_SHAPE(x, dy);
+  OPFORGE_CHECK_SAME_SHAPE(x, dx);
+  OPFORGE_CHECK_SAME_DTYPE(x, dy);
+  OPFORGE_CHECK_SAME_DTYPE(x, dx);
+  OPFORGE_CHECK_COLUMNS(weight, x);
+  OPFORGE_CHECK_COLUMNS(dweight, x);
+  OPFORGE_DISPATCH_DTYPE(x, T,
+                         opforge::norm_gradient<false, T>(opforge::as_rows<const T>(x), opforge::data<const T>(weight), opforge::as_rows<const T>(dy),
+                                                          opforge::as_rows<T>(dx), opforge::data<T>(dweight), nullptr, static_cast<float>(eps)));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, rmsnorm_backward)

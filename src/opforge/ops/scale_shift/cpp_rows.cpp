@@ -1,0 +1,28 @@
+// Long maps where they lie, short ones in stretches with scale and shift laid out beside them once: scale_shift(x, scale, shift, y).
+#include "opforge/alike.h"
+#include "opforge/broadcast_host.h"
+
+namespace {
+
+void scale_shift(opforge::TensorView x, opforge::TensorView scale, opforge::TensorView shift, opforge::TensorView y) {
+  opforge::check_alike({{"x", x}, {"y", y}});
+  opforge::check_alike({{"scale", scale}, {"shift", shift}});
+  OPFORGE_CHECK_NDIM(x, 3);
+  OPFORGE_CHECK_NDIM(scale, 1);
+  OPFORGE_CHECK_SAME_DTYPE(x, scale);
+  OPFORGE_CHECK(scale.size(0) == x.size(1), ValueError, "scale must have ", x.size(1), " elements (got ", scale.size(0), ")");
+  opforge::BroadcastAxes axes;
+  axes.push(x.size(2), 0);
+  axes.push(x.size(1), 1);
+  axes.push(x.size(0), 0);
+  if (x.numel() == 0) return;
+  const auto scaled = [](float v, float a, float b) { return std::fma(v, a, b); };
+  OPFORGE_DISPATCH_DTYPE(
+      x, T,
+      opforge::broadcast_map(axes, opforge::data<T>(y), scaled, opforge::data<const T>(x),
+                             std::array<const T*, 2>{opforge::data<const T>(scale), opforge::data<const T>(shift)}));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, scale_shift)

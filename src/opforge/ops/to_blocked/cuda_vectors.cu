@@ -1,0 +1,26 @@
+// Rows of tiles move in 16-byte vectors, four in flight per thread: to_blocked(x, y).
+//
+// moves     2 * elements * itemsize bytes: the least possible
+// limits    tiles whose rows are shorter than 32 bytes use parts of the memory's sectors; those of no multiple of 16 bytes go element by element
+#include "opforge/permute_device.h"
+
+namespace {
+
+void to_blocked(opforge::TensorView x, opforge::TensorView y) {
+  OPFORGE_CHECK_NDIM(x, 5);
+  OPFORGE_CHECK_NDIM(y, 5);
+  OPFORGE_CHECK_SAME_DTYPE(x, y);
+  OPFORGE_CHECK_CONTIGUOUS(x);
+  OPFORGE_CHECK_CONTIGUOUS(y);
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_CHECK_DEVICE(y);
+  for (int k = 0; k < 5; ++k)
+    OPFORGE_CHECK(x.size(k) == y.size(k == 2 ? 3 : k == 3 ? 2 : k), ValueError, "y must have the shape of x with axes 2 and 3 exchanged");
+  OPFORGE_DISPATCH_BITS(x, T,
+                        opforge::exchange_middle(opforge::current_stream(x), opforge::data<const T>(x), opforge::data<T>(y), x.size(0) * x.size(1), x.size(2),
+                                                 x.size(3), x.size(4)));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, to_blocked)

@@ -1,0 +1,92 @@
+"""`<operator>/tuned/<device>.json`: the choices beside the kernels, one for each dtype and shape class. Dispatch reads them.
+
+An entry says what was chosen and on what evidence, so that a reader can repeat it: workload, time, time of the default,
+how many points were tried, the source's hash, the record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from opforge.core.errors import UsageError
+from opforge.core.operator import Operator
+from opforge.core.record import Record
+from opforge.dispatch.choose import shape_class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """An entry of the file: the part that dispatch reads, and the whole."""
+
+    implementation: str
+    config: dict[str, Any]
+    entry: dict[str, Any]
+
+
+def choices_path(operator: Operator, device: str) -> Path:
+    """Where an operator's choices for a device (by its name, "nvidia-h200") are kept."""
+    assert operator.folder is not None
+    return operator.folder / "tuned" / f"{device}.json"
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    """The entries of a file; none where there is no file. Raises UsageError for one that cannot be read."""
+    if not path.is_file():
+        return []
+    try:
+        found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["choices"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is not a file of tuned choices ({type(error).__name__}: {error}). Remove it and tune again.") from error
+    return found
+
+
+def before(path: Path, dtype: str, axes: Any) -> Chosen | None:
+    """What had been chosen for this dtype and shape class."""
+    wanted = dict(shape_class(axes))
+    for entry in entries(path):
+        if entry["dtype"] == dtype and entry["shape_class"] == wanted:
+            return Chosen(implementation=entry["implementation"], config=entry["config"], entry=entry)
+    return None
+
+
+def keep(path: Path, record: Record, *, over_default: float | None, trials: int, failed: int) -> None:
+    """Write a choice, in place of the one for the same dtype and shape class. The file is replaced whole.
+
+    Raises UsageError where the operator's folder cannot be written.
+    """
+    assert record.timing is not None
+    wanted = dict(shape_class(record.axes))
+    entry = {
+        "dtype": record.dtype,
+        "shape_class": wanted,
+        "implementation": record.implementation,
+        "config": record.config.as_dict(),
+        "workload": record.workload,
+        "axes": dict(record.axes),
+        "median_s": record.timing.median_s,
+        "over_default": over_default,
+        "trials": trials,
+        "failed": failed,
+        "source_sha256": record.source_sha256,
+        "record": record.id,
+        "tuned_at": record.created_at,
+    }
+    others = [item for item in entries(path) if (item["dtype"], item["shape_class"]) != (record.dtype, wanted)]
+    ordered = sorted([*others, entry], key=lambda item: (item["dtype"], sorted(item["shape_class"].items())))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as scratch:
+            json.dump({"device": record.device, "choices": ordered}, scratch, indent=1)
+            scratch.write("\n")
+        with contextlib.suppress(OSError):  # a file system without modes keeps its own
+            Path(scratch.name).chmod(0o644)
+        Path(scratch.name).replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror}). Tune a copy of the operator in a folder of yours: opforge --home FOLDER tune …, or say --dry-run."
+        ) from error

@@ -1,0 +1,41 @@
+"""What a Pass may be asked on request: compute-sanitizer, and tensors of more than 2^31 elements."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from opforge.core.record import Record
+from opforge.core.verdict import Pass, Verdict
+from opforge.registry import Registry
+from opforge.runner import Host
+from opforge.verdicts import Bench
+from opforge.verdicts.huge import Huge
+from opforge.verdicts.sanitize import sanitized
+
+
+def asked_further(
+    registry: Registry, records: Iterable[Record], host: Host, device: str, *, sanitize: str = "", huge: bool = False, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Record]:
+    """The records of a verification; those with a Pass after they were asked further, one after the other.
+
+    sanitize   a tool of compute-sanitizer ("memcheck", "racecheck", …), "" for none
+    huge       whether to verify on more than 2^31 elements; the memory is shared by the implementations of an operator and dtype
+    Raises EnvironmentLacks where the tool is not here.
+    """
+    # all of them first: workers of the small cases hold memory too
+    for (operator, dtype), group in groupby(list(records), key=lambda record: (record.operator, record.dtype)):
+        bench = Bench(registry=registry, operator=registry.operator(operator), host=host, device=device)
+        with contextlib.closing(bench), contextlib.closing(Huge(bench=bench, dtype=dtype)) as large:
+            for record in group:
+                implementation = registry.implementation(operator, record.implementation)
+                verdict: Verdict = record.verdict
+                if sanitize and isinstance(verdict, Pass):
+                    progress(f"{operator} {record.implementation} {dtype} under {sanitize}")
+                    verdict = sanitized(bench, implementation, dtype, sanitize, verdict)
+                if huge and isinstance(verdict, Pass):
+                    progress(f"{operator} {record.implementation} {dtype} beyond 2^31")
+                    verdict = large.judged(implementation, verdict)
+                yield replace(record, verdict=verdict)

@@ -1,0 +1,5 @@
+"""2 x, honestly: nothing here is to be caught."""
+
+
+def run(x):
+    return 2 * x

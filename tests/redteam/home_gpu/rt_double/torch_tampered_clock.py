@@ -1,0 +1,26 @@
+"""Replaces the function that reads the events.
+
+catalogue  D4
+guard      snapshot
+lowered    audit_understated audit_conserved audit_undivided
+cases      normal
+mode       time
+"""
+
+import sys
+
+import torch
+
+
+def a_twentieth(run, batch, count, flush):
+    return [sample / 20 for sample in REAL(run, batch, count, flush)]
+
+
+CLOCKS = sys.modules["opforge.runner.device_clocks"]
+REAL = CLOCKS.event_samples
+
+
+def run(x):
+    CLOCKS.event_samples = a_twentieth
+    torch.cuda._sleep(100_000)
+    return 2 * x

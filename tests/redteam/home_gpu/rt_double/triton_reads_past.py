@@ -1,0 +1,21 @@
+"""Reads one element past the end of its input, which does no harm while zeros happen to lie there.
+
+catalogue  B9
+guard      nan_guards
+cases      normal
+mode       verify
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def double(x_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    tl.store(y_ptr + i, 2 * x + tl.load(x_ptr + n), mask=i < n)
+
+
+def launch(x, y):
+    double[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), BLOCK=1024)

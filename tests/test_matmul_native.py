@@ -1,0 +1,92 @@
+"""Matrix products in CUDA and C++. Those that only a Hopper GPU can run, as far as a machine without one can judge them:
+their binaries, and that they are refused elsewhere. Those of the CPU, for each set of registers."""
+
+import importlib.util
+import shutil
+from functools import cache
+
+import pytest
+
+from opforge.backends import Call, backend, native
+from opforge.backends.cpp import Cpp
+from opforge.backends.cuda import Cuda
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Config
+from opforge.inspect import inspect_implementation
+from opforge.registry import load
+from opforge.registry.sources import read_implementation
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: install the CUDA toolkit")
+needs_cuobjdump = pytest.mark.skipif(importlib.util.find_spec("triton") is None and shutil.which("cuobjdump") is None, reason="cuobjdump is neither in Triton's wheel nor on PATH")
+HOPPER = (("cuda_wgmma", "bfloat16"), ("cuda_wgmma", "float16"), ("cuda_split", "float32"))
+
+
+@cache
+def inspected(name, dtype):
+    return inspect_implementation(load(), "matmul", name, target="sm_90a", dtype=dtype, axes={"m": 256, "n": 256, "k": 256})
+
+
+@needs_nvcc
+@needs_cuobjdump
+@pytest.mark.parametrize(("name", "dtype"), HOPPER)
+def test_hopper_kernels_multiply_with_warpgroups_and_spill_nothing(name, dtype):
+    """ptxas serialises wgmma, ignores setmaxnreg, or spills sums with no more than a warning; each halves the speed."""
+    found = inspected(name, dtype)
+    assert found.kernels and found.compile_s < 60
+    for kernel in found.kernels:
+        assert kernel.matrix_instructions["HGMMA"] > 0
+        assert kernel.warnings == ()
+        assert not kernel.spills and kernel.local_instructions == 0 and kernel.stack_bytes == 0
+
+
+@needs_nvcc
+@needs_cuobjdump
+def test_the_wgmma_kernels_read_and_write_by_tma():
+    """One for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
+    kernels = inspected("cuda_wgmma", "bfloat16").kernels
+    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 4
+    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 4
+    assert len(kernels) == 5
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_another_target_is_refused_with_a_reason(tmp_path, name, target):
+    """sm_90 without the a has no wgmma: the assembler's complaint would name an instruction and no remedy."""
+    registry = load()
+    operator, implementation = registry.operator("matmul"), registry.implementation("matmul", name)
+    call = Call(operator=operator, axes={"m": 64, "n": 64, "k": 64}, dtype="bfloat16", scalars={}, config=implementation.default, device="cuda")
+    with pytest.raises(EnvironmentLacks, match="needs sm_90a, and the target here is " + target):
+        backend("cuda").compile_offline(implementation, call, target, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split"])
+def test_the_emulator_is_refused_with_a_reason(name):
+    """It has neither TMA nor wgmma; the verdict must be Unsupported, not a page of compiler errors."""
+    implementation = load().implementation("matmul", name)
+    with pytest.raises(EnvironmentLacks, match=r"needs sm_90a, whose instructions the emulator lacks.*opforge inspect"):
+        Cuda().build(implementation, implementation.default, "cpu")
+
+
+def test_a_file_says_which_architecture_it_needs(tmp_path):
+    """Kernels that say nothing go on being compiled for every target."""
+    (tmp_path / "cuda_one.cu").write_text('// Idea.\n/* opforge\narch = "sm_90a"\n*/\n')
+    (tmp_path / "cuda_two.cu").write_text("// Idea.\n")
+    assert [read_implementation("x", tmp_path, name).arch for name in ("cuda_one", "cuda_two")] == ["sm_90a", ""]
+
+
+@pytest.mark.parametrize(("isa", "needs"), [(1, ("DEFAULT", "AVX2", "AVX512")), (2, ("AVX2", "AVX512")), (3, ("AVX512",))])
+def test_every_register_width_of_the_cpu_gives_the_same_product(isa, needs):
+    """The width is chosen when the kernel runs: a machine with AVX-512 would never try the others."""
+    torch = pytest.importorskip("torch")
+    if (here := torch.backends.cpu.get_cpu_capability()) not in needs:
+        pytest.skip(f"this CPU has {here}, and the test needs {needs[0]}")
+    implementation = load().implementation("matmul", "cpp_blocked")
+    config = Config(tuple({**implementation.default.as_dict(), "ISA": isa}.items()))
+    run = native.entry_point(native.library(implementation, config, Cpp().toolchain()).path)
+    for m, n, k in ((65, 63, 33), (29, 64, 300), (9, 1, 5), (7, 9, 0)):
+        a, b = (torch.randint(-4, 5, shape).to(torch.float32) for shape in ((m, k), (k, n)))
+        c = torch.full((m, n), float("nan"))
+        run(a, b, c)
+        assert torch.equal(c, a @ b)

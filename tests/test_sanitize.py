@@ -1,0 +1,169 @@
+"""Kernels under compute-sanitizer: what it writes becomes findings, a statement or a verdict. A script stands in for the program here."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+from opforge.cli.app import main
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.verdict import Broken, Pass
+from opforge.registry import load
+from opforge.runner import Isolated, sanitizer
+from opforge.verdicts import Bench
+from opforge.verdicts.sanitize import cases_for, outcome, ready
+
+MEMCHECK = """\
+========= COMPUTE-SANITIZER
+opforge-case: odd_tail
+========= Invalid __global__ write of size 4 bytes
+=========     at twice(const float *, float *, int)+0x1a0 in cuda_twice.cu:12
+=========     by thread (7,0,0) in block (3,0,0)
+=========     Access to 0x7f00c0010190 is out of bounds
+=========     and is 65,424 bytes after the nearest allocation at 0x7f00c0000000 of size 400 bytes
+=========
+========= Program hit cudaErrorLaunchFailure (error 719) due to "unspecified launch failure" on CUDA API call to cudaDeviceSynchronize.
+=========
+========= ERROR SUMMARY: 2 errors
+"""
+RACECHECK = """\
+opforge-case: even
+========= Error: Race reported between Write access at twice(const float *, float *, int)+0x90 in cuda_races.cu:11
+=========     and Read access at twice(const float *, float *, int)+0xd0 in cuda_races.cu:13 [896 hazards]
+=========
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+SYNCCHECK = """\
+opforge-case: even
+========= Barrier error detected. Divergent thread(s) in block
+=========     at twice(float *)+0x50 in cuda_sync.cu:9
+=========     by thread (32,0,0) in block (0,0,0)
+=========
+"""
+INITCHECK = """\
+opforge-case: even
+========= Uninitialized __global__ memory read of size 4 bytes
+=========     at 0x60 in _softmax_kernel
+=========     by thread (0,0,0) in block (0,0,0)
+=========     Address 0x7f3d2bc00200
+=========
+"""
+
+
+def test_a_memcheck_finding_names_kernel_place_thread_and_address():
+    """What an author needs is the line and the thread, not the log."""
+    (found,) = sanitizer.findings(MEMCHECK)
+    assert found.case == "odd_tail" and found.what == "Invalid __global__ write of size 4 bytes"
+    assert (found.kernel, found.place) == ("twice(const float *, float *, int)", "cuda_twice.cu:12")
+    assert (found.thread, found.block, found.address) == ("(7,0,0)", "(3,0,0)", "0x7f00c0010190")
+    assert "65,424 bytes after the nearest allocation" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "place"),
+    [(RACECHECK, "Race reported", "cuda_races.cu:11"), (SYNCCHECK, "Barrier error", "cuda_sync.cu:9"), (INITCHECK, "Uninitialized", "")],
+    ids=["racecheck", "synccheck", "initcheck"],
+)
+def test_the_other_tools_are_read_too(said, what, place):
+    """Each of the four tools has a way of its own to say it."""
+    (found,) = sanitizer.findings(said)
+    assert what in found.what and found.place == place and found.case == "even"
+
+
+def test_a_clean_log_has_no_finding():
+    """Headers and summaries are no findings."""
+    assert sanitizer.findings("========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n") == ()
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """stand_in(code) puts a compute-sanitizer on PATH that runs the program it was given and then `code`."""
+
+    def make(code: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        program = folder / "compute-sanitizer"
+        program.write_text(
+            f"#!{sys.executable}\nimport subprocess, sys, time\nrest = sys.argv[sys.argv.index('--print-limit') + 2:]\n"
+            f"said = sys.argv\nstatus = subprocess.run(rest).returncode\n{textwrap.dedent(code)}\nsys.exit(status)\n"
+        )
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    return make
+
+
+PLAIN = "def run(x, bias):\n    return x + bias\n"
+
+
+def watched(home, name, tool="memcheck", limit_s=60.0):
+    """A run of one of the guest's implementations under the stand-in, and the cases that were asked for."""
+    registry = load([home])
+    with Isolated() as host:
+        bench = Bench(registry=registry, operator=registry.operator("guest_add"), host=host, device="cpu")
+        cases = cases_for(bench, "float32")
+    described = [{"name": c.name, "axes": dict(c.axes), "distribution": c.distribution, "layout": c.layout, "scalars": {}, "seed": c.seed} for c in cases]
+    job = {"homes": [str(h.path) for h in registry.homes], "operator": "guest_add", "implementation": f"torch_{name}", "dtype": "float32", "device": "cpu", "config": None}
+    return sanitizer.sanitize(tool, {**job, "cases": described}, {}, limit_s), cases
+
+
+PROOF = Pass(checked=(), not_taken=(), isolation="")
+
+
+def test_a_clean_run_adds_a_statement_to_the_pass(guest, stand_in):
+    """Every case ran in the watched process, and the tool that was asked for is the one that was started."""
+    stand_in("assert said[1:3] == ['--tool', 'synccheck'], said")
+    seen, cases = watched(guest(plain=PLAIN), "plain", "synccheck")
+    assert seen.done == tuple(case.name for case in cases) and not seen.findings and not seen.stopped
+    verdict = outcome(seen, cases, "float32", PROOF)
+    assert isinstance(verdict, Pass) and verdict.states("synccheck") is True and "3 cases" in verdict.statements[-1].detail
+
+
+def test_a_finding_makes_the_verdict_broken(guest, stand_in):
+    """Right values do not excuse a write into nobody's memory. The finding stands under the case that was running."""
+    stand_in("print('========= Invalid __global__ write of size 4 bytes\\n=========     at k(float *)+0xa0 in k.cu:7\\n=========     by thread (1,0,0) in block (0,0,0)')")
+    seen, cases = watched(guest(plain=PLAIN), "plain")
+    verdict = outcome(seen, cases, "float32", PROOF)
+    assert isinstance(verdict, Broken) and verdict.case is not None and verdict.case.name == cases[-1].name
+    assert "memcheck" in verdict.reason and "k.cu:7" in verdict.reason and "thread (1,0,0)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("def run(x, bias):\n    raise RuntimeError('launch failed')\n", "launch failed"), ("import os\n\n\ndef run(x, bias):\n    os._exit(3)\n", "ended with status 3")],
+    ids=["raises", "exits"],
+)
+def test_a_run_that_ends_early_is_no_clean_run(guest, stand_in, source, words):
+    """Silence is no statement: a process that died has not been looked at."""
+    stand_in("")
+    seen, cases = watched(guest(bad=source), "bad")
+    verdict = outcome(seen, cases, "float32", PROOF)
+    assert isinstance(verdict, Broken) and words in verdict.reason and verdict.case == cases[0]
+
+
+def test_a_run_that_never_ends_is_ended(guest, stand_in):
+    """Instrumented kernels may be a hundred times slower, not endless."""
+    stand_in("time.sleep(600)")
+    seen, _ = watched(guest(plain=PLAIN), "plain", limit_s=12.0)
+    assert "12 s" in seen.stopped
+
+
+def test_without_the_program_the_next_step_is_said(monkeypatch, tmp_path):
+    """Nobody should have to look for the package's name."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sanitizer, "PLACES", ())
+    with pytest.raises(EnvironmentLacks, match="apt-get install"):
+        ready("cuda")
+    with pytest.raises(EnvironmentLacks, match="NVIDIA GPU"):
+        ready("cpu")
+
+
+@pytest.mark.parametrize(("words", "said"), [(["--device", "cpu", "--sanitize", "memcheck"], "NVIDIA GPU"), (["--sanitize", "memchek"], "Did you mean 'memcheck'")])
+def test_the_verb_refuses_before_anything_is_verified(words, said, capsys, monkeypatch):
+    """A machine without a GPU, and a tool that does not exist."""
+    monkeypatch.setattr(sys, "argv", ["opforge", "verify", "relu", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code and said in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""Tuning: what is tried and in which order, what is not tried twice, and that only what passed is kept. The kernels are C++, compiled here."""
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from opforge.core.errors import UsageError
+from opforge.core.implementation import Config, Implementation
+from opforge.core.verdict import Mismatch, Pass, Unsupported
+from opforge.dispatch.choose import Chooser, shape_class
+from opforge.registry import load
+from opforge.runner import Isolated
+from opforge.timing import Plan
+from opforge.tuning import Options, Search, choices_path, keep, tune, valid_points
+from opforge.tuning.choices import before
+from simulated import make_home, record
+
+KERNEL = """// y = 2x, as slowly as it is told to.
+/* opforge
+space = {REPEATS = [1, 40], IDLE = [0, 1], FLAW = ["none", "wrong", "unbuildable"]}
+limits = {idle_points_have_no_flaw = "IDLE == 0 or FLAW == 'none'", slow_points_have_no_flaw = "REPEATS == 1 or FLAW == 'none'"}
+default = {REPEATS = 40, IDLE = 0, FLAW = "none"}
+*/
+#include "opforge/host.h"
+
+#define none 0
+#define wrong 1
+#define unbuildable 2
+static_assert(FLAW != unbuildable, "this point is not for building");
+
+namespace {
+
+void twice(opforge::TensorView x, opforge::TensorView y) {
+  const float* in = static_cast<const float*>(x.data_ptr());
+  volatile float* out = static_cast<float*>(y.data_ptr());
+  for (int r = 0; r < REPEATS; ++r) {
+    for (int64_t i = 0; i < x.numel(); ++i) out[i] = in[i] * (FLAW == wrong ? 3.0f : 2.0f);
+  }
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, twice)
+"""
+
+
+def implementation(**space):
+    """An implementation with a space, and the first value of each parameter as its default."""
+    default = Config(tuple((name, values[0]) for name, values in space.items()))
+    return Implementation(name="cpp_x", operator="x", backend="cpp", source=None, idea="", space=space, limits={"small": "A * B <= 8"}, default=default)
+
+
+def test_points_beyond_a_limit_are_counted_and_not_tried():
+    """The reason is the limit's own name, so that a reader can see what took the space away."""
+    points, refused = valid_points(implementation(A=(1, 2, 4), B=(1, 2, 4)), {"n": 1}, "float32", 4, {})
+    assert len(points) == 8
+    assert refused == {"not small": 1}
+
+
+def test_the_default_comes_first_and_no_point_comes_twice():
+    """Every ratio leads back to the default, and a point tried twice would count for two."""
+    points, _ = valid_points(implementation(A=(1, 2, 4), B=(1, 2)), {"n": 1}, "float32", 4, {})
+    tried = list(Search(points, 0, random.Random(1)).walk())
+    assert tried[0] == points[0]
+    assert sorted(map(str, tried)) == sorted(map(str, points))
+
+
+def test_after_the_sample_the_neighbours_of_the_best_are_tried():
+    """A large space is not walked through: half of the trials sample it, the others change one parameter of the best."""
+    points, _ = valid_points(implementation(A=tuple(range(1, 30)), B=(0, 1), C=(0, 1)), {"n": 1}, "float32", 4, {})
+    search = Search(points, 10, random.Random(2))
+    for _ in range(5):
+        search.next(None)
+    best = Config((("A", 8), ("B", 1), ("C", 1)))
+    for _ in range(5):
+        values = search.next(best).as_dict()
+        assert sum(values[name] != value for name, value in best.values) == 1
+    assert search.next(best) is None
+
+
+@pytest.fixture
+def home(tmp_path):
+    """A folder with `twice`, whose C++ implementation has points that are slow, wrong, unbuildable, or each other's copies."""
+    folder = make_home(tmp_path) / "twice"
+    (folder / "cpp_repeats.cpp").write_text(KERNEL)
+    definition = (folder / "op.py").read_text().replace("'torch_eager', 'torch_slow', 'torch_wrong'", "'cpp_repeats', 'torch_eager'")
+    (folder / "op.py").write_text(definition)
+    return folder.parent
+
+
+def tuned(home, **options):
+    """The outcome of tuning `twice` with every point tried, the trials, and the records."""
+    records, trials = [], []
+    plan = Plan(samples=5, budget_s=0.05)
+    host = Isolated()
+    try:
+        (found,) = tune(load([home]), "twice", Options(implementations=("cpp_repeats",), trials=0, plan=plan, **options), host, add=records.append, listener=trials.append)
+    finally:
+        host.close()
+    return found, trials, records
+
+
+def test_a_space_is_searched_and_the_fastest_right_point_is_kept(home):
+    """The whole way: slow, wrong, unbuildable and duplicate points each end as what they are, and dispatch would take the winner."""
+    found, trials, records = tuned(home)
+    outcomes = {(trial.config.as_dict()["REPEATS"], trial.config.as_dict()["IDLE"], trial.config.as_dict()["FLAW"]): trial for trial in trials}
+    assert len(outcomes) == 6
+    assert outcomes[1, 0, "wrong"].outcome == "failed" and isinstance(outcomes[1, 0, "wrong"].record.verdict, Mismatch)
+    assert outcomes[1, 0, "unbuildable"].outcome == "failed" and "not for building" in outcomes[1, 0, "unbuildable"].reason
+    # IDLE is not in the code: of each pair one was measured, and the other says so
+    for repeats in (1, 40):
+        pair = sorted(outcomes[repeats, idle, "none"].outcome for idle in (0, 1))
+        assert pair == ["same code", "timed"]
+    assert found.record.config.as_dict()["REPEATS"] == 1
+    assert found.over_default is not None and found.over_default < 0.5
+    assert (found.timed, found.same_code, found.failed) == (2, 2, 2)
+    # every trial is on record, and the winner once more with its full verification
+    assert len(records) == 7 and {trial.record.id for trial in trials} < {item.id for item in records}
+    assert all(isinstance(item.verdict, Unsupported) for item in records if item.config == next(t.config for t in trials if t.outcome == "same code"))
+    operator = load([home]).operator("twice")
+    entry = before(choices_path(operator, "cpu"), "float32", found.record.axes) or before(choices_path(operator, found.record.device), "float32", found.record.axes)
+    assert entry.implementation == "cpp_repeats" and entry.config["REPEATS"] == 1
+    assert entry.entry["record"] == records[-1].id and isinstance(records[-1].verdict, Pass)
+
+
+def test_dispatch_takes_what_was_tuned(home, tmp_path):
+    """The file is written for the chooser: its config, not the default, is what a call of that shape gets."""
+    from opforge.store import Store
+
+    _, _, records = tuned(home)
+    url = f"sqlite:///{tmp_path / 'tuned.sqlite'}"
+    with Store.open(url) as store:
+        store.add(records)
+    registry = load([home])
+    choice = Chooser(registry, url).choose(registry.operator("twice"), {"rows": 60, "cols": 250}, "float32", {}, "cpu", ["contiguous"])
+    assert choice.implementation.name == "cpp_repeats"
+    assert choice.config.as_dict()["REPEATS"] == 1
+    assert "tuned/" in choice.why
+
+
+def test_a_choice_replaces_its_own_class_alone(home):
+    """Tuning one dtype or shape must not forget the others."""
+    operator = load([home]).operator("twice")
+    path = choices_path(operator, "here")
+    small, large = record(), record()
+    object.__setattr__(large, "axes", {"n": 4096})
+    for item in (small, large, small):
+        keep(path, item, over_default=None, trials=1, failed=0)
+    written = json.loads(path.read_text())["choices"]
+    assert [tuple(entry["shape_class"].items()) for entry in written] == [shape_class(small.axes), shape_class(large.axes)]
+
+
+def test_a_damaged_file_of_choices_says_what_to_do(home):
+    """A half-written file must not be taken for no choice at all, or overwritten."""
+    path = choices_path(load([home]).operator("twice"), "here")
+    path.parent.mkdir()
+    path.write_text("{")
+    with pytest.raises(UsageError, match="tune again"):
+        keep(path, record(), over_default=None, trials=1, failed=0)
+
+
+def test_the_verb_ends_with_1_when_no_point_passes(home):
+    """A script that tunes must notice that nothing was chosen."""
+    source = home / "twice" / "cpp_repeats.cpp"
+    source.write_text(KERNEL.replace("3.0f : 2.0f", "3.0f : 2.5f"))
+    command = [sys.executable, "-m", "opforge", "--home", str(home), "tune", "twice", "-i", "cpp_repeats", "--device", "cpu", "--trials", "1", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["tuned"][0]["implementation"] is None
+    assert answer["trials"][0]["outcome"] == "failed" and answer["trials"][0]["reason"].startswith("Mismatch")
+    assert not (home / "twice" / "tuned").exists()
