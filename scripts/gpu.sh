@@ -20,7 +20,7 @@ read -r gpus device <<< "$("$python" -c 'import torch; print(torch.cuda.device_c
 operators=${OPERATORS:-$("$python" -m opforge list --json | "$python" -c "import json, sys; print(*(entry[\"operator\"] for entry in json.load(sys.stdin)))")}
 
 "$python" -m opforge doctor
-"$python" -m opforge machine --device cuda > "$out/$device-ceilings.txt"
+"$python" -m opforge machine --device cuda --again > "$out/$device-ceilings.txt"
 for ((gpu = 0; gpu < gpus; gpu++)); do
     share=$(echo $operators | tr ' ' '\n' | awk -v n="$gpus" -v k="$gpu" '(NR - 1) % n == k' | tr '\n' ' ')
     # shellcheck disable=SC2086

@@ -16,7 +16,7 @@ from opforge.core.record import from_json, to_json
 from opforge.core.timing import Timing
 
 
-@pytest.mark.parametrize("name", ["core.expr", "core.shapes", "core.units", "core.errors", "runner.clocks", "runner.arena", "backends.cuda", "dispatch.choose"])
+@pytest.mark.parametrize("name", ["core.expr", "core.shapes", "core.units", "core.errors", "core.philox", "runner.clocks", "runner.arena", "backends.cuda", "dispatch.choose"])
 def test_docstring_examples_hold(name):
     """An example that has drifted from the code teaches the wrong thing."""
     result = doctest.testmod(importlib.import_module(f"opforge.{name}"))

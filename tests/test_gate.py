@@ -220,6 +220,21 @@ def test_thresholds_only_tighten():
     assert tightened(baseline, {key_of(kept): [0.5e-3] * 50}).thresholds == {str(key_of(kept)): 1.01}
 
 
+def test_thresholds_come_from_the_same_machine_and_from_passes_alone(tmp_path):
+    """What was timed elsewhere, or cannot be true, must not move a threshold."""
+    pytest.importorskip("sqlalchemy")
+    from opforge.cli.looking import histories
+    from opforge.store import Store
+
+    kept = record(1e-3)
+    elsewhere = {"facts": {"python": "3.12"}}
+    with Store.open(tmp_path / "records.sqlite") as store:
+        store.add([record(1e-3, day=day) for day in range(3)])
+        store.add([record(5e-3, day=4, **elsewhere), record(1e-9, day=5, suspect="too fast"), record(7e-3, day=6, workload="other")])
+        found = histories(store, Baseline(name="main", promoted_at="", run="run", records=(kept,)))
+    assert found == {key_of(kept): [pytest.approx(1e-3)] * 3}
+
+
 @pytest.mark.slow
 def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch):
     """Bench, promote, check: unchanged, fine, then a slower implementation that is found."""

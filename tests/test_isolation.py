@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from opforge.core.errors import EnvironmentLacks
 from opforge.core.operator import Case
 from opforge.core.record import from_json, to_json
 from opforge.core.verdict import Broken, Pass, Policy
@@ -169,3 +170,15 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     prepared = SimpleNamespace(arena=SimpleNamespace(tensors=lambda role: {"x": x}), case=Case(name="c", axes={}, why=""))
     words = audit.remembered(SimpleNamespace(ask=ask, launch=1, timer="host"), prepared)
     assert (words is not None) == keeps
+
+
+@pytest.mark.parametrize(("level", "words"), [("full", "OPFORGE_ISOLATION=basic"), ("basic", "opforge doctor")])
+def test_a_worker_that_reaches_no_gpu_blames_no_kernel(level, words, monkeypatch):
+    """Inside namespaces a driver may refuse: that is the machine's verdict, not the kernel's."""
+    from opforge.runner.executor import _require
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("OPFORGE_ISOLATION", level)
+    with pytest.raises(EnvironmentLacks, match=words):
+        _require("cuda")
+    _require("cpu")

@@ -387,3 +387,27 @@ def test_a_gpu_is_measured_in_seconds(cache):
     if spec.nominal_bytes_per_s:
         assert 0.5 * spec.nominal_bytes_per_s < spec.ceiling("copy").value < spec.nominal_bytes_per_s
     assert 1e-7 < spec.ceiling("launch").value < 2e-5
+
+
+def test_the_verb_measures_what_a_descriptor_only_knows_of_another_machine(cache, monkeypatch, capsys):
+    """A roof that somebody else measured stands in, and is called so; asked for, it is measured here, once."""
+    from opforge import machine
+    from opforge.cli.machine import machine as verb
+
+    shipped = Ceiling(name="copy", value=4e12, unit="B/s", measured_at="2026-01-01", how="elsewhere")
+    spec = replace(descriptors()["nvidia-h200"], ceilings=(shipped, replace(shipped, name="read")))
+    asked = []
+
+    def measure(where):
+        asked.append(where)
+        save_ceilings(spec, [replace(shipped, value=3e12, how="here")])
+        return replace(spec, ceilings=(replace(shipped, value=3e12, how="here"), spec.ceilings[1]))
+
+    monkeypatch.setattr("opforge.cli.machine.device_or_default", lambda given: "cuda")
+    monkeypatch.setattr(machine, "detect", lambda where: spec)
+    monkeypatch.setattr(machine, "measure_ceilings", measure)
+    verb(device="cuda", again=False, json=False)
+    said = capsys.readouterr().out
+    assert "measured   copy" in said and "known      read" in said
+    verb(device="cuda", again=False, json=False)
+    assert asked == ["cuda"]

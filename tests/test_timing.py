@@ -100,20 +100,30 @@ def test_memory_of_a_call_is_seen_in_a_worker_that_may_not_write(guest):
     pytest.importorskip("torch")
     from opforge.registry import load
     from opforge.runner import Isolated
-    from opforge.workbench import Options, bench
+    from opforge.verdicts import Bench, run_once
 
-    home = guest(
-        eager="def run(x, bias):\n    return x + bias\n",
-        greedy="def run(x, bias):\n    copies = [(x + bias).repeat(8, 1) for _ in range(64)]\n    return copies[0][: x.shape[0]].clone()\n",
+    registry = load(
+        [
+            guest(
+                eager="def run(x, bias):\n    return x + bias\n",
+                greedy="def run(x, bias):\n    copies = [(x + bias).repeat(8, 1) for _ in range(64)]\n    return copies[0][: x.shape[0]].clone()\n",
+            )
+        ]
     )
-    host = Isolated()
-    try:
-        found = {record.implementation: record for record in bench(load([home]), ["guest_add"], Options(plan=Plan(budget_s=0.1)), host) if record.timing}
-    finally:
-        host.close()
-    if found["torch_eager"].timing.extra_bytes is None:
+    operator = registry.operator("guest_add")
+    extra = {}
+    with Isolated() as host:
+        cases = Bench(registry=registry, operator=operator, host=host, device="cpu")
+        for name in ("torch_eager", "torch_greedy"):
+            worker = host.worker({})
+            prepared = cases.prepare(Case(name="tiny", axes={"rows": 64, "cols": 256}, why="a test"), "float32")
+            launch, outcome = run_once(cases, worker, registry.implementation("guest_add", name), prepared, None)
+            assert isinstance(outcome, Checked)
+            extra[name] = worker.request({"do": "memory", "launch": launch}).get("bytes")
+            worker.close()
+        cases.close()
+    if extra["torch_eager"] is None:
         pytest.skip("this system does not tell the peak of the resident set")
-    extra = {name: record.timing.extra_bytes for name, record in found.items()}
     assert extra["torch_eager"] < 4 << 20
     # 64 copies of eight times 64 x 256 floats are 32 MiB; what malloc keeps from the call before is not seen again
     assert 8 << 20 <= extra["torch_greedy"] <= 64 << 20

@@ -83,14 +83,14 @@ def main() -> None:
 
     show("erf(x) / x in s = 2 (x / 3.9375)^2 - 1 on |s| <= 1", *fit(erf_over_x, -1, 1, 15, 0))
     print("  2 / 3.9375^2:", as_float(2 / square))
-    square_cdf = mp.mpf(5.25) ** 2
+    square_cdf = mp.mpf(5) ** 2
 
     def root(s: mp.mpf) -> mp.mpf:
         return mp.sqrt((s + 1) / 2 * square_cdf)
 
     # the error is absolute once it is multiplied by x
-    show("(Phi(x) - 1/2) / x in s = 2 (x / 5.25)^2 - 1 on |s| <= 1", *fit(lambda s: (mp.ncdf(root(s)) - 0.5) / root(s), -1, 1, 13, 0, lambda s: 1 / root(s)))
-    print("  2 / 5.25^2:", as_float(2 / square_cdf))
+    show("(Phi(x) - 1/2) / x in s = 2 (x / 5)^2 - 1 on |s| <= 1", *fit(lambda s: (mp.ncdf(root(s)) - 0.5) / root(s), -1, 1, 12, 0, lambda s: 1 / root(s)))
+    print("  2 / 5^2:", as_float(2 / square_cdf))
     high = struct.unpack("f", struct.pack("I", struct.unpack("I", struct.pack("f", float(mp.log(2))))[0] & 0xFFFFF000))[0]
     print("ln(2) in two parts:", float(high).hex() + "f", as_float(mp.log(2) - mp.mpf(high)))
 

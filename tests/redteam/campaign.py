@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from pathlib import Path
 
 from tests.redteam import bugs, cheats, honest, hostile, on_gpu
@@ -36,7 +37,8 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat, and not only for what falls short."""
+    """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat on a GPU, and not only
+    for what falls short. `named`: only the cheats on a GPU whose names these patterns match; () for all."""
 
     one_cheat_per_guard: bool
     honest: int
@@ -44,6 +46,7 @@ class Plan:
     hostile: tuple[str, ...]
     repeats: int
     told: bool = False
+    named: tuple[str, ...] = ()
 
 
 FULL = Plan(one_cheat_per_guard=False, honest=300, kinds=tuple(bugs.KINDS), hostile=(*hostile.AT_CALL, *hostile.AT_IMPORT), repeats=5)
@@ -181,7 +184,7 @@ def try_contexts(plan: Plan, say: Callable[[str], None]) -> list[Count]:
 
 def try_gpu_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     """Cheats whose verdict or time is asked like that of any kernel, and one honest kernel."""
-    wanted = on_gpu.gpu_cheats()
+    wanted = [cheat for cheat in on_gpu.gpu_cheats() if not plan.named or any(fnmatch(cheat.name, pattern) for pattern in plan.named)]
     with cheats.Team(on_gpu.HOME, "cuda") as team:
         honest_time = on_gpu.honest_time(team)
         if honest_time:
@@ -269,8 +272,11 @@ def main() -> int:
     parser.add_argument(
         "--only", action="append", choices=("cheats", "honest", "bugs", "hostile", "gpu", "gpu-contexts", "gpu-cheats", "gpu-cache"), help="one part; may be given several times"
     )
+    parser.add_argument("--cheat", action="append", metavar="PATTERN", help="of the cheats on a GPU, those whose name matches; may be given several times")
     parser.add_argument("--verbose", action="store_true", help="a line for every cheat on a GPU")
     arguments = parser.parse_args()
-    counts = run(replace(QUICK if arguments.quick else FULL, told=arguments.verbose), lambda words: print(words, flush=True), arguments.only or ())
+    counts = run(
+        replace(QUICK if arguments.quick else FULL, told=arguments.verbose, named=tuple(arguments.cheat or ())), lambda words: print(words, flush=True), arguments.only or ()
+    )
     print(table(counts))
     return int(not all(count.holds for count in counts))

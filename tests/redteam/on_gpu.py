@@ -24,8 +24,9 @@ COLD_TIMERS = ("cuda_event", "cuda_graph")
 """Around events one call is a sample, and the reset is what makes it cold; a graph goes round the buffers as well."""
 COLD_ROUNDS = 5
 COLD_SAMPLES = 7
-GAINS = 0.85
-"""A time below this share of the honest kernel's is a gain: the same kernel, the same memory, in turns."""
+GAINS = 0.93
+"""A time below this share of the honest kernel's is a gain. On an H200 the shares are 1.00 with the guard and 0.86 to 0.87 without:
+half of the cache can be pinned, and a launch of 24 MiB is not long beside what the events themselves cost."""
 
 
 def gpu_cheats() -> tuple[Cheat, ...]:

@@ -40,7 +40,7 @@ def _require(implementation: Implementation, target: str) -> None:
 
 
 def _elsewhere(implementation: Implementation) -> str:
-    return f"Verify it on such a GPU, or look at its code with: opforge inspect {implementation.operator}:{implementation.name} --target {implementation.arch}"
+    return f"Verify it on such a GPU, or look at its code with: opforge inspect {implementation.operator} {implementation.name} --target {implementation.arch}"
 
 
 class Cuda:

@@ -71,11 +71,14 @@ class Kernel:
                `outputs` and returns None, or (`allocates`) ignores `outputs` and returns what it computed
     allocates  the kernel makes its own outputs, and takes tensors as they are, variadic axes not collapsed
     notes      what the record should know of how it was made ("built ahead", "compiled in 1.2 s")
+    again      the same as `run` at less cost on the host, for a caller whose tensors always have the same shapes and strides;
+               None where there is no such way
     """
 
     run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any]
     allocates: bool = False
     notes: tuple[str, ...] = ()
+    again: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

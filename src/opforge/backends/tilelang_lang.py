@@ -25,6 +25,8 @@ from opforge.core.implementation import Implementation
 from opforge.core.operator import ScalarValue
 
 INSTALL = "pip install tilelang==0.1.15 apache-tvm-ffi==0.1.12"
+ALIGNED = 16
+"""TMA takes addresses that are multiples of this many bytes."""
 C_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-w")
 
 
@@ -63,8 +65,9 @@ class TileLang:
     def environment(self, device: str) -> Mapping[str, str]:
         return {"OPFORGE_PRELOAD": "torch tilelang", "TILELANG_PRINT_ON_COMPILATION": "0", "TILELANG_CACHE_DIR": str(cache.cache_root() / "tilelang")}
 
-    def program(self, implementation: Implementation, call: Call, target: str) -> tuple[Any, tuple[Any, ...]]:
-        """The prim_func for a call on a target, and a key that is equal for calls which share it."""
+    def program(self, implementation: Implementation, call: Call, target: str, *, aligned: bool = True) -> tuple[Any, tuple[Any, ...]]:
+        """The prim_func for a call on a target, and a key that is equal for calls which share it. Where an address is no
+        multiple of 16 bytes (`aligned` False), the file's UNALIGNED replaces what it names of the config."""
         if not installed("tilelang"):
             raise EnvironmentLacks(f"{implementation.name} needs TileLang. Install it with: {INSTALL}")
         _quiet()
@@ -72,7 +75,7 @@ class TileLang:
         build = cast(Callable[..., Any], required(module, "program", implementation.source))
         variant = getattr(module, "variant", None)
         extra = variant(call.axes, call.dtype) if variant is not None else {}
-        words = {**call.scalars, **call.config.as_dict(), **extra}
+        words = {**call.scalars, **call.config.as_dict(), **extra, **({} if aligned else getattr(module, "UNALIGNED", {}))}
         key = (module.__name__, call.dtype, target, tuple(sorted(words.items())))
         return (lambda: build(dtype=call.dtype, target=target, **words)), key
 
@@ -80,6 +83,7 @@ class TileLang:
         target = "c" if call.device == "cpu" else "cuda"
         build, key = self.program(implementation, call, target)
         kernel = _compiled(key, target, _Build(build))
+        other, other_key = self.program(implementation, call, target, aligned=False)
         as_bits = target == "c" and call.dtype == "bfloat16"
         import torch
 
@@ -88,7 +92,10 @@ class TileLang:
             if as_bits:
                 # the C target has no bfloat16: its bits travel as uint16, in the same memory
                 tensors = tuple(tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor for tensor in tensors)
-            kernel(*tensors)
+            if target != "c" and other_key != key and any(tensor.data_ptr() % ALIGNED for tensor in tensors):
+                _compiled(other_key, target, _Build(other))(*tensors)
+            else:
+                kernel(*tensors)
 
         return Kernel(run=run)
 

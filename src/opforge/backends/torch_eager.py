@@ -80,8 +80,9 @@ class TorchCompile(TorchEager):
         return Native(how="Inductor") if isinstance(way, Native) else way
 
     def environment(self, device: str) -> Mapping[str, str]:
-        # Inductor's pool of compile processes must not outlive a worker
-        return {"OPFORGE_PRELOAD": "torch torch._inductor.compile_fx", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        # Inductor's pool of compile processes must not outlive a worker. The processor says itself which vector instructions it has:
+        # Inductor would start a Python with torch for each of them to try
+        return {"OPFORGE_PRELOAD": "torch opforge.backends.inductor_ready", "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_VEC_ISA_OK": "1"}
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         import torch

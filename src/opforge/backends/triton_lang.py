@@ -16,6 +16,7 @@ from typing import Any, cast
 from opforge.backends.modules import installed, load_source, required
 from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Stood, Way
 from opforge.backends.torch_eager import torch_runs_on
+from opforge.backends.triton_replay import Repeated
 from opforge.core.errors import EnvironmentLacks, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import ScalarValue
@@ -88,7 +89,7 @@ class Triton:
         def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
             launch(*inputs, *outputs, **scalars, **config)
 
-        return Kernel(run=run)
+        return Kernel(run=run, again=Repeated(run, load_source(implementation.source)) if call.device == "cuda" else None)
 
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
         if os.environ.get(INTERPRET) == "1" and "triton" in sys.modules:

@@ -68,7 +68,16 @@ def bench(
         typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
         measure_ceilings(where)
     plan = Plan(samples=samples, budget_s=budget, cache="cold" if cold or where != "cpu" else "warm")
-    options = Options(device=where, dtypes=dtypes(dtype), backends=backend_names(backend), implementations=tuple(implementation or ()), workloads=tuple(workload or ()), most=most, effort=QUICK if quick else BRIEF, plan=plan)
+    options = Options(
+        device=where,
+        dtypes=dtypes(dtype),
+        backends=backend_names(backend),
+        implementations=tuple(implementation or ()),
+        workloads=tuple(workload or ()),
+        most=most,
+        effort=QUICK if quick else BRIEF,
+        plan=plan,
+    )
     host = make_host(in_process)
     records = []
     try:

@@ -54,8 +54,7 @@ def check(
         host.close()
     if write_thresholds:
         with settings(context).open_store() as store:
-            recorded = [record for name in {key.operator for key in keys} for record in store.query(operator=name)]
-        tighter = tightened(baseline, histories(recorded, baseline))
+            tighter = tightened(baseline, histories(store, baseline))
         changed = sum(tighter.thresholds.get(name) != baseline.thresholds.get(name) for name in tighter.thresholds)
         save_baseline(tighter, path)
         report = replace(report, notes=(*report.notes, f"tightened {units.plural(changed, 'threshold')} in {path}"))

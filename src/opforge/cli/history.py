@@ -33,7 +33,8 @@ def history(
     names = selected(registry, operators, everything)
     kinds = dtypes(dtype)
     with settings(context).open_store() as store:
-        asked = itertools.product(names, implementation or [None], workload or [None], kinds or [None])
+        every: list[str | None] = [None]
+        asked = itertools.product(names, implementation or every, workload or every, kinds or every)
         points = [point for name, one, case, kind in asked for point in store.series(operator=name, implementation=one, workload=case, dtype=kind, limit=limit, timed=True)]
     found = series_of(points, smallest=smallest)
     if json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +18,15 @@ from opforge.gate import Baseline, Key, Policy, Sight, key_of, settled_for
 from opforge.machine import environment
 from opforge.registry import Registry
 from opforge.runner import Host
+from opforge.store import Store
 from opforge.timing import Plan, Rule, compare_recorded
 from opforge.workbench.bench import Options, bench
 from opforge.workbench.comparison import compare_sides
 from opforge.workbench.sides import Side, folder_at
 
 RECORDED_BAND = 0.05
+LOOKED_BACK = 200
+"""Records of a case that are read for its threshold; the newest hundred that passed count."""
 
 
 def looker(registry: Registry, baseline: Baseline, host: Host, policy: Policy, plan: Plan, *, device: str, scratch: Path) -> Callable[[Sequence[Key]], Mapping[Key, Sight]]:
@@ -72,14 +75,12 @@ def unchanged(registry: Registry, baseline: Baseline, device: str) -> tuple[Key,
     return tuple(found)
 
 
-def histories(records: Iterable[Record], baseline: Baseline) -> dict[Key, list[float]]:
-    """The medians of the baseline's cases in `records`, oldest first, each on its record's machine."""
-    wanted = {key: record.environment.fingerprint for key, record in baseline.by_key().items()}
-    found: dict[Key, list[float]] = {key: [] for key in wanted}
-    for record in sorted(records, key=lambda record: record.created_at):
-        key = key_of(record)
-        if wanted.get(key) == record.environment.fingerprint and isinstance(record.verdict, Pass) and record.timing is not None and record.timing.suspect is None:
-            found[key].append(record.timing.median_s)
+def histories(store: Store, baseline: Baseline) -> dict[Key, list[float]]:
+    """The medians of the baseline's cases in a store, oldest first, each on its record's machine; the newest of them."""
+    found: dict[Key, list[float]] = {}
+    for key, record in baseline.by_key().items():
+        points = store.series(key.operator, key.implementation, key.workload, key.dtype, fingerprint=record.environment.fingerprint, limit=LOOKED_BACK, timed=True)
+        found[key] = [point.median_s for point in points if point.median_s is not None and point.verdict == Pass.__name__ and not point.suspect]
     return found
 
 

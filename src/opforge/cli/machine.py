@@ -15,12 +15,15 @@ def machine(
     again: Annotated[bool, typer.Option("--again", help="Measure again even if ceilings are already known.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure this device's ceilings once (copy, read, matrix products by dtype, launch floor) and keep them as the roofline's roof."""
-    from opforge.machine import detect, measure_ceilings
+    """Measure this device's ceilings once (copy, read, matrix products by dtype, launch floor) and keep them as the roofline's roof.
+
+    What a descriptor brings of another device of its kind stands in until then, and is shown as known, not as measured here.
+    """
+    from opforge.machine import detect, load_ceilings, measure_ceilings
 
     where = device_or_default(device)
     spec = detect(where)
-    if again or not spec.ceilings:
+    if again or not load_ceilings(spec):
         spec = measure_ceilings(where)
     if json:
         print_json(spec)
@@ -28,6 +31,7 @@ def machine(
     typer.echo(f"{spec.name}: {spec.units} units, {units.size(spec.memory_bytes)} memory, last-level cache {units.size(spec.cache_bytes)}")
     if spec.nominal_bytes_per_s:
         typer.echo(f"  vendor     memory {units.bytes_per_s(spec.nominal_bytes_per_s)}  ({spec.source})")
+    here = {ceiling.name for ceiling in load_ceilings(spec)}
     for ceiling in spec.ceilings:
         words = {"B/s": units.bytes_per_s, "FLOP/s": units.flops_per_s, "s": units.seconds}[ceiling.unit](ceiling.value)
-        typer.echo(f"  measured   {ceiling.name:<16} {words:<14} {ceiling.how}, {ceiling.measured_at[:10]}")
+        typer.echo(f"  {'measured' if ceiling.name in here else 'known':<10} {ceiling.name:<16} {words:<14} {ceiling.how}, {ceiling.measured_at[:10]}")

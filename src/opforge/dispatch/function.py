@@ -188,7 +188,7 @@ def _runner(
     scalars: Mapping[str, ScalarValue],
 ) -> Any:
     """A function of tensors like these that allocates outputs and runs the kernel. What need not be done is left out."""
-    run = kernel.run
+    run = kernel.again or kernel.run
     makers = [_maker(tensors, shape, kind) for shape, kind in zip(shapes, dtypes, strict=True)]
 
     def finished(outputs: Sequence[torch.Tensor]) -> Any:

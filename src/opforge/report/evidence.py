@@ -18,8 +18,8 @@ WIDTH, LANE, WORDS = 560.0, 17.0, 130.0
 PAST_WIDTH, PAST_HEIGHT = 240.0, 40.0
 SHORT_ID = 12
 TIMERS = {"cupti": "CUPTI", "cuda_graph": "graph", "cuda_event": "events", "host": "host"}
-LANES = (("sm_mhz", "MHz"), ("power_w", "W"), ("temperature_c", "°C"), ("load", "load"), ("cpu_mhz", "MHz"))
-"""What is drawn of the moments, with its unit: of a device where it was read, else of the processor."""
+LANES = (("sm_mhz", "{} MHz"), ("power_w", "{} W"), ("temperature_c", "{} °C"), ("load", "load {}"), ("cpu_mhz", "{} MHz"))
+"""What is drawn of the moments, and its words: of a device where it was read, else of the processor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def workspace_words(timing: Timing) -> str:
 def over_run(moments: tuple[Moment, ...]) -> str:
     """A lane for each quantity that was read while measuring, from first to last moment, its range in words; "" without any.
     Moments at which the driver held clocks back are marked in every lane."""
-    lanes = [(name, unit, values) for name, unit in LANES if len(values := [(moment.at_s, value) for moment in moments if (value := getattr(moment, name)) is not None]) > 1]
+    lanes = [(name, form, values) for name, form in LANES if len(values := [(moment.at_s, value) for moment in moments if (value := getattr(moment, name)) is not None]) > 1]
     if any(name == "sm_mhz" for name, _, _ in lanes):
         lanes = [lane for lane in lanes if lane[0] not in ("load", "cpu_mhz")]
     if not lanes:
@@ -109,9 +109,9 @@ def over_run(moments: tuple[Moment, ...]) -> str:
     end = max(moment.at_s for moment in moments) or 1.0
     across = svg.linear(0.0, end, 3.0, WIDTH - WORDS)
     parts = []
-    for place, (name, unit, values) in enumerate(lanes):
+    for place, (name, form, values) in enumerate(lanes):
         low, high = min(value for _, value in values), max(value for _, value in values)
-        told = " to ".join(dict.fromkeys((f"{low:.4g}", f"{high:.4g}"))) + f" {unit}"
+        told = form.format(" to ".join(dict.fromkeys((f"{low:.4g}", f"{high:.4g}"))))
         # a range of less than a hundredth is drawn flat: a picture must not make a storm of nothing
         slack = max(high - low, 0.01 * abs(high), 1e-9)
         up = svg.linear((low + high - slack) / 2, (low + high + slack) / 2, LANE * (place + 1) - 4, LANE * place + 4)

@@ -117,7 +117,9 @@ def implementation_table(records: Sequence[Record]) -> str:
         groups = [group for group in latest.values() if group.device == device]
         dates = sorted(_date(group)[:10] for group in groups)
         parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns.")
-        parts.append(_table(["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr"))
+        parts.append(
+            _table(["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr")
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -188,7 +188,7 @@ def distribution(metrics: Sequence[Metrics]) -> str:
         parts.append(svg.text(EDGES[place], x + step, BOTTOM + 15, "tick", text_anchor="middle"))
     parts.append(svg.element("path", d=f"M{svg.coordinate(LEFT)} {svg.coordinate(BOTTOM)}L" + "L".join(path), class_="cdf"))
     edge = LEFT + step * BOUND_BIN
-    parts += [svg.line(edge, TOP - 4, edge, BOTTOM, "bound"), svg.text("bound", edge + 4, TOP + 4, "roof-label")]
+    parts += [svg.line(edge, TOP - 8, edge, BOTTOM, "bound"), svg.text("bound", edge + 4, TOP - 5, "roof-label")]
     parts.append(svg.text("|error| / bound, up to", (LEFT + RIGHT) / 2, BOTTOM + 32, "tick", text_anchor="middle"))
     return svg.picture(WIDTH, HEIGHT, f"Histogram and cumulative share of error over bound, {count} elements", *parts)
 

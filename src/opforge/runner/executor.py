@@ -74,6 +74,7 @@ class Executor:
     def bind(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
         arena = Arena.attach(message["arena"], fds[0])
+        _require(message["device"])
         if message["device"] != "cpu" and arena.size >= WORTH_PINNING:
             arena.pin()
         # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked for
@@ -221,3 +222,16 @@ class Executor:
         self.rotations.pop(message["launch"])
         arena.close()
         return {"status": "ok"}
+
+
+def _require(device: str) -> None:
+    """Raises EnvironmentLacks where this process cannot reach a CUDA device that the parent can: no kernel is to be blamed for that."""
+    if device != "cuda":
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    if sandbox.wanted() == "full":
+        raise EnvironmentLacks(f"the driver reaches no CUDA device inside the namespaces of {sandbox.ISOLATION}=full on this machine; use {sandbox.ISOLATION}=basic")
+    raise EnvironmentLacks("torch sees no CUDA device in the worker; see what is here with: opforge doctor")

@@ -261,22 +261,20 @@ def _joined(operator: Operator, gradient: Operator) -> Callable[..., Any]:
     wiring = wire(operator, gradient)
 
     def through(*tensors: Any, **scalars: Any) -> Any:
-        class Joined(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *given: Any) -> Any:
-                returned = operator.reference(*given, **scalars)
-                ctx.kept = (given, returned if isinstance(returned, tuple) else (returned,))
-                return returned
+        def forward(ctx: Any, *given: Any) -> Any:
+            returned = operator.reference(*given, **scalars)
+            ctx.kept = (given, returned if isinstance(returned, tuple) else (returned,))
+            return returned
 
-            @staticmethod
-            def backward(ctx: Any, *incoming: Any) -> Any:
-                inputs, outputs = ctx.kept
-                sources = {"input": inputs, "output": outputs, "incoming": incoming}
-                returned = gradient.reference(*(sources[kind][place] for kind, place in wiring.takes), **{name: scalars[name] for name in wiring.scalars})
-                results = returned if isinstance(returned, tuple) else (returned,)
-                return tuple(None if place is None else results[place] for place in wiring.gives)
+        def backward(ctx: Any, *incoming: Any) -> Any:
+            inputs, outputs = ctx.kept
+            sources = {"input": inputs, "output": outputs, "incoming": incoming}
+            returned = gradient.reference(*(sources[kind][place] for kind, place in wiring.takes), **{name: scalars[name] for name in wiring.scalars})
+            results = returned if isinstance(returned, tuple) else (returned,)
+            return tuple(None if place is None else results[place] for place in wiring.gives)
 
-        return Joined.apply(*tensors)
+        joined: Any = type("Joined", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+        return joined.apply(*tensors)
 
     return through
 

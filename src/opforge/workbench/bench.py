@@ -24,10 +24,10 @@ from opforge.registry import Registry
 from opforge.roofline import bound, suspect
 from opforge.runner import Host, Worker, WorkerDied, WorkerLate
 from opforge.timing import Contestant, Plan, Probe, measure
+from opforge.timing.asking import Loop, asker, look_at_clocks
 from opforge.verdicts import BRIEF, QUICK, Bench, Effort, Prepared, bind_blind, run_bound, verify
 from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.ahead import compiling_ahead
-from opforge.timing.asking import Loop, asker, look_at_clocks
 from opforge.workbench.audit import CONTENTS, audit
 
 
@@ -196,9 +196,9 @@ def verify_all(registry: Registry, names: Sequence[str], options: Options, host:
 
 
 def _effort(implementation: Implementation, options: Options) -> Effort:
-    """What verification may cost. torch.compile spends seconds on each new class of shapes, and it is the baseline: before a
-    bench it gets a selection of the cases; the workload's own graph is verified on top, like everybody's."""
-    return QUICK if implementation.backend == "compile" and options.effort is BRIEF else options.effort
+    """What verification may cost. torch.compile spends seconds on each new class of shapes, and it is the baseline, made from a
+    file that gets all of the cases itself: it gets a selection of them, and before a bench the workload's own graph on top, like everybody's."""
+    return QUICK if implementation.backend == "compile" else options.effort
 
 
 def _bench_operator(job: _Job) -> Iterator[Record]:

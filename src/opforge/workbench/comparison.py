@@ -21,12 +21,12 @@ from opforge.registry import Registry
 from opforge.report.words import describe
 from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fresh_seed
 from opforge.timing import Contestant, MeasurementFailed, Plan, Rule, compare, corrected
+from opforge.timing.asking import asker
 from opforge.timing.duel import sure, take_pairs
 from opforge.timing.measure import get_ready
 from opforge.verdicts import BRIEF, Bench, Prepared, judge, run_once, verify
 from opforge.workbench.adequate import ensure_adequate
 from opforge.workbench.ahead import compiling_ahead
-from opforge.timing.asking import asker
 from opforge.workbench.audit import CONTENTS, audit
 from opforge.workbench.sides import Side, full_config, named, registry_of, toolchain_versions
 
@@ -36,7 +36,8 @@ BLOCKS, FIRST_BLOCK, SECOND_BLOCK = 4, 15, 45
 
 RULE = Rule()
 PLAN = Plan()
-PREFERENCE = ("host", "cupti", "cuda_graph", "cuda_event")
+PREFERENCE = ("host", "cuda_graph", "cuda_event")
+"""Clocks that two sides can share, the one with the most in it last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +228,8 @@ def _ready(contestants: Sequence[Contestant], plan: Plan, device: str) -> None:
     """Warm both, then let them share a clock and, where they are of one order, the number of calls in a sample."""
     for contestant in contestants:
         get_ready(contestant, plan, "", device, time.perf_counter)
-    # a profiler cannot be started for every pair; CUPTI is only ever chosen where the graph agrees with it
-    timer = max(("cuda_graph" if contestant.timer == "cupti" else contestant.timer for contestant in contestants), key=PREFERENCE.index)
+    # a trace cannot be started for every pair; CUPTI is chosen where no graph can be captured, and events are what is left there
+    timer = max(("cuda_event" if contestant.timer == "cupti" else contestant.timer for contestant in contestants), key=PREFERENCE.index)
     most, fewest = (choose(contestant.batch for contestant in contestants) for choose in (max, min))
     for contestant in contestants:
         contestant.timer = timer

@@ -7,13 +7,14 @@
 
 namespace opforge {
 
-/// The maximum, the sum of exp(x - top), and the plain sum of all scores, which label smoothing needs.
+/// The maximum, the sum of exp(x - top), and (for label smoothing) the plain sum of all scores.
 struct ScoreStat {
   float top, sum, all;
 };
 
 template <typename T>
 struct CrossEntropyRows {
+  static constexpr float kOutside = SoftmaxRows::kOutside;
   Rows<const T> x;
   const int64_t* target;
   int64_t ignore_index;
@@ -29,12 +30,18 @@ struct CrossEntropyRows {
 
   __device__ static __forceinline__ ScoreStat empty() { return {Max::identity, 0.0f, 0.0f}; }
   template <class Row>
-  __device__ static __forceinline__ ScoreStat gather(const Row& row) {
+  __device__ __forceinline__ ScoreStat gather(const Row& row) const {
     const TopAndSum part = SoftmaxRows::gather(row);
     float all = 0.0f;
-    row.visit([&](int, const auto& values) {
-      for (float v : values) all += v;
-    });
+    if (smoothing != 0.0f) {
+      row.visit([&](int c, const auto& values) {
+        for (float v : values) {
+          // what stands beyond the ends of a row is -inf, as a masked class may be
+          if (c >= 0 && c < row.cols) all += v;
+          ++c;
+        }
+      });
+    }
     return {part.top, part.sum, warp_reduce_sum(all)};
   }
   __device__ static __forceinline__ ScoreStat merge_lanes(ScoreStat part) {

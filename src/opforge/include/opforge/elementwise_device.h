@@ -26,19 +26,9 @@ __device__ __forceinline__ Vec<T, N> load_once(const T* p) {
       uint4 bits;
       Vec<T, N> vec;
     } u{};
-#if !defined(LAB_LOAD) || LAB_LOAD == 2
-    asm("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-        : "=r"(u.bits.x), "=r"(u.bits.y), "=r"(u.bits.z), "=r"(u.bits.w)
-        : "l"(p));
-#elif LAB_LOAD == 1
     asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
         : "=r"(u.bits.x), "=r"(u.bits.y), "=r"(u.bits.z), "=r"(u.bits.w)
         : "l"(p));
-#elif LAB_LOAD == 3
-    u.bits = __ldcs(reinterpret_cast<const uint4*>(p));
-#else
-    u.bits = *reinterpret_cast<const uint4*>(p);
-#endif
     return u.vec;
   }
 #endif
@@ -50,11 +40,7 @@ template <bool kStream, typename T, int N>
 __device__ __forceinline__ void store_once(const Vec<T, N>& vec, T* p) {
 #ifndef OPFORGE_EMULATE
   if constexpr (kStream && sizeof(Vec<T, N>) == 16) {
-#if !defined(LAB_STORE) || LAB_STORE == 1
     __stcs(reinterpret_cast<uint4*>(p), *reinterpret_cast<const uint4*>(&vec));
-#else
-    *reinterpret_cast<uint4*>(p) = *reinterpret_cast<const uint4*>(&vec);
-#endif
     return;
   }
 #endif

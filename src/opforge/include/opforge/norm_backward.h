@@ -14,22 +14,6 @@
 #include "opforge/norm_rows.h"
 #include "opforge/scratch.h"
 
-#ifndef BWD_VECS
-#define BWD_VECS 4
-#endif
-#ifndef BWD_SLICE
-#define BWD_SLICE 512
-#endif
-#ifndef BWD_BOUND
-#define BWD_BOUND 512
-#endif
-#ifndef BWD_AHEAD
-#define BWD_AHEAD 1
-#endif
-#ifndef BWD_WARP
-#define BWD_WARP 128
-#endif
-
 namespace opforge {
 
 /// The tensors of a call; bias is absent (dbias null) in RMS normalisation.
@@ -65,7 +49,7 @@ __device__ __forceinline__ GradientMoments merge_gradient_lanes(GradientMoments 
 
 struct GradientExchange {
   GradientMoments warps[2][kWarpSize];
-  GradientMoments blocks[2][kOnchipMaxCluster];
+  GradientMoments blocks[2][kNormMaxCluster];
 };
 
 template <bool kCentred>
@@ -350,22 +334,17 @@ inline void launch_norm_gradient(const NormGradient<T>& call, int blocks, int th
 
 template <typename T, int N, bool kCentred>
 inline void launch_norm_gradient_by(const NormGradient<T>& call, cudaStream_t stream) {
-  constexpr int kMany = N == 1 ? 4 : 1, kVecs = BWD_VECS * kMany;
+  constexpr int kMany = N == 1 ? 4 : 1, kVecs = 4 * kMany, kThreads = 512;
   const int64_t vecs = ceil_div(call.x.cols, N);
   if (vecs <= 2 * kMany * kWarpSize) return launch_norm_gradient<T, N, 2 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
-  if (vecs <= BWD_WARP * kMany) return launch_norm_gradient<T, N, 4 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
-  const auto threads_of = [vecs](int blocks, int vecs_of_thread) {
-    return static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * vecs_of_thread), kWarpSize) * kWarpSize);
-  };
+  if (vecs <= 4 * kMany * kWarpSize) return launch_norm_gradient<T, N, 4 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
   int blocks = 1;
-  while (blocks < kOnchipMaxCluster && vecs > int64_t(blocks) * kVecs * BWD_SLICE) blocks *= 2;
-  if (threads_of(blocks, kVecs) <= BWD_BOUND) {
-    return launch_norm_gradient<T, N, kVecs, false, kCentred, BWD_AHEAD, BWD_BOUND>(call, blocks, threads_of(blocks, kVecs), stream);
-  }
-  // twice the threads, or vectors, have no registers for the next row
-  const int threads = threads_of(blocks, 4 * kMany);
-  OPFORGE_CHECK(threads <= kOnchipMaxThreads, ValueError, "a row of ", call.x.cols, " columns does not fit the registers of a cluster; use another implementation");
-  launch_norm_gradient<T, N, 4 * kMany, false, kCentred, false, kOnchipMaxThreads>(call, blocks, threads, stream);
+  while (blocks < kNormMaxCluster && vecs > int64_t(blocks) * kVecs * kThreads) blocks *= 2;
+  const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
+  if (threads <= kThreads) return launch_norm_gradient<T, N, kVecs, false, kCentred, true, kThreads>(call, blocks, threads, stream);
+  // twice the threads have half the registers each: no room for the next row
+  OPFORGE_CHECK(threads <= kNormMaxThreads, ValueError, "a row of ", call.x.cols, " columns does not fit the registers of a cluster; use another implementation");
+  launch_norm_gradient<T, N, kVecs, false, kCentred, false, kNormMaxThreads>(call, blocks, threads, stream);
 }
 
 /// Computes dx, dweight and (kCentred: layer normalisation) dbias.

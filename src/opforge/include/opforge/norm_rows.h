@@ -1,33 +1,71 @@
 // opforge/norm_rows.h - normalisation of rows on the GPU: each row is read from memory once.
 //
-// Short rows have a warp, a block or a cluster each (opforge/onchip_rows.h). Long ones have clusters that stay: bulk copies
-// bring the next rows into shared memory by themselves, and the weights of a block's columns are fetched there once: read
-// again for every row, they would take as much of the L2 cache's bandwidth as the rows.
+// Short rows have a warp or a block each, long ones blocks or clusters that stay: they load the
+// next row into registers before they reduce this one, and keep the weights of their columns in shared memory, which, read
+// again for every row, would take as much of the L2 cache's bandwidth as the rows.
+//
+// An operator is a functor:
+//   kInputs                                  1, or 2 when it reads two rows of one shape
+//   kConstants, constant(k)                  how many vectors of one element per column it reads, and which
+//   gather(row)                              the moments of this warp's elements, in every lane; row.visit(f) calls
+//                                            f(c, values[, values]) for the N elements from column c on
+//   kCentred                                 whether the mean counts; otherwise it is 0
+//   finish(moments)                          what emit gets of the row; called by every thread
+//   leave(r, finished)                       once for each row
+//   emit(r, c, finished, constants, values[, values])    (kEmits) the elements from column c on
+//   kStays                                   whether some rows are for groups that stay (kInputs 1, kConstants > 0)
+//   kStaysFrom, kStaysTo, kSlice             see launch_norm_rows
 //
 // Mean and variance take one exchange: every warp takes two passes over its own registers, and the parts are merged
 // (Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983).
 #ifndef OPFORGE_NORM_ROWS_H_
 #define OPFORGE_NORM_ROWS_H_
 
-#include "opforge/onchip_rows.h"
-
-#ifndef NORM_SLICE
-#define NORM_SLICE 512
-#endif
-#ifndef NORM_VECS
-#define NORM_VECS 4
-#endif
-#ifndef NORM_STAGES
-#define NORM_STAGES 1
-#endif
-#ifndef NORM_STAGED
-#define NORM_STAGED 1
-#endif
-#ifndef NORM_PLAIN
-#define NORM_PLAIN 16384
-#endif
+#include "opforge/device_rows.h"
+#include "opforge/groups.h"
+#include "opforge/packed.h"
 
 namespace opforge {
+
+constexpr int kNormWarps = 4;  // rows of a block when a warp takes one
+constexpr int kNormMaxThreads = 1024;
+constexpr int kNormMaxCluster = 16;
+
+/// A row, or this thread's part of it: kVecs vectors of N elements of each input.
+template <typename T, int N, int kVecs, int kInputs>
+struct NormRow {
+  Packed<T, N> data[kInputs][kVecs];
+  int first, step, left;
+
+  /// Fetches row r of the inputs.
+  __device__ __forceinline__ void load(const Rows<const T>& a, const Rows<const T>& b, int64_t r) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (i * step < left) {
+        data[0][i] = Packed<T, N>::load_once(a.data + r * a.stride + first + i * step);
+        if constexpr (kInputs == 2) data[1][i] = Packed<T, N>::load_once(b.data + r * b.stride + first + i * step);
+      }
+    }
+  }
+
+  template <class F>
+  __device__ __forceinline__ void visit(const F& f) const {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (i * step < left) {
+        float values[N];
+        data[0][i].unpack(values);
+        if constexpr (kInputs == 2) {
+          float others[N];
+          data[1][i].unpack(others);
+          f(first + i * step, values, others);
+        } else {
+          f(first + i * step, values);
+        }
+      }
+    }
+  }
+};
 
 /// What a row, or a part of it, knows of its values: how many, their mean, and the sum of squares of
 /// the deviations from it (kCentred false: the mean is 0 and stays out of it).
@@ -41,7 +79,7 @@ __device__ __forceinline__ Moments merge_moments(Moments part) {
   Moments all{warp_reduce_sum(part.count), 0.0f, part.squares};
   if constexpr (kCentred) {
     const float mean = warp_reduce_sum(part.count * part.mean);
-    all.mean = all.count > 0.0f ? mean / all.count : 0.0f;
+    all.mean = all.count > 0.0f ? __fdividef(mean, all.count) : 0.0f;
     const float off = part.mean - all.mean;
     all.squares += part.count * off * off;
   }
@@ -51,7 +89,7 @@ __device__ __forceinline__ Moments merge_moments(Moments part) {
 
 /// How many of a row's elements this warp has.
 template <typename T, int N, int kVecs, int kInputs>
-__device__ __forceinline__ float elements_of_warp(const OnchipRow<T, N, kVecs, kInputs>& row) {
+__device__ __forceinline__ float elements_of_warp(const NormRow<T, N, kVecs, kInputs>& row) {
   const int left = row.left + static_cast<int>(threadIdx.x) % kWarpSize * N;
   int count = 0;
 #pragma unroll
@@ -69,7 +107,7 @@ __device__ __forceinline__ Moments moments_of_warp(const Row& row) {
       for (float v : x) sum += v;
     });
     sum = warp_reduce_sum(sum);
-    part.mean = part.count > 0.0f ? sum / part.count : 0.0f;
+    part.mean = part.count > 0.0f ? __fdividef(sum, part.count) : 0.0f;
   }
   row.visit([&](int, const auto& x) {
     for (float v : x) part.squares += (v - part.mean) * (v - part.mean);
@@ -83,118 +121,163 @@ struct Normaliser {
   float mean, scale;
 };
 
-// An operator here is one of opforge/onchip_rows.h with vectors of one element per column besides:
-//   kConstants, constant(k)                        how many, and which
-//   emit(r, c, finished, constants, values[, values])
-// This makes it one of that header: constants come from the caches.
-template <typename T, class Op>
-struct FetchingConstants : Op {
-  template <class Finished, int N, class... Values>
-  __device__ __forceinline__ void emit(int64_t r, int c, const Finished& finished, const float (&values)[N], const Values&... others) const {
-    float constants[Op::kConstants + 1][N];
-#pragma unroll
-    for (int k = 0; k < Op::kConstants; ++k) Packed<T, N>::load(Op::constant(k) + c).unpack(constants[k]);
-    Op::emit(r, c, finished, constants, values, others...);
-  }
+/// Moments of the parts of a row, two generations of them: one is read while the next is written.
+struct MomentExchange {
+  Moments warps[2][kWarpSize];
+  Moments blocks[2][kNormMaxCluster];
 };
 
-/// Blocks or clusters that stay, with the constants of their columns and kStages slices of rows in shared memory.
-template <typename T, int N, int kVecs, int kStages, bool kStaged, int kThreads, class Op>
-__global__ void __launch_bounds__(kThreads) streamed_norm_rows(Op op, Rows<const T> a, Rows<const T> b) {
-  OPFORGE_DYNAMIC_SHARED(unsigned char, shared);
-  __shared__ StatExchange<typename Op::Stat> exchange;
-  __shared__ Arrival arrivals[kStages];
-  const int threads = blockDim.x, rank = threadIdx.x;
-  const int blocks = cluster_blocks(), block = cluster_block();
-  const int64_t groups = gridDim.x / blocks;
-  const int start = block * kVecs * threads * N, slice = kVecs * threads;
-  Packed<T, N>* stages = reinterpret_cast<Packed<T, N>*>(shared);
-  Packed<T, N>* staged = stages + kStages * Op::kInputs * slice;
-
-  OnchipRow<T, N, kVecs, Op::kInputs> row;
-  row.first = start + rank * N;
-  row.step = threads * N, row.left = static_cast<int>(a.cols) - row.first;
-  const uint32_t bytes = static_cast<uint32_t>(max(0, min(static_cast<int>(a.cols) - start, slice * N))) * sizeof(T);
-  const auto fetch = [&](int stage, int64_t r) {
-    if (bytes == 0 || r >= a.rows) return;
-    arrivals[stage].expect(bytes * Op::kInputs);
-    Packed<T, N>* target = stages + stage * Op::kInputs * slice;
-    bulk_load(target, a.data + r * a.stride + start, bytes, arrivals[stage]);
-    if constexpr (Op::kInputs == 2) bulk_load(target + slice, b.data + r * b.stride + start, bytes, arrivals[stage]);
-  };
-  int64_t r = blockIdx.x / blocks;
-  if (rank == 0) {
-    for (int s = 0; s < kStages; ++s) arrivals[s].begin();
-    for (int s = 0; s < kStages; ++s) fetch(s, r + s * groups);
+/// Merges one warp's moments with those of its block, and of its cluster.
+template <bool kCentred>
+__device__ __forceinline__ Moments merge_group(Moments part, MomentExchange& exchange, int turn, int blocks, int block) {
+  const int lane = threadIdx.x % kWarpSize, warps = blockDim.x / kWarpSize;
+  if (lane == 0) exchange.warps[turn][threadIdx.x / kWarpSize] = part;
+  __syncthreads();
+  part = merge_moments<kCentred>(lane < warps ? exchange.warps[turn][lane] : Moments{0.0f, 0.0f, 0.0f});
+  if (blocks > 1) {
+    if (static_cast<int>(threadIdx.x) < blocks) store_in_block(&exchange.blocks[turn][block], threadIdx.x, part);
+    cluster_barrier();
+    part = merge_moments<kCentred>(lane < blocks ? exchange.blocks[turn][lane] : Moments{0.0f, 0.0f, 0.0f});
   }
-  // each thread fetches the constants that it alone will read: no barrier is needed for them
-  if constexpr (kStaged) {
+  return part;
+}
+
+/// A warp (kWarp), a block or a cluster for each row; constants come from the caches.
+template <typename T, int N, int kVecs, bool kWarp, class Op>
+__global__ void __launch_bounds__(kWarp ? kNormWarps * kWarpSize : kNormMaxThreads) norm_rows(Op op, Rows<const T> a, Rows<const T> b) {
+  const int threads = kWarp ? kWarpSize : blockDim.x, rank = kWarp ? threadIdx.x % kWarpSize : threadIdx.x;
+  const int blocks = kWarp ? 1 : cluster_blocks(), block = kWarp ? 0 : cluster_block();
+  const int64_t r = kWarp ? int64_t(blockIdx.x) * kNormWarps + threadIdx.x / kWarpSize : blockIdx.x / blocks;
+  if (kWarp && r >= a.rows) return;
+  // a block must have begun before anything is written to it; it may begin while the row is on its way
+  if (blocks > 1) cluster_arrive();
+  NormRow<T, N, kVecs, Op::kInputs> row;
+  row.first = (block * kVecs * threads + rank) * N;
+  row.step = threads * N, row.left = static_cast<int>(a.cols) - row.first;
+  row.load(a, b, r);
+  Moments moments = op.gather(row);
+  if constexpr (!kWarp) {
+    __shared__ MomentExchange exchange;
+    if (blocks > 1) cluster_wait();
+    moments = merge_group<Op::kCentred>(moments, exchange, 0, blocks, block);
+  }
+  const auto finished = op.finish(moments);
+  if (row.first == 0) op.leave(r, finished);
+  if constexpr (Op::kEmits) {
+    row.visit([&](int c, const auto&... values) {
+      float constants[Op::kConstants][N];
 #pragma unroll
-    for (int k = 0; k < Op::kConstants; ++k) {
+      for (int k = 0; k < Op::kConstants; ++k) Packed<T, N>::load(op.constant(k) + c).unpack(constants[k]);
+      op.emit(r, c, finished, constants, values...);
+    });
+  }
+}
+
+/// Blocks or clusters that stay: the constants of their columns are in shared memory, the next row is on its way to registers.
+template <typename T, int N, int kVecs, class Op>
+__global__ void __launch_bounds__(kNormMaxThreads) staying_norm_rows(Op op, Rows<const T> x) {
+  OPFORGE_DYNAMIC_SHARED(unsigned char, shared);
+  __shared__ MomentExchange exchange;
+  const int threads = blockDim.x, rank = threadIdx.x, blocks = cluster_blocks(), block = cluster_block();
+  const int64_t groups = gridDim.x / blocks;
+  const int slice = kVecs * threads;
+  Packed<T, N>* staged = reinterpret_cast<Packed<T, N>*>(shared);
+
+  NormRow<T, N, kVecs, 1> next;
+  next.first = (block * slice + rank) * N;
+  next.step = threads * N, next.left = static_cast<int>(x.cols) - next.first;
+  int64_t r = blockIdx.x / blocks;
+  if (r < x.rows) next.load(x, x, r);
+  // each thread fetches the constants that it alone will read: no barrier is needed
 #pragma unroll
-      for (int i = 0; i < kVecs; ++i) {
-        if (i * row.step < row.left) staged[k * slice + i * threads + rank] = Packed<T, N>::load(op.constant(k) + row.first + i * row.step);
+  for (int k = 0; k < Op::kConstants; ++k) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (i * next.step < next.left) staged[k * slice + i * threads + rank] = Packed<T, N>::load(op.constant(k) + next.first + i * next.step);
+    }
+  }
+  if (blocks > 1) cluster_barrier();  // before anything is written to a block it must have begun
+  for (int turn = 0; r < x.rows; r += groups, turn ^= 1) {
+    const NormRow<T, N, kVecs, 1> row = next;
+    if (r + groups < x.rows) next.load(x, x, r + groups);
+    const auto finished = op.finish(merge_group<Op::kCentred>(op.gather(row), exchange, turn, blocks, block));
+    if (row.first == 0) op.leave(r, finished);
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      if (i * row.step < row.left) {
+        float values[N], constants[Op::kConstants][N];
+        row.data[0][i].unpack(values);
+#pragma unroll
+        for (int k = 0; k < Op::kConstants; ++k) staged[k * slice + i * threads + rank].unpack(constants[k]);
+        op.emit(r, row.first + i * row.step, finished, constants, values);
       }
     }
   }
-  __syncthreads();
-  if (blocks > 1) cluster_barrier();  // before anything is written to a block it must have begun
-  int stage = 0, turn = 0;
-  uint32_t parity = 0;
-  for (; r < a.rows; r += groups, turn ^= 1) {
-    if (bytes > 0) arrivals[stage].wait(parity);
-    row.take(stages + stage * Op::kInputs * slice, rank, threads);
-    auto stat = merge_in_block<Op>(op.gather(row), exchange, turn);
-    // every thread has taken its part: the slice may be overwritten
-    if (rank == 0) fetch(stage, r + kStages * groups);
-    if (blocks > 1) stat = merge_in_cluster<Op>(stat, exchange, turn, blocks, block);
-    const auto finished = op.finish(r, stat);
-    if (row.first == 0) op.leave(r, finished);
-    if constexpr (Op::kEmits) {
-      row.visit([&](int c, const auto&... values) {
-        float constants[Op::kConstants + 1][N];
-        const int i = (c - row.first) / N;
-#pragma unroll
-        for (int k = 0; k < Op::kConstants; ++k) {
-          if constexpr (kStaged) {
-            staged[k * slice + i + rank].unpack(constants[k]);
-          } else {
-            Packed<T, N>::load(op.constant(k) + c).unpack(constants[k]);
-          }
-        }
-        op.emit(r, c, finished, constants, values...);
-      });
-    }
-    if (++stage == kStages) stage = 0, parity ^= 1;
+}
+
+template <typename T, int N, int kVecs, bool kWarp, class Op>
+inline void launch_norm(const Op& op, const Rows<const T>& a, const Rows<const T>& b, int blocks, int threads, cudaStream_t stream) {
+  const int64_t groups = kWarp ? ceil_div(a.rows, kNormWarps) : a.rows;
+  OPFORGE_CHECK(groups * blocks <= INT32_MAX, ValueError, "a grid holds 2^31 - 1 blocks at most (got ", groups * blocks, ")");
+  // prepares the kernel for clusters, and refuses them where there are none
+  if (blocks > 1) resident_clusters(norm_rows<T, N, kVecs, kWarp, Op>, blocks, threads, 0);
+  OPFORGE_LAUNCH_CLUSTERS((norm_rows<T, N, kVecs, kWarp, Op>), groups, blocks, threads, 0, stream, op, a, b);
+}
+
+template <typename T, int N, class Op>
+inline void launch_norm_by(const Op& op, const Rows<const T>& a, const Rows<const T>& b, cudaStream_t stream) {
+  // single elements go four times as many to a thread: the same registers
+  constexpr int kMany = N == 1 ? 4 : 1, kVecs = 4 * kMany / Op::kInputs, kSliceThreads = 512;
+  const int64_t vecs = ceil_div(a.cols, N);
+  constexpr int kWarpThreads = kNormWarps * kWarpSize;
+  if (vecs <= kMany * kWarpSize) return launch_norm<T, N, kMany, true>(op, a, b, 1, kWarpThreads, stream);
+  if (vecs <= 2 * kMany * kWarpSize) return launch_norm<T, N, 2 * kMany, true>(op, a, b, 1, kWarpThreads, stream);
+  if (vecs <= 4 * kMany * kWarpSize) return launch_norm<T, N, 4 * kMany, true>(op, a, b, 1, kWarpThreads, stream);
+  if constexpr (Op::kInputs == 1) {
+    if (vecs <= 8 * kMany * kWarpSize) return launch_norm<T, N, 8 * kMany, true>(op, a, b, 1, kWarpThreads, stream);
   }
+  int blocks = 1;
+  // up to 64 KiB a single block, of 1024 threads if need be
+  if (vecs > kVecs * kNormMaxThreads) {
+    while (blocks < kNormMaxCluster && vecs > int64_t(blocks) * kVecs * kSliceThreads) blocks *= 2;
+  }
+  const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
+  OPFORGE_CHECK(threads <= kNormMaxThreads, ValueError, "a row of ", a.cols, " columns does not fit the registers of a cluster; use another implementation");
+  launch_norm<T, N, kVecs, false>(op, a, b, blocks, threads, stream);
 }
 
 /// Runs `op` on every row of a (and of b, where op takes two inputs; else give a again). `vectors` says whether everything that
 /// op touches besides them allows 16-byte accesses.
+///
+/// Which rows stay belongs to the operator: those of kStaysFrom < bytes <= kStaysTo, in blocks of kSlice threads while the row
+/// fits a cluster of them. Measured on an H200, bfloat16 and float32, 1K to 256K columns; see the operators' pages.
 template <typename T, class Op>
 inline void launch_norm_rows(const Op& op, const Rows<const T>& a, const Rows<const T>& b, bool vectors, cudaStream_t stream) {
   if (a.rows == 0 || a.cols == 0) return;
-  const FetchingConstants<T, Op> fetching{op};
-  constexpr int N = kVecSize<T>, kVecs = NORM_VECS / Op::kInputs, kStages = NORM_STAGES;
   vectors = vectors && rows_vectorize(a) && rows_vectorize(b);
-  if (vectors && a.cols * static_cast<int64_t>(sizeof(T)) > NORM_PLAIN && has_bulk_copies()) {
-    const int64_t vecs = a.cols / N;
-    int blocks = 1;
-    while (blocks < kOnchipMaxCluster && vecs > int64_t(blocks) * kVecs * NORM_SLICE) blocks *= 2;
-    const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
-    constexpr bool kStaged = NORM_STAGED;
-    const std::size_t shared = std::size_t(kStages * Op::kInputs + (kStaged ? Op::kConstants : 0)) * kVecs * threads * 16;
-    const auto launch = [&](auto limit) {
-      constexpr int kThreads = decltype(limit)::value;
-      const int64_t most = resident_clusters(streamed_norm_rows<T, N, kVecs, kStages, kStaged, kThreads, Op>, blocks, threads, shared);
-      // as many groups as give each the same number of rows
-      const int64_t groups = ceil_div(a.rows, ceil_div(a.rows, most));
-      OPFORGE_LAUNCH_CLUSTERS((streamed_norm_rows<T, N, kVecs, kStages, kStaged, kThreads, Op>), groups, blocks, threads, shared, stream, op, a, b);
-    };
-    if (threads <= NORM_SLICE && shared <= static_cast<std::size_t>(max_dynamic_shared())) return launch(std::integral_constant<int, NORM_SLICE>());
-    if (threads <= 1024 && shared <= static_cast<std::size_t>(max_dynamic_shared())) return launch(std::integral_constant<int, 1024>());
+  if constexpr (Op::kStays) {
+    const int64_t bytes = a.cols * static_cast<int64_t>(sizeof(T));
+    if (vectors && bytes > Op::kStaysFrom && bytes <= Op::kStaysTo) {
+      constexpr int N = kVecSize<T>, kVecs = 4;
+      const int64_t vecs = a.cols / N;
+      int blocks = 1;
+      while (blocks < kNormMaxCluster && vecs > int64_t(blocks) * kVecs * Op::kSlice) blocks *= 2;
+      const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
+      const std::size_t shared = std::size_t(Op::kConstants) * kVecs * threads * sizeof(Packed<T, N>);
+      if (threads <= kNormMaxThreads && shared <= static_cast<std::size_t>(max_dynamic_shared())) {
+        const int64_t most = resident_clusters(staying_norm_rows<T, N, kVecs, Op>, blocks, threads, shared);
+        // as many groups as give each the same number of rows
+        const int64_t groups = ceil_div(a.rows, ceil_div(a.rows, most));
+        OPFORGE_LAUNCH_CLUSTERS((staying_norm_rows<T, N, kVecs, Op>), groups, blocks, threads, shared, stream, op, a);
+        return;
+      }
+    }
   }
-  launch_onchip_rows<T, FetchingConstants<T, Op>, 4 / Op::kInputs, 512, 0, NORM_PLAIN>(fetching, a, b, vectors, stream);
+  if (vectors) {
+    launch_norm_by<T, kVecSize<T>>(op, a, b, stream);
+  } else {
+    launch_norm_by<T, 1>(op, a, b, stream);
+  }
 }
 
 }  // namespace opforge

@@ -135,10 +135,6 @@ struct Packed {
     vec.store(p);
 #else
     if constexpr (N > 1) {
-#ifdef PLAIN_STORES
-      *reinterpret_cast<uint4*>(p) = make_uint4(words[0], words[1], words[2], words[3]);
-      return;
-#endif
       __stcs(reinterpret_cast<uint4*>(p), make_uint4(words[0], words[1], words[2], words[3]));
     } else if constexpr (sizeof(T) == 4) {
       __stcs(reinterpret_cast<unsigned int*>(p), words[0]);

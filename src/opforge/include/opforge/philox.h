@@ -20,7 +20,11 @@ namespace opforge {
 OPFORGE_ANYWHERE void philox(uint64_t seed, uint64_t block, uint32_t (&words)[4]) {
   uint32_t c0 = static_cast<uint32_t>(block), c1 = static_cast<uint32_t>(block >> 32), c2 = 0, c3 = 0;
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+#ifdef __CUDACC__
+#pragma unroll
+#else
 #pragma GCC unroll 10
+#endif
   for (int round = 0; round < 10; ++round) {
     const uint64_t first = static_cast<uint64_t>(c0) * 0xd2511f53u, second = static_cast<uint64_t>(c2) * 0xcd9e8d57u;
     c0 = static_cast<uint32_t>(second >> 32) ^ c1 ^ k0;

@@ -32,6 +32,7 @@ struct TopAndSum {
 
 /// What softmax, log_softmax and cross-entropy have in common.
 struct SoftmaxRows {
+  static constexpr float kOutside = -INFINITY;
   using Stat = TopAndSum;
   __device__ static __forceinline__ Stat empty() { return {Max::identity, 0.0f}; }
 

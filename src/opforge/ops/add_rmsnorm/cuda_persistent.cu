@@ -14,9 +14,8 @@ namespace {
 
 template <typename T>
 struct AddRmsNorm {
-  using Stat = opforge::Moments;
   static constexpr int kInputs = 2, kConstants = 1;
-  static constexpr bool kEmits = true;
+  static constexpr bool kEmits = true, kCentred = false, kStays = false;
   T* y;
   int64_t y_stride;
   T* total;
@@ -25,10 +24,9 @@ struct AddRmsNorm {
   float eps, per_column;
 
   __device__ const T* constant(int) const { return weight; }
-  __device__ static Stat empty() { return {0.0f, 0.0f, 0.0f}; }
   template <class Row>
-  __device__ __forceinline__ Stat gather(const Row& row) const {
-    Stat part{opforge::elements_of_warp(row), 0.0f, 0.0f};
+  __device__ __forceinline__ opforge::Moments gather(const Row& row) const {
+    opforge::Moments part{opforge::elements_of_warp(row), 0.0f, 0.0f};
     row.visit([&](int, const auto& x, const auto& residual) {
       constexpr int N = sizeof(x) / sizeof(float);
 #pragma unroll
@@ -37,8 +35,7 @@ struct AddRmsNorm {
     part.squares = opforge::warp_reduce_sum(part.squares);
     return part;
   }
-  __device__ static __forceinline__ Stat merge_lanes(const Stat& part) { return opforge::merge_moments<false>(part); }
-  __device__ __forceinline__ float finish(int64_t, const Stat& of) const { return rsqrtf(of.squares * per_column + eps); }
+  __device__ __forceinline__ float finish(const opforge::Moments& of) const { return rsqrtf(of.squares * per_column + eps); }
   __device__ void leave(int64_t, float) const {}
   template <int N, int K>
   __device__ __forceinline__ void emit(int64_t r, int c, float scale, const float (&constants)[K][N], const float (&x)[N], const float (&residual)[N]) const {

@@ -85,5 +85,5 @@ operator = Operator(
         Workload(name="llama3_70b", axes={"lead": (8192,), "cols": 8192}, source="Llama 3 70B: hidden size 8192, one context of 8192"),
         Workload(name="llama31_405b", axes={"lead": (8192,), "cols": 16384}, source="Llama 3.1 405B: hidden size 16384, one context of 8192"),
     ),
-    implementations=("cuda_persistent", "triton_onchip", "cpp_onepass", "torch_eager"),
+    implementations=("cuda_persistent", "triton_onchip", "tilelang_onepass", "cpp_onepass", "torch_eager"),
 )

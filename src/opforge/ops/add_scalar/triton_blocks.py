@@ -10,7 +10,7 @@ import triton.language as tl
 LAYOUTS = ("contiguous", "strided")
 SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
 LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
-DEFAULT = {"BLOCK": 4096, "num_warps": 8}
+DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 
 @triton.jit

@@ -2,7 +2,7 @@
 #include "opforge/broadcast_device.h"
 
 /* opforge
-default = { THREADS = 256, UNROLL = 4 }
+default = { THREADS = 256, UNROLL = 1 }
 [space]
 THREADS = [128, 256, 512]
 UNROLL = [1, 2, 4, 8]

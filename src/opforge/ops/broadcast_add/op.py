@@ -42,7 +42,9 @@ operator = Operator(
             distribution="special",
             why="a mask is made of infinities: those of b reach every row, those of x only their own place",
         ),
-        Case(name="large", axes={"i": 2, "j": 3, "k": 9, "l": 16, "bi": 1, "bj": 3, "bk": 1, "bl": 1}, distribution="large", why="sums that a narrow intermediate would round away"),
+        Case(
+            name="large", axes={"i": 2, "j": 3, "k": 9, "l": 16, "bi": 1, "bj": 3, "bk": 1, "bl": 1}, distribution="large", why="sums that a narrow intermediate would round away"
+        ),
         Case(
             name="misaligned",
             axes={"i": 2, "j": 3, "k": 9, "l": 32, "bi": 1, "bj": 1, "bk": 9, "bl": 32},

@@ -1,4 +1,4 @@
-// The row waits in the registers of a warp, a block or a cluster of blocks. Clusters stay, and copies run ahead of them.
+// The row waits in the registers of a warp, a block or a cluster of blocks.
 //
 // moves     rows * classes * itemsize bytes, and the score of the right class once more, from L2; see opforge/onchip_rows.h
 // limits    262144 classes: the registers of a cluster of 16 blocks. Past a block's registers (32768 classes of 16 bits,
@@ -10,15 +10,13 @@ fits_a_cluster = "classes <= 262144"
 [space]
 VECS = [2, 4]
 SLICE = [256, 512, 1024]
-STAGES = [0, 1, 2, 3, 4]
 PLAIN = [32768, 65536]
 [limits]
 row_fits_a_cluster = "classes * itemsize <= 262144 * VECS"
 [default]
 VECS = 4
 SLICE = 512
-STAGES = 3
-PLAIN = 32768
+PLAIN = 65536
 */
 #include "opforge/cross_entropy_rows.h"
 
@@ -63,7 +61,7 @@ void cross_entropy(opforge::TensorView x, opforge::TensorView target, opforge::T
     CrossEntropy<T> op;
     op.set(x, target, ignore_index, label_smoothing);
     op.loss = opforge::data<T>(loss);
-    opforge::launch_onchip_rows<T, CrossEntropy<T>, VECS, SLICE, STAGES, PLAIN>(op, op.x, op.x, true, opforge::current_stream(x));
+    opforge::launch_onchip_rows<T, CrossEntropy<T>, VECS, SLICE, PLAIN>(op, op.x, op.x, op.x, opforge::current_stream(x));
   });
 }
 

@@ -2,17 +2,17 @@
 
 source    Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867, 2018
 moves     rows * classes * itemsize bytes: each score is read once, whatever the width
-limits    none in width; two exp an element in rows of several blocks
+limits    none in width; every step waits for its maximum
 """
 
 import triton
 import triton.language as tl
 
 LAYOUTS = ("contiguous", "rows")
-# elements of one step of a program, and the warps that share them
-SPACE = {"block": (2048, 4096, 8192, 16384), "warps": (4, 8, 16)}
-LIMITS = {"registers": "block <= 2048 * warps"}
-DEFAULT = {"block": 8192, "warps": 8}
+# elements of a step, and of a thread
+SPACE = {"block": (2048, 4096, 8192, 16384), "per_thread": (16, 32, 64)}
+LIMITS = {"at_most_32_warps": "block <= 1024 * per_thread"}
+DEFAULT = {"block": 8192, "per_thread": 32}
 
 
 @triton.jit
@@ -25,25 +25,21 @@ def losses(
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     there = row < rows
     x_rows = x_ptr + row[:, None] * x_stride
-    # every lane keeps a maximum and a sum of its own, so that blocks need no reduction between them
-    top = tl.full([ROWS, BLOCK], -float("inf"), tl.float32)
-    total = tl.zeros([ROWS, BLOCK], tl.float32)
+    # every lane keeps a sum of its own, so that blocks share a maximum and nothing else
+    peak = tl.full([ROWS], -float("inf"), tl.float32)
+    part = tl.zeros([ROWS, BLOCK], tl.float32)
     plain = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, classes, BLOCK):
         inside = there[:, None] & (start + col < classes)
         x = tl.load(x_rows + start + col, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)  # [ROWS, BLOCK]
-        higher = tl.maximum(top, x)
-        # while a lane has seen only -inf its shift is 0, because -inf - -inf is NaN
+        higher = tl.maximum(peak, tl.max(x, axis=1))
+        # while only -inf was seen the shift is 0, because -inf - -inf is NaN
         shift = tl.where(higher == -float("inf"), 0.0, higher)
-        total = total * tl.exp(top - shift) + tl.exp(x - shift)
-        top = higher
+        part = part * tl.exp(peak - shift)[:, None] + tl.exp(x - shift[:, None])
+        peak = higher
         if SMOOTHED:
             plain += tl.where(inside, x, 0.0)
-    peak = tl.max(top, axis=1)  # [ROWS]
-    shift = tl.where(top == -float("inf"), 0.0, top)
-    # a lane of -inf alone counts nothing
-    weight = tl.where(top == -float("inf"), 0.0, tl.exp(shift - peak[:, None]))
-    log_sum = tl.log(tl.sum(total * weight, axis=1))
+    log_sum = tl.log(tl.sum(part, axis=1))
     target = tl.load(target_ptr + row, mask=there, other=0)
     counted = target != ignore_index
     valid = (target >= 0) & (target < classes)
@@ -57,11 +53,11 @@ def losses(
     tl.store(loss_ptr + row, loss.to(loss_ptr.dtype.element_ty), mask=there)
 
 
-def launch(x, target, loss, ignore_index, label_smoothing, block, warps):
+def launch(x, target, loss, ignore_index, label_smoothing, block, per_thread):
     rows, classes = x.shape
     width = min(block, triton.next_power_of_2(classes))
     several = max(1, min(1024 // width, triton.next_power_of_2(rows)))
-    warps = max(1, min(warps, width * several // 256))
+    warps = max(1, width * several // (32 * per_thread))
     losses[(triton.cdiv(rows, several),)](
         x, target, loss, rows, classes, x.stride(0), ignore_index, float(label_smoothing), ROWS=several, BLOCK=width, SMOOTHED=label_smoothing != 0, num_warps=warps
     )

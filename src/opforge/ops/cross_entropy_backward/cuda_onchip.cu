@@ -10,15 +10,13 @@ fits_a_cluster = "classes <= 262144"
 [space]
 VECS = [2, 4]
 SLICE = [256, 512, 1024]
-STAGES = [0, 1, 2, 3, 4]
 PLAIN = [32768, 65536]
 [limits]
 row_fits_a_cluster = "classes * itemsize <= 262144 * VECS"
 [default]
 VECS = 4
 SLICE = 512
-STAGES = 3
-PLAIN = 32768
+PLAIN = 65536
 */
 #include "opforge/softmax_rows.h"
 #include "opforge/targets.h"
@@ -52,9 +50,9 @@ struct Gradient : opforge::SoftmaxRows {
     return row;
   }
   __device__ void leave(int64_t, Finished) const {}
+  __device__ __forceinline__ T* out(int64_t r) const { return dx + r * dx_stride; }
   template <int N>
-  __device__ __forceinline__ void emit(int64_t r, int c, const Finished& row, const float (&x)[N]) const {
-    float result[N];
+  __device__ __forceinline__ void compute(int c, const Finished& row, float (&result)[N], const float (&x)[N]) const {
     const opforge::Shift shift(row.top);
 #pragma unroll
     for (int j = 0; j < N; ++j) {
@@ -62,7 +60,6 @@ struct Gradient : opforge::SoftmaxRows {
       if (c + j == row.right) value -= row.right_weight;
       result[j] = row.counted ? value : 0.0f;
     }
-    opforge::Packed<T, N>::pack(result).store_once(dx + r * dx_stride + c);
   }
 };
 
@@ -89,7 +86,7 @@ void cross_entropy_backward(opforge::TensorView x, opforge::TensorView target, o
     op.classes = in.cols;
     op.ignore_index = ignore_index;
     op.smoothing = static_cast<float>(label_smoothing);
-    opforge::launch_onchip_rows<T, Gradient<T>, VECS, SLICE, STAGES, PLAIN>(op, in, in, opforge::rows_vectorize(out), opforge::current_stream(x));
+    opforge::launch_onchip_rows<T, Gradient<T>, VECS, SLICE, PLAIN>(op, in, in, out, opforge::current_stream(x));
   });
 }
 

@@ -3,7 +3,7 @@
 // moves     2 * elements * itemsize bytes: the least possible, no mask is stored
 // limits    20 wide products for 4 elements: with 16-bit elements the arithmetic takes more than half of the time that memory does
 /* opforge
-default = { THREADS = 256, UNROLL = 2 }
+default = { THREADS = 256, UNROLL = 4 }
 [space]
 THREADS = [128, 256, 512]
 UNROLL = [1, 2, 4]

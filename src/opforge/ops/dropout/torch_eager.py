@@ -4,8 +4,9 @@ torch.nn.functional.dropout has a generator of its own, whose mask depends on th
 """
 
 import torch
-from opforge.core.philox import threshold, words
 from torch import Tensor
+
+from opforge.core.philox import threshold, words
 
 
 def run(x: Tensor, p: float, seed: int) -> Tensor:

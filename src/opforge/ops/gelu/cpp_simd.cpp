@@ -10,10 +10,11 @@ namespace {
 
 inline float gelu_erf(float x) { return x * opforge::normal_cdf(x); }
 
-// 0.5 x (1 + tanh u) is x / (1 + exp(-2u)), which does not cancel.
+// 0.5 x (1 + tanh u) is x times the sigmoid of 2u, which does not cancel.
 inline float gelu_tanh(float x) {
   const float twice_u = x * std::fma(0.071354813f * x, x, 1.5957691f);
-  return x / (1.0f + opforge::exp(-twice_u));
+  const opforge::Sigmoid s = opforge::sigmoid(twice_u);
+  return x * s.share / s.total;
 }
 
 void gelu(opforge::TensorView x, opforge::TensorView y, int64_t approximate) {

@@ -75,4 +75,5 @@ operator = Operator(
         Workload(name="mlp_gpt2_xl", axes={"shape": (8, 1024, 6400)}, source="GPT-2 XL: MLP, 8 sequences of 1024", scalars={"approximate": "tanh"}),
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+    gradient="gelu_backward",
 )

@@ -11,15 +11,14 @@ namespace {
 
 // Phi(x) + x phi(x)
 inline float by_erf(float x, float dy) {
-  const float density = 0.39894228f * opforge::exp(-0.5f * x * x);
+  const float density = 0.39894228f * opforge::exp_nonpositive(-0.5f * x * x);
   return dy * std::fma(x, density, opforge::normal_cdf(x));
 }
 
 // y = x s(2u) with s the sigmoid, so y' = s (1 + x (1 - s) 2u'), 2u' = 2 sqrt(2/pi) (1 + 3 * 0.044715 x^2)
 inline float by_tanh(float x, float dy) {
-  const float e = opforge::exp(-x * std::fma(0.071354813f * x, x, 1.5957691f)), s = 1.0f / (1.0f + e);
-  // 1 - s cancels where s is close to 1, and e s would be infinity times 0 at the other end
-  const float rest = x > 0.0f ? e * s : 1.0f - s;
+  const opforge::Sigmoid fraction = opforge::sigmoid(x * std::fma(0.071354813f * x, x, 1.5957691f));
+  const float scale = 1.0f / fraction.total, s = fraction.share * scale, rest = fraction.rest * scale;
   // beyond 20 the sigmoid is 0 or 1, and an infinite u' times its slope would be NaN
   float near = x > 20.0f ? 20.0f : x;
   near = near < -20.0f ? -20.0f : near;

@@ -4,7 +4,7 @@
 
 /* opforge
 any_rank = true
-default = { THREADS = 256, UNROLL = 4 }
+default = { THREADS = 256, UNROLL = 1 }
 [space]
 THREADS = [128, 256, 512]
 UNROLL = [1, 2, 4, 8]

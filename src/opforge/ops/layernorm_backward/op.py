@@ -84,5 +84,5 @@ operator = Operator(
         Workload(name="gpt2_xl", axes={"lead": (16, 1024), "cols": 1600}, source="GPT-2 XL: d_model 1600, 16 contexts of 1024"),
         Workload(name="gpt3_175b", axes={"lead": (2, 2048), "cols": 12288}, source="GPT-3 175B: d_model 12288, 2 contexts of 2048"),
     ),
-    implementations=("cuda_persistent", "cpp_rows", "torch_eager"),
+    implementations=("cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
 )

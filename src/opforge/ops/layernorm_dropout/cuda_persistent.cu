@@ -17,9 +17,10 @@ namespace {
 
 template <typename T>
 struct LayerNormDropout {
-  using Stat = opforge::Moments;
   static constexpr int kInputs = 1, kConstants = 2;
-  static constexpr bool kEmits = true;
+  static constexpr bool kEmits = true, kCentred = true, kStays = true;
+  static constexpr int64_t kStaysFrom = 32768, kStaysTo = 1048576;
+  static constexpr int kSlice = sizeof(T) == 2 ? 512 : 1024;
   T* y;
   int64_t y_stride;
   const T* weight;
@@ -29,11 +30,9 @@ struct LayerNormDropout {
   opforge::Dropout dropout;
 
   __device__ const T* constant(int k) const { return k == 0 ? weight : bias; }
-  __device__ static Stat empty() { return {0.0f, 0.0f, 0.0f}; }
   template <class Row>
-  __device__ __forceinline__ Stat gather(const Row& row) const { return opforge::moments_of_warp<true>(row); }
-  __device__ static __forceinline__ Stat merge_lanes(const Stat& part) { return opforge::merge_moments<true>(part); }
-  __device__ __forceinline__ opforge::Normaliser finish(int64_t, const Stat& of) const { return {of.mean, rsqrtf(of.squares * per_column + eps)}; }
+  __device__ __forceinline__ opforge::Moments gather(const Row& row) const { return opforge::moments_of_warp<true>(row); }
+  __device__ __forceinline__ opforge::Normaliser finish(const opforge::Moments& of) const { return {of.mean, rsqrtf(of.squares * per_column + eps)}; }
   __device__ void leave(int64_t, const opforge::Normaliser&) const {}
   template <int N, int K>
   __device__ __forceinline__ void emit(int64_t r, int c, const opforge::Normaliser& of, const float (&constants)[K][N], const float (&x)[N]) const {

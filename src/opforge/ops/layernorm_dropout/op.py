@@ -79,7 +79,12 @@ operator = Operator(
     cases=(
         Case(name="one_row", axes={"lead": (1,), "cols": 64}, scalars={"p": 0.0}, why="the smallest useful call: plain layernorm"),
         Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
-        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, scalars={"p": 0.5, "seed": 9}, why="rows that begin inside a block of the generator; a prime width and two leading axes"),
+        Case(
+            name="prime",
+            axes={"lead": (3, 5), "cols": 1021},
+            scalars={"p": 0.5, "seed": 9},
+            why="rows that begin inside a block of the generator; a prime width and two leading axes",
+        ),
         Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
         Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, scalars={"p": 0.0}, why="the variance is 0 and every result is the bias"),
@@ -106,11 +111,17 @@ operator = Operator(
         Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", scalars={"p": 0.5}, why="16-byte loads would fault or read the neighbour"),
     ),
     workloads=(
-        Workload(name="bert_base_embeddings", axes={"lead": (4, 512), "cols": 768}, source="BERT-base: embeddings, layer norm then dropout 0.1, 4 sequences of 512", scale="laptop"),
+        Workload(
+            name="bert_base_embeddings", axes={"lead": (4, 512), "cols": 768}, source="BERT-base: embeddings, layer norm then dropout 0.1, 4 sequences of 512", scale="laptop"
+        ),
         Workload(name="electra_small_embeddings", axes={"lead": (16, 128), "cols": 128}, source="ELECTRA-small: embeddings of 128, layer norm then dropout 0.1", scale="laptop"),
         Workload(name="bert_large_embeddings", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: embeddings, layer norm then dropout 0.1, 64 sequences of 512"),
         Workload(name="roberta_large_embeddings", axes={"lead": (256, 512), "cols": 1024}, source="RoBERTa-large: embeddings, layer norm then dropout 0.1, 256 sequences of 512"),
-        Workload(name="deberta_xxlarge_embeddings", axes={"lead": (64, 512), "cols": 1536}, source="DeBERTa-v2-xxlarge: embeddings of 1536, layer norm then dropout 0.1, 64 sequences of 512"),
+        Workload(
+            name="deberta_xxlarge_embeddings",
+            axes={"lead": (64, 512), "cols": 1536},
+            source="DeBERTa-v2-xxlarge: embeddings of 1536, layer norm then dropout 0.1, 64 sequences of 512",
+        ),
     ),
     implementations=("cuda_persistent", "triton_onchip", "cpp_twopass", "torch_eager"),
 )

@@ -1,9 +1,10 @@
 """PyTorch's layer norm, then dropout by the same generator in its integer operations; torch.compile fuses the latter into one kernel."""
 
 import torch
-from opforge.core.philox import threshold, words
 from torch import Tensor
 from torch.nn.functional import layer_norm
+
+from opforge.core.philox import threshold, words
 
 
 def run(x: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float, seed: int) -> Tensor:

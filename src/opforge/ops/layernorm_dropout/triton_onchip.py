@@ -91,6 +91,4 @@ def launch(x, weight, bias, y, *, eps, p, seed):
     several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
     warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
     grid = (triton.cdiv(rows, several),)
-    normalise_and_drop_rows[grid](
-        x, weight, bias, y, rows, cols, x.stride(0), y.stride(0), eps, seed, least, kept, ROWS=several, BLOCK=block, FOURS=fours, num_warps=warps
-    )
+    normalise_and_drop_rows[grid](x, weight, bias, y, rows, cols, x.stride(0), y.stride(0), eps, seed, least, kept, ROWS=several, BLOCK=block, FOURS=fours, num_warps=warps)

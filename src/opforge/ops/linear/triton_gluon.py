@@ -21,7 +21,7 @@ LIMITS = {
     "stages_fit_shared_memory": "(2 * ROWS + BLOCK_N) * 128 * STAGES + 4 * ROWS * BLOCK_N // PARTS + 1024 <= 232448",
     "sums_fit_registers": "ROWS * BLOCK_N <= 64 * 256",
 }
-DEFAULT = {"BLOCK_N": 256, "ROWS": 64, "STAGES": 4, "PARTS": 2, "GROUP": 8}
+DEFAULT = {"BLOCK_N": 256, "ROWS": 64, "STAGES": 3, "PARTS": 1, "GROUP": 8}
 BLOCK_K = tl.constexpr(64)
 
 
@@ -34,7 +34,23 @@ def place(tile, blocks_m, blocks_n, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def produce(a, b, a_ring, b_ring, full, free, blocks_m, blocks_n, steps, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, A: gl.constexpr, B: gl.constexpr):
+def produce(
+    a,
+    b,
+    a_ring,
+    b_ring,
+    full,
+    free,
+    blocks_m,
+    blocks_n,
+    steps,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    A: gl.constexpr,
+    B: gl.constexpr,
+):
     """Fill the ring: both consumers' rows of a, and the tile of b that they share."""
     count = 0
     for tile in range(gl.program_id(0), blocks_m * blocks_n, gl.num_programs(0)):
@@ -76,7 +92,29 @@ def activated(z, ACTIVATION: gl.constexpr):
 
 
 @gluon.jit
-def consume(c, bias, n, bias_step, a_ring, b_ring, c_part, full, free, blocks_m, blocks_n, steps, ME: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, A: gl.constexpr, B: gl.constexpr, ACTIVATION: gl.constexpr):
+def consume(
+    c,
+    bias,
+    n,
+    bias_step,
+    a_ring,
+    b_ring,
+    c_part,
+    full,
+    free,
+    blocks_m,
+    blocks_n,
+    steps,
+    ME: gl.constexpr,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
+    GROUP: gl.constexpr,
+    A: gl.constexpr,
+    B: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+):
     """Multiply what is in the ring, with one product in flight while the one before it gives its stage back; store the tile in PARTS."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
     count = 0
@@ -125,7 +163,26 @@ def store(c, sums, bias, n, bias_step, c_part, row, col, ROWS: gl.constexpr, WID
 
 
 @gluon.jit
-def linear_roles(a, b, c, bias, n, bias_step, blocks_m, blocks_n, steps, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, A: gl.constexpr, B: gl.constexpr, ACTIVATION: gl.constexpr, num_warps: gl.constexpr):
+def linear_roles(
+    a,
+    b,
+    c,
+    bias,
+    n,
+    bias_step,
+    blocks_m,
+    blocks_n,
+    steps,
+    ROWS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
+    GROUP: gl.constexpr,
+    A: gl.constexpr,
+    B: gl.constexpr,
+    ACTIVATION: gl.constexpr,
+    num_warps: gl.constexpr,
+):
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, a.block_shape[0], a.block_shape[1]], a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES, b.block_shape[0], b.block_shape[1]], b.layout)
     c_parts = gl.allocate_shared_memory(c.dtype, [2, ROWS, BLOCK_N // PARTS], c.layout)

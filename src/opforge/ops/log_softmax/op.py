@@ -61,6 +61,6 @@ operator = Operator(
         Workload(name="vocabulary_llama3", axes={"lead": (512,), "cols": 128256}, source="Llama 3: the language-model head, 512 tokens"),
         Workload(name="classes_imagenet", axes={"lead": (65536,), "cols": 1000}, source="ImageNet: 1000 classes, 65536 pictures"),
     ),
-    implementations=("cuda_onchip", "triton_onepass", "triton_online", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_onchip", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager"),
     gradient="log_softmax_backward",
 )

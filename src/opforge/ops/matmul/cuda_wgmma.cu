@@ -1,6 +1,6 @@
 // Hopper's own instructions: TMA fills a ring of tiles, two warpgroups multiply from it with wgmma, blocks stay for many tiles.
 //
-// moves     a is read ceil(n / (BLOCK_N * CLUSTER_N)) times from the second-level cache and b ceil(m / (BLOCK_M * CLUSTER_M))
+// moves     a is read ceil(n / (BLOCK_N * CLUSTER_N)) times from the second-level cache and b ceil(m / (128 * CLUSTER_M))
 //           times: the blocks of a cluster share what they read
 // limits    sm_90a; the TMA addresses rows or columns that begin at multiples of 16 bytes. Other strides and addresses are
 //           right too, and slow: there the copying warpgroup moves elements itself
@@ -11,19 +11,18 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {BLOCK_M = [128, 192], BLOCK_N = [64, 128, 192, 256], STAGES = [3, 4, 5, 6, 7], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2, 4], LEAD = [0, 1, 2, 3], OVERLAP = [0, 1]}
-default = {BLOCK_M = 128, BLOCK_N = 256, STAGES = 4, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 2, OVERLAP = 1}
-limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (BLOCK_M + BLOCK_N) * 128 + BLOCK_M * 128 * OUT_BOXES + 2048 <= 232448", sums_fit_registers = "BLOCK_M * BLOCK_N <= 36864", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0", a_is_shared_in_whole_boxes = "BLOCK_M // 64 % CLUSTER_N == 0"}
+space = {BLOCK_N = [64, 128, 192, 256], STAGES = [3, 4, 5, 6, 7], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2, 4], LEAD = [0, 1, 2, 3], NARROW = [0, 1], OVERLAP = [0, 1]}
+default = {BLOCK_N = 256, STAGES = 4, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 2, NARROW = 1, OVERLAP = 1}
+limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
 */
 #include "opforge/hopper.h"
 
 #include <algorithm>
+#include <atomic>
 
-// Tunable: the tile of c, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked together,
-// boxes of c under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs.
-#ifndef BLOCK_M
-#define BLOCK_M 128
-#endif
+// Tunable: columns of a tile of c, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
+// together, boxes of c under way, steps by which one consumer leads the other, whether narrow tiles are used where wide ones
+// would be too few, whether blocks may start while the kernel before runs.
 #ifndef BLOCK_N
 #define BLOCK_N 256
 #endif
@@ -45,6 +44,9 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAG
 #ifndef LEAD
 #define LEAD 2
 #endif
+#ifndef NARROW
+#define NARROW 1
+#endif
 #ifndef OVERLAP
 #define OVERLAP 1
 #endif
@@ -56,21 +58,28 @@ using opforge::hopper::kBox;
 using opforge::hopper::kBoxBytes;
 
 constexpr int kDepth = kBox;                      // terms per step: 128 bytes, one row of a box
-constexpr int kBoxesA = BLOCK_M / kBox, kBoxesB = BLOCK_N / kBox;
-constexpr int kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes;
-constexpr int kConsumers = kBoxesA;               // warpgroups that multiply: 64 rows of the tile each
+constexpr int kConsumers = 2;                     // warpgroups that multiply: 64 rows of the tile each
+constexpr int kBoxesA = kConsumers, kBlockM = kBoxesA * kBox;
 constexpr int kThreads = 128 * (kConsumers + 1);  // the last warpgroup issues the copies
-constexpr int kCluster = CLUSTER_M * CLUSTER_N;
-constexpr int kOutBoxes = OUT_BOXES;              // boxes of c per consumer on their way out at once
-constexpr int kOutBytes = kConsumers * kOutBoxes * kBoxBytes;
-constexpr int kSharedBytes = STAGES * kStageBytes + kOutBytes + 2 * STAGES * static_cast<int>(sizeof(Barrier)) + 1024;
 // of 65536 registers, in steps of 8: what the copying warpgroup does not need goes to those that hold sums
-constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32, kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the next ones are the consumers' own
-static_assert(kBoxesB % CLUSTER_M == 0 && kBoxesA % CLUSTER_N == 0, "a cluster shares whole boxes");
-static_assert(kConsumers == 2 || kConsumers == 3, "two or three warpgroups multiply");
+
+// Everything that follows from the width of a tile, the ring's length, the cluster's shape and how a tile goes out.
+template <int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead>
+struct Shape {
+  static constexpr int kBlockN = block_n, kStages = stages, kClusterM = cluster_m, kClusterN = cluster_n, kLead = lead;
+  static constexpr int kBoxesB = kBlockN / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
+  static constexpr int kOutBoxes = out_boxes, kOutBytes = kConsumers * kOutBoxes * kBoxBytes;  // boxes of c per consumer on their way out at once
+  static constexpr int kSharedBytes = kStages * kStageBytes + kOutBytes + 2 * kStages * static_cast<int>(sizeof(Barrier)) + 1024;
+  static_assert(kBoxesB % kClusterM == 0 && kBoxesA % kClusterN == 0, "a cluster shares whole boxes");
+};
+using Wide = Shape<BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD>;
+// where c has so few wide tiles that most multiprocessors would have none
+using Narrow = Shape<64, 7, 1, 1, 1, 0>;
 
 // The ring of stages in shared memory and the place in it.
+template <typename S>
 struct Ring {
   unsigned char* tiles;
   Barrier *full, *empty;
@@ -78,7 +87,7 @@ struct Ring {
   uint32_t phase = 0;
 
   __device__ __forceinline__ void advance() {
-    if (++slot == STAGES) {
+    if (++slot == S::kStages) {
       slot = 0;
       phase ^= 1;
     }
@@ -87,6 +96,7 @@ struct Ring {
 
 // Which tile of c a block computes next. Tiles are walked by whole clusters; GROUP rows of them column by column, so that
 // blocks that run together read few distinct panels of a and b.
+template <typename S>
 struct Walk {
   int rows, cols;     // of clusters' tiles
   int next, step;     // this cluster's place, and how many clusters there are
@@ -94,12 +104,12 @@ struct Walk {
 
   // blocks of a cluster have neighbouring numbers
   __device__ __forceinline__ Walk(int m, int n)
-      : rows((m + CLUSTER_M * BLOCK_M - 1) / (CLUSTER_M * BLOCK_M)),
-        cols((n + CLUSTER_N * BLOCK_N - 1) / (CLUSTER_N * BLOCK_N)),
-        next(static_cast<int>(blockIdx.x) / kCluster),
-        step(static_cast<int>(gridDim.x) / kCluster),
-        row_in_cluster(static_cast<int>(blockIdx.x) % kCluster % CLUSTER_M),
-        col_in_cluster(static_cast<int>(blockIdx.x) % kCluster / CLUSTER_M) {}
+      : rows((m + S::kClusterM * kBlockM - 1) / (S::kClusterM * kBlockM)),
+        cols((n + S::kClusterN * S::kBlockN - 1) / (S::kClusterN * S::kBlockN)),
+        next(static_cast<int>(blockIdx.x) / S::kCluster),
+        step(static_cast<int>(gridDim.x) / S::kCluster),
+        row_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster % S::kClusterM),
+        col_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster / S::kClusterM) {}
 
   // Gives the first row and column of the next tile; false when there is none.
   __device__ __forceinline__ bool take(int& row0, int& col0) {
@@ -107,8 +117,8 @@ struct Walk {
     const int in_group = GROUP * cols;
     const int first = next / in_group * GROUP, within = next % in_group;
     const int height = min(rows - first, GROUP);
-    row0 = ((first + within % height) * CLUSTER_M + row_in_cluster) * BLOCK_M;
-    col0 = (within / height * CLUSTER_N + col_in_cluster) * BLOCK_N;
+    row0 = ((first + within % height) * S::kClusterM + row_in_cluster) * kBlockM;
+    col0 = (within / height * S::kClusterN + col_in_cluster) * S::kBlockN;
     next += step;
     return true;
   }
@@ -126,26 +136,26 @@ __device__ __forceinline__ void fill_box(uint16_t sharers, unsigned char* target
 }
 
 // One thread keeps the ring full: it loads its share of the tiles that its cluster's rows and columns have in common.
-template <bool kAlongM, bool kAlongN>
-__device__ __forceinline__ void produce(Ring ring, Walk walk, const CUtensorMap* map_a, const CUtensorMap* map_b, int steps) {
-  constexpr int kShareA = kBoxesA / CLUSTER_N, kShareB = kBoxesB / CLUSTER_M;
+template <typename S, bool kAlongM, bool kAlongN>
+__device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtensorMap* map_a, const CUtensorMap* map_b, int steps) {
+  constexpr int kShareA = kBoxesA / S::kClusterN, kShareB = S::kBoxesB / S::kClusterM;
   uint16_t same_row = 0, same_col = 0;  // blocks that need the same part of a, of b
-  for (int i = 0; i < CLUSTER_N; ++i) same_row |= 1u << (walk.row_in_cluster + CLUSTER_M * i);
-  for (int i = 0; i < CLUSTER_M; ++i) same_col |= 1u << (i + CLUSTER_M * walk.col_in_cluster);
+  for (int i = 0; i < S::kClusterN; ++i) same_row |= 1u << (walk.row_in_cluster + S::kClusterM * i);
+  for (int i = 0; i < S::kClusterM; ++i) same_col |= 1u << (i + S::kClusterM * walk.col_in_cluster);
   const int first_a = walk.col_in_cluster * kShareA, first_b = walk.row_in_cluster * kShareB;
   int row0, col0;
   while (walk.take(row0, col0)) {
     for (int step = 0; step < steps; ++step, ring.advance()) {
       opforge::hopper::wait(&ring.empty[ring.slot], ring.phase ^ 1);
       Barrier* full = &ring.full[ring.slot];
-      opforge::hopper::arrive_expecting(full, kStageBytes);
-      unsigned char* tiles = ring.tiles + ring.slot * kStageBytes;
+      opforge::hopper::arrive_expecting(full, S::kStageBytes);
+      unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
 #pragma unroll
       for (int i = 0; i < kShareA; ++i)
-        fill_box<kAlongM, CLUSTER_N>(same_row, tiles + (first_a + i) * kBoxBytes, map_a, row0 + (first_a + i) * kBox, step * kDepth, full);
+        fill_box<kAlongM, S::kClusterN>(same_row, tiles + (first_a + i) * kBoxBytes, map_a, row0 + (first_a + i) * kBox, step * kDepth, full);
 #pragma unroll
       for (int i = 0; i < kShareB; ++i)
-        fill_box<kAlongN, CLUSTER_M>(same_col, tiles + (kBoxesA + first_b + i) * kBoxBytes, map_b, col0 + (first_b + i) * kBox, step * kDepth, full);
+        fill_box<kAlongN, S::kClusterM>(same_col, tiles + (kBoxesA + first_b + i) * kBoxBytes, map_b, col0 + (first_b + i) * kBox, step * kDepth, full);
     }
   }
   // this block will soon make room: blocks of the next kernel may take it, and wait for the end of this one there
@@ -177,16 +187,16 @@ __device__ __forceinline__ void fill_plainly(const Plain<T>& from, int outer0, i
   }
 }
 
-template <typename T>
-__device__ __forceinline__ void produce_plainly(Ring ring, Walk walk, const Plain<T>& a, const Plain<T>& b, int steps) {
+template <typename S, typename T>
+__device__ __forceinline__ void produce_plainly(Ring<S> ring, Walk<S> walk, const Plain<T>& a, const Plain<T>& b, int steps) {
   const int thread = threadIdx.x % 128;
   int row0, col0;
   while (walk.take(row0, col0)) {
     for (int step = 0; step < steps; ++step, ring.advance()) {
       opforge::hopper::wait(&ring.empty[ring.slot], ring.phase ^ 1);
-      unsigned char* tiles = ring.tiles + ring.slot * kStageBytes;
+      unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
       fill_plainly<kBoxesA>(a, row0, step * kDepth, tiles, thread);
-      fill_plainly<kBoxesB>(b, col0, step * kDepth, tiles + kBoxesA * kBoxBytes, thread);
+      fill_plainly<S::kBoxesB>(b, col0, step * kDepth, tiles + kBoxesA * kBoxBytes, thread);
       opforge::hopper::publish_to_async();
       opforge::hopper::arrive(&ring.full[ring.slot]);
     }
@@ -194,26 +204,26 @@ __device__ __forceinline__ void produce_plainly(Ring ring, Walk walk, const Plai
 }
 
 // Tells every block that writes into this one's slot that a consumer has done with it.
-template <bool kAlone>
-__device__ __forceinline__ void release(Barrier* empty, const Walk& walk, int thread) {
+template <bool kAlone, typename S>
+__device__ __forceinline__ void release(Barrier* empty, const Walk<S>& walk, int thread) {
   if constexpr (kAlone) {
     if (thread == 0) opforge::hopper::arrive(empty);
   } else {
-    const bool feeds = thread % CLUSTER_M == walk.row_in_cluster || thread / CLUSTER_M == walk.col_in_cluster;
-    if (thread < kCluster && feeds) opforge::hopper::arrive_at(empty, thread);
+    const bool feeds = thread % S::kClusterM == walk.row_in_cluster || thread / S::kClusterM == walk.col_in_cluster;
+    if (thread < S::kCluster && feeds) opforge::hopper::arrive_at(empty, thread);
   }
 }
 
 // 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
 // is multiplied.
-template <typename T>
-__device__ __forceinline__ void store_tile(const float (&sums)[BLOCK_N / 2], unsigned char* out, const CUtensorMap* map_c, int row0, int col0, int m,
+template <typename S, typename T>
+__device__ __forceinline__ void store_tile(const float (&sums)[S::kBlockN / 2], unsigned char* out, const CUtensorMap* map_c, int row0, int col0, int m,
                                            int n, int group, int thread) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
 #pragma unroll
-  for (int box = 0; box < kBoxesB; ++box) {
-    unsigned char* target = out + box % kOutBoxes * kBoxBytes;
-    if (thread == 0) opforge::hopper::wait_for_reads<kOutBoxes - 1>();
+  for (int box = 0; box < S::kBoxesB; ++box) {
+    unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
+    if (thread == 0) opforge::hopper::wait_for_reads<S::kOutBoxes - 1>();
     opforge::hopper::named_barrier(1 + group, 128);
 #pragma unroll
     for (int i = 0; i < kBox / 16; ++i) {
@@ -240,31 +250,31 @@ __device__ __forceinline__ void store_tile(const float (&sums)[BLOCK_N / 2], uns
 }
 
 // The same without the TMA: any strides, any address.
-template <typename T>
-__device__ __forceinline__ void store_plainly(const float (&sums)[BLOCK_N / 2], T* c, int64_t c_row, int64_t c_col, int row0, int col0, int m, int n,
+template <typename S, typename T>
+__device__ __forceinline__ void store_plainly(const float (&sums)[S::kBlockN / 2], T* c, int64_t c_row, int64_t c_col, int row0, int col0, int m, int n,
                                               int thread) {
 #pragma unroll
-  for (int i = 0; i < BLOCK_N / 2; ++i) {
+  for (int i = 0; i < S::kBlockN / 2; ++i) {
     const int row = row0 + thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8, col = col0 + i / 4 * 8 + thread % 4 * 2 + i % 2;
     if (row < m && col < n) c[row * c_row + col * c_col] = opforge::store_from_float<T>(sums[i]);
   }
 }
 
 // A warpgroup multiplies its 64 rows of every tile and hands the sums to `store(sums, row0, col0)`.
-template <typename T, bool kAlongM, bool kAlongN, bool kAlone, typename Store>
-__device__ __forceinline__ void consume(Ring ring, Walk walk, int steps, int group, const Store& store) {
-  using Product = opforge::hopper::Product<T, BLOCK_N, kAlongM, kAlongN>;
+template <typename S, typename T, bool kAlongM, bool kAlongN, bool kAlone, typename Store>
+__device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, int group, const Store& store) {
+  using Product = opforge::hopper::Product<T, S::kBlockN, kAlongM, kAlongN>;
   // 16 terms further in a box: 32 bytes where terms are neighbours, 16 rows of 128 bytes where they are not
   constexpr uint32_t kStepA = (kAlongM ? 16 * 128 : 32) >> 4, kStepB = (kAlongN ? 16 * 128 : 32) >> 4;
   const int thread = threadIdx.x % 128;
   const uint32_t tiles = opforge::shared_address(ring.tiles);
   const uint64_t first_a = opforge::hopper::operand(tiles + group * kBoxBytes, kBoxBytes, 1024);
   const uint64_t first_b = opforge::hopper::operand(tiles + kBoxesA * kBoxBytes, kBoxBytes, 1024);
-  float sums[BLOCK_N / 2];
+  float sums[S::kBlockN / 2];
   int row0, col0;
   // one consumer begins a few steps before the others, and so it goes on: while it stores a tile the others still multiply
   // theirs, and while they store it is at the next
-  const int lead = min(LEAD, steps);
+  const int lead = min(S::kLead, steps);
   if (lead > 0 && group > 0) opforge::hopper::named_barrier(kLeadBarrier, 128 * kConsumers);
   bool leading = lead > 0 && group == 0;
   while (walk.take(row0, col0)) {
@@ -275,8 +285,8 @@ __device__ __forceinline__ void consume(Ring ring, Walk walk, int steps, int gro
     int before = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       opforge::hopper::wait(&ring.full[ring.slot], ring.phase);
-      const uint64_t a = first_a + static_cast<uint64_t>(ring.slot * (kStageBytes >> 4));
-      const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (kStageBytes >> 4));
+      const uint64_t a = first_a + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
+      const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
       opforge::hopper::hold(sums);
       opforge::hopper::begin_products();
 #pragma unroll
@@ -301,8 +311,9 @@ __device__ __forceinline__ void consume(Ring ring, Walk walk, int steps, int gro
 
 // The parts of a block's shared memory. Swizzled boxes begin at multiples of 1024 bytes of the shared address space, at the
 // same place in every block of a cluster.
+template <typename S>
 struct Shared {
-  Ring ring;
+  Ring<S> ring;
   unsigned char* out;
 
   // Sets up the ring for this many arrivals per phase; every thread of the block (of the cluster, if shared) must call.
@@ -310,11 +321,11 @@ struct Shared {
   __device__ __forceinline__ static Shared begin(unsigned char* raw, int filling, int emptying) {
     Shared shared;
     shared.ring.tiles = raw + (1024 - opforge::shared_address(raw) % 1024) % 1024;
-    shared.out = shared.ring.tiles + STAGES * kStageBytes;
-    shared.ring.full = reinterpret_cast<Barrier*>(shared.out + kOutBytes);
-    shared.ring.empty = shared.ring.full + STAGES;
+    shared.out = shared.ring.tiles + S::kStages * S::kStageBytes;
+    shared.ring.full = reinterpret_cast<Barrier*>(shared.out + S::kOutBytes);
+    shared.ring.empty = shared.ring.full + S::kStages;
     if (threadIdx.x == 0) {
-      for (int i = 0; i < STAGES; ++i) {
+      for (int i = 0; i < S::kStages; ++i) {
         opforge::hopper::init_barrier(&shared.ring.full[i], filling);
         opforge::hopper::init_barrier(&shared.ring.empty[i], emptying);
       }
@@ -333,14 +344,14 @@ struct Shared {
 __device__ __forceinline__ int warpgroup() { return __shfl_sync(opforge::kFullMask, static_cast<int>(threadIdx.x) / 128, 0); }
 
 // kAlongM: neighbours in memory are neighbours in m (a is stored column by column); kAlongN: likewise for b stored row by row.
-template <typename T, bool kAlongM, bool kAlongN>
-__global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
+template <typename S, typename T, bool kAlongM, bool kAlongN>
+__global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     matmul_wgmma(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_c, int m,
                  int n, int k) {
-  constexpr bool kAlone = kCluster == 1;
+  constexpr bool kAlone = S::kCluster == 1;
   extern __shared__ unsigned char raw[];
-  const Shared shared = Shared::begin<kAlone>(raw, 1, (CLUSTER_M + CLUSTER_N - 1) * kConsumers);
-  const Walk walk(m, n);
+  const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
+  const Walk<S> walk(m, n);
   const int steps = (k + kDepth - 1) / kDepth, group = warpgroup();
   if (group == kConsumers) {
     opforge::hopper::keep_registers<kProducerRegisters>();
@@ -348,14 +359,14 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
       opforge::hopper::prefetch_map(&map_a);
       opforge::hopper::prefetch_map(&map_b);
       if (OVERLAP) opforge::hopper::wait_for_kernels_before();
-      produce<kAlongM, kAlongN>(shared.ring, walk, &map_a, &map_b, steps);
+      produce<S, kAlongM, kAlongN>(shared.ring, walk, &map_a, &map_b, steps);
     }
   } else {
     opforge::hopper::take_registers<kConsumerRegisters>();
     const int thread = threadIdx.x % 128;
-    unsigned char* out = shared.out + group * kOutBoxes * kBoxBytes;
-    consume<T, kAlongM, kAlongN, kAlone>(shared.ring, walk, steps, group, [&](const float (&sums)[BLOCK_N / 2], int row0, int col0) {
-      store_tile<T>(sums, out, &map_c, row0, col0, m, n, group, thread);
+    unsigned char* out = shared.out + group * S::kOutBoxes * kBoxBytes;
+    consume<S, T, kAlongM, kAlongN, kAlone>(shared.ring, walk, steps, group, [&](const float (&sums)[S::kBlockN / 2], int row0, int col0) {
+      store_tile<S, T>(sums, out, &map_c, row0, col0, m, n, group, thread);
     });
     if (thread == 0) opforge::hopper::wait_for_reads<0>();
   }
@@ -363,19 +374,19 @@ __global__ void __cluster_dims__(kCluster, 1, 1) __launch_bounds__(kThreads, 1)
   if constexpr (!kAlone) opforge::hopper::cluster_sync();
 }
 
-template <typename T>
+template <typename S, typename T>
 __global__ void __launch_bounds__(kThreads, 1) matmul_wgmma_plain(Plain<T> a, Plain<T> b, T* c, int64_t c_row, int64_t c_col) {
   extern __shared__ unsigned char raw[];
-  const Shared shared = Shared::begin<true>(raw, 128, kConsumers);
-  const Walk walk(a.outer, b.outer);
+  const Shared<S> shared = Shared<S>::template begin<true>(raw, 128, kConsumers);
+  const Walk<S> walk(a.outer, b.outer);
   const int steps = (a.depth + kDepth - 1) / kDepth, group = warpgroup();
   if (group == kConsumers) {
     opforge::hopper::keep_registers<kProducerRegisters>();
     produce_plainly(shared.ring, walk, a, b, steps);
   } else {
     opforge::hopper::take_registers<kConsumerRegisters>();
-    consume<T, false, false, true>(shared.ring, walk, steps, group, [&](const float (&sums)[BLOCK_N / 2], int row0, int col0) {
-      store_plainly(sums, c, c_row, c_col, row0, col0, a.outer, b.outer, threadIdx.x % 128);
+    consume<S, T, false, false, true>(shared.ring, walk, steps, group, [&](const float (&sums)[S::kBlockN / 2], int row0, int col0) {
+      store_plainly<S>(sums, c, c_row, c_col, row0, col0, a.outer, b.outer, threadIdx.x % 128);
     });
   }
 }
@@ -399,40 +410,46 @@ Lines lines_of(const opforge::TensorView& tensor) {
   return {};
 }
 
+template <typename S>
 int64_t clusters_of(int64_t m, int64_t n) {
-  const int64_t clusters = opforge::ceil_div(m, CLUSTER_M * BLOCK_M) * opforge::ceil_div(n, CLUSTER_N * BLOCK_N);
+  const int64_t clusters = opforge::ceil_div(m, S::kClusterM * kBlockM) * opforge::ceil_div(n, S::kClusterN * S::kBlockN);
   OPFORGE_CHECK(clusters <= 2147483647 / 2, ValueError, "c has ", clusters, " tiles, more than can be counted");
   return clusters;
 }
 
-// How many clusters of a kernel the GPU runs at once. More of them would only wait for the tiles of others.
-template <typename Kernel>
-int clusters_together(Kernel kernel) {
-  opforge::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes), "matmul_wgmma");
+// How many clusters of a kernel this GPU runs at once. More of them would only wait for the tiles of others.
+template <typename S, auto kernel>
+int clusters_together() {
+  static std::atomic<int> known[64];  // by device; 0 is not known yet
+  int device = 0;
+  opforge::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  const int before = known[device % 64];
+  if (before > 0) return before;
+  opforge::check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes), "matmul_wgmma");
   cudaLaunchConfig_t config = {};
-  config.gridDim = kCluster;
+  config.gridDim = S::kCluster;
   config.blockDim = kThreads;
-  config.dynamicSmemBytes = kSharedBytes;
+  config.dynamicSmemBytes = S::kSharedBytes;
   cudaLaunchAttribute size;
   size.id = cudaLaunchAttributeClusterDimension;
-  size.val.clusterDim = {kCluster, 1, 1};
+  size.val.clusterDim = {S::kCluster, 1, 1};
   config.attrs = &size;
   config.numAttrs = 1;
   int clusters = 0;
   opforge::check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "cudaOccupancyMaxActiveClusters");
-  OPFORGE_CHECK(clusters > 0, RuntimeError, "no cluster of ", kCluster, " blocks with ", kSharedBytes, " bytes of shared memory fits this GPU");
-  return clusters;
+  OPFORGE_CHECK(clusters > 0, RuntimeError, "no cluster of ", S::kCluster, " blocks with ", S::kSharedBytes, " bytes of shared memory fits this GPU");
+  return known[device % 64] = clusters;
 }
 
-template <typename T, bool kAlongM, bool kAlongN>
+template <typename S, typename T, bool kAlongM, bool kAlongN>
 void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& c, int m, int n, int k, cudaStream_t stream) {
-  const auto kernel = matmul_wgmma<T, kAlongM, kAlongN>;
-  static const int together = clusters_together(kernel);
-  const unsigned grid = kCluster * static_cast<unsigned>(std::min<int64_t>(clusters_of(m, n), together));
+  constexpr auto kernel = matmul_wgmma<S, T, kAlongM, kAlongN>;
+  const int together = clusters_together<S, kernel>();
+  const unsigned grid = S::kCluster * static_cast<unsigned>(std::min<int64_t>(clusters_of<S>(m, n), together));
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = kThreads;
-  config.dynamicSmemBytes = kSharedBytes;
+  config.dynamicSmemBytes = S::kSharedBytes;
   config.stream = stream;
   cudaLaunchAttribute early;
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -442,15 +459,30 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& c, in
   opforge::check_cuda(cudaLaunchKernelEx(&config, kernel, a, b, c, m, n, k), "matmul_wgmma");
 }
 
-template <typename T>
+template <typename S, typename T>
 void launch_plain(const opforge::TensorView& a, const opforge::TensorView& b, const opforge::TensorView& c, cudaStream_t stream) {
-  const auto kernel = matmul_wgmma_plain<T>;
-  static const int together = clusters_together(kernel);
-  const unsigned grid = kCluster * static_cast<unsigned>(std::min<int64_t>(clusters_of(c.size(0), c.size(1)), together));
+  constexpr auto kernel = matmul_wgmma_plain<S, T>;
+  const int together = clusters_together<S, kernel>();
+  const unsigned grid = S::kCluster * static_cast<unsigned>(std::min<int64_t>(clusters_of<S>(c.size(0), c.size(1)), together));
   const Plain<T> left{opforge::data<T>(a), a.stride(0), a.stride(1), static_cast<int>(a.size(0)), static_cast<int>(a.size(1))};
   const Plain<T> right{opforge::data<T>(b), b.stride(1), b.stride(0), static_cast<int>(b.size(1)), static_cast<int>(b.size(0))};
-  kernel<<<grid, kThreads, kSharedBytes, stream>>>(left, right, opforge::data<T>(c), c.stride(0), c.stride(1));
+  kernel<<<grid, kThreads, S::kSharedBytes, stream>>>(left, right, opforge::data<T>(c), c.stride(0), c.stride(1));
   opforge::check_cuda(cudaGetLastError(), "matmul_wgmma_plain");
+}
+
+// The kernel for the way in which a and b lie in memory.
+template <typename S, typename T>
+void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorMap& b, const CUtensorMap& c, int m, int n, int k, cudaStream_t stream) {
+  const auto chosen = along_m ? (along_n ? launch<S, T, true, true> : launch<S, T, true, false>) : (along_n ? launch<S, T, false, true> : launch<S, T, false, false>);
+  chosen(a, b, c, m, n, k, stream);
+}
+
+// Whether the columns that a multiprocessor computes one after another are fewer with narrow tiles, by enough: there an
+// element of a is used for 64 columns only (1024 x 1024 x 1024: 384 TFLOP/s against 257 with tiles of 128 columns).
+bool narrow_is_faster(int64_t m, int64_t n) {
+  const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, matmul_wgmma<Wide, opforge::bfloat16_t, false, true>>());
+  const auto columns = [&](int64_t width) { return opforge::ceil_div(opforge::ceil_div(m, kBlockM) * opforge::ceil_div(n, width), blocks) * width; };
+  return columns(Narrow::kBlockN) * 7 < columns(Wide::kBlockN) * 5;
 }
 
 template <typename T>
@@ -458,14 +490,18 @@ void matmul_tiles(opforge::TensorView a, opforge::TensorView b, opforge::TensorV
   const cudaStream_t stream = opforge::current_stream(a);
   const Lines lines_a = lines_of(a), lines_b = lines_of(b), lines_c = lines_of(c);
   // an empty sum is written by the plain kernel: the TMA describes no empty matrix
-  if (!lines_a.addressable || !lines_b.addressable || !lines_c.addressable || lines_c.transposed || a.size(1) == 0) return launch_plain<T>(a, b, c, stream);
+  if (!lines_a.addressable || !lines_b.addressable || !lines_c.addressable || lines_c.transposed || a.size(1) == 0) return launch_plain<Wide, T>(a, b, c, stream);
   const auto describe = [](const opforge::TensorView& tensor, const Lines& lines) {
     return opforge::hopper::describe_matrix(tensor.data_ptr(), opforge::hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch);
   };
   const CUtensorMap map_a = describe(a, lines_a), map_b = describe(b, lines_b), map_c = describe(c, lines_c);
+  const int m = static_cast<int>(c.size(0)), n = static_cast<int>(c.size(1)), k = static_cast<int>(a.size(1));
   const bool along_m = lines_a.transposed, along_n = !lines_b.transposed;
-  const auto chosen = along_m ? (along_n ? launch<T, true, true> : launch<T, true, false>) : (along_n ? launch<T, false, true> : launch<T, false, false>);
-  chosen(map_a, map_b, map_c, static_cast<int>(c.size(0)), static_cast<int>(c.size(1)), static_cast<int>(a.size(1)), stream);
+  if (NARROW && narrow_is_faster(m, n)) {
+    launch_as<Narrow, T>(along_m, along_n, map_a, map_b, map_c, m, n, k, stream);
+  } else {
+    launch_as<Wide, T>(along_m, along_n, map_a, map_b, map_c, m, n, k, stream);
+  }
 }
 
 void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {

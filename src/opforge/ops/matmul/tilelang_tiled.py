@@ -1,8 +1,8 @@
 """Tiles in shared memory and T.gemm on the tensor cores; float32 in plain multiply-adds; packed cache blocks on the C target.
 
 moves     a is read cdiv(n, BLOCK_N) times and b cdiv(m, BLOCK_M) times, mostly from the second-level cache
-limits    tiles are loaded element by element behind masks, so that any size and address is right; `pipelined` loads them by
-          T.copy (TMA on Hopper), overlapped with the products, where rows begin at multiples of 16 bytes
+limits    TMA (T.copy) fills the ring where rows begin at multiples of 16 bytes and k is not short; elsewhere tiles are loaded element
+          by element behind masks, so that any size and address is right
 precision T.gemm would round float32 operands to TF32: they take a route of their own
 """
 
@@ -10,14 +10,31 @@ import tilelang.language as T
 
 from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
 
-SPACE = {"BLOCK_M": (64, 128, 256), "BLOCK_N": (64, 128, 256), "BLOCK_K": (32, 64), "num_stages": (2, 3, 4), "threads": (128, 256), "pipelined": (False, True), "panel": (0, 4, 8, 16), "by_rows": (False, True)}
+SPACE = {
+    "BLOCK_M": (64, 128, 256),
+    "BLOCK_N": (64, 128, 256),
+    "BLOCK_K": (32, 64),
+    "num_stages": (2, 3, 4),
+    "threads": (128, 256),
+    "pipelined": (False, True),
+    "panel": (0, 4, 8, 16),
+    "by_rows": (False, True),
+}
 SUPPORTS = {"an_operand_to_point_at": "k > 0"}
 LIMITS = {
     "stages_fit_shared_memory": "max((BLOCK_M + BLOCK_N) * BLOCK_K * num_stages, BLOCK_M * BLOCK_N) * 2 + 1024 <= 232448",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
-    "rows_begin_at_16_bytes": "not pipelined or (k % 8 == 0 and n % 8 == 0)",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "num_stages": 3, "threads": 256, "pipelined": False, "panel": 0, "by_rows": True}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "num_stages": 3, "threads": 256, "pipelined": True, "panel": 8, "by_rows": True}
+MASKED = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "pipelined": False}
+UNALIGNED = MASKED
+"""What becomes of a config where an address is no multiple of 16 bytes."""
+
+
+def variant(axes, dtype):
+    """TMA asks for rows at multiples of 16 bytes; and a pipeline for more than a few steps: one that ends in its first stalls."""
+    lined_up = axes["k"] % 8 == 0 and axes["n"] % 8 == 0
+    return {} if lined_up and axes["m"] >= 64 and axes["n"] >= 256 and axes["k"] >= 512 else MASKED
 
 
 def program(*, dtype, target, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined, panel, by_rows):

@@ -29,7 +29,7 @@ LIMITS = {
     "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 1024 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(64, 2 * m) and BLOCK_N <= max(64, 2 * n)",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": False, "PARTS": 2, "num_warps": 8, "num_stages": 4}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": True, "PARTS": 2, "num_warps": 8, "num_stages": 3}
 
 
 @triton.jit

@@ -31,7 +31,7 @@ LIMITS = {
     "short_sides_are_swapped": "not SWAP or BLOCK_M <= 64",
     "every_part_has_a_tile": "SPLIT == 1 or SPLIT * BLOCK_K_BYTES <= k * itemsize",
 }
-DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "SPLIT": 2, "SWAP": False, "num_warps": 4, "num_stages": 5}
+DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K_BYTES": 128, "SPLIT": 2, "SWAP": False, "num_warps": 4, "num_stages": 5}
 
 
 @triton.jit

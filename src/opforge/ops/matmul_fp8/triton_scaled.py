@@ -1,8 +1,8 @@
-"""Any size and stride: FP8 products of 128 terms on the tensor cores, then their sum is scaled and carried on in float32.
+"""Any size and stride: FP8 products of 128 terms on the tensor cores, then their sum is carried on in float32.
 
 moves     a is read cdiv(n, BLOCK_N) times and b cdiv(m, BLOCK_M) times, mostly from the second-level cache
-idea      Hopper's tensor cores keep some 14 bits of a sum of FP8 products; after every 128 terms, the width of a scale's block, the
-          sum moves to float32 registers and begins anew
+idea      Hopper's tensor cores keep some 14 bits of a sum of FP8 products; after every 128 terms the sum
+          moves to float32 registers and begins anew; the scales are applied once, to the final sums
 limits    loads through pointers, behind masks; rows of 16 bytes belong to triton_gluon
 """
 
@@ -21,7 +21,7 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "GROUP": 8, "num_warps": 8, "num_stag
 
 @triton.jit
 def scaled_block(
-    a, b, scale_a, scale_b, y, m, n, k, a_row, a_col, b_row, b_col, sa_row, sa_col, sb_row, sb_col, y_row, y_col, rows_of_b_a_scale,
+    a, b, scale_a, scale_b, y, m, n, k, a_row, a_col, b_row, b_col, sa_step, sb_step, y_row, y_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
@@ -37,19 +37,18 @@ def scaled_block(
         term = block * 128 + tl.arange(0, 128).to(tl.int64)
         left = tl.load(a + row[:, None] * a_row + term[None, :] * a_col, mask=row_inside[:, None] & (term[None, :] < k), other=0.0)
         right = tl.load(b + term[:, None] * b_col + col[None, :] * b_row, mask=(term[:, None] < k) & col_inside[None, :], other=0.0)
-        by_row = tl.load(scale_a + row * sa_row + block * sa_col, mask=row_inside, other=0.0)
-        by_col = tl.load(scale_b + col // rows_of_b_a_scale * sb_row + block * sb_col, mask=col_inside, other=0.0)
-        sums += tl.dot(left, right) * (by_row[:, None] * by_col[None, :])
+        sums += tl.dot(left, right)
+    by_row = tl.load(scale_a + row * sa_step, mask=row_inside, other=0.0)
+    by_col = tl.load(scale_b + col * sb_step, mask=col_inside, other=0.0)
+    sums *= by_row[:, None]
+    sums *= by_col[None, :]
     tl.store(y + row[:, None] * y_row + col[None, :] * y_col, sums.to(tl.bfloat16), mask=row_inside[:, None] & col_inside[None, :])
 
 
 def launch(a, b, scale_a, scale_b, y, *, BLOCK_M, BLOCK_N, GROUP, num_warps, num_stages):
     (m, k), n = a.shape, b.shape[0]
-    # a stride of 0 repeats a scale that there is one of
-    sa = tuple(stride if extent > 1 else 0 for stride, extent in zip(scale_a.stride(), scale_a.shape, strict=True))
-    sb = tuple(stride if extent > 1 else 0 for stride, extent in zip(scale_b.stride(), scale_b.shape, strict=True))
     grid = (triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
     scaled_block[grid](
-        a, b, scale_a, scale_b, y, m, n, k, *a.stride(), *b.stride(), *sa, *sb, *y.stride(), 1 if scale_b.shape[0] == n else 128,
+        a, b, scale_a, scale_b, y, m, n, k, *a.stride(), *b.stride(), scale_a.stride(0), scale_b.stride(0), *y.stride(),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, GROUP=GROUP, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip

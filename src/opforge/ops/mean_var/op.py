@@ -110,5 +110,5 @@ operator = Operator(
         ),
         Workload(name="gpt3_175b", axes={"lead": (2, 2048), "cols": 12288}, source="GPT-3 175B: statistics of a layer norm, d_model 12288, 2 contexts of 2048"),
     ),
-    implementations=("cuda_onchip", "triton_onchip", "tilelang_twopass", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_persistent", "cuda_onchip", "triton_onchip", "tilelang_twopass", "cpp_twopass", "torch_eager"),
 )

@@ -6,73 +6,48 @@ limits    none in width; one block per row at most; the C target runs its rows o
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_tools import both, from_float32, loop, storage, tile, to_float32
-
-
-def variant(axes, dtype):
-    """Rows of a block and columns of a tile, for a width; `whole` says that a row fits one tile."""
-    cols = axes["cols"]
-    if cols <= 128:
-        return {"height": 8, "width": 32 if cols <= 32 else 128, "whole": True}
-    return {"height": 1, "width": 1024 if cols <= 1024 else 8192 if cols <= 8192 else 4096, "whole": cols <= 8192}
+from opforge.backends.tilelang_rows import row_tiles, variant as variant
+from opforge.backends.tilelang_tools import from_float32, storage
 
 
 def program(*, dtype, target, height, width, whole):
     rows, cols = T.dynamic("rows"), T.dynamic("cols")
-    stored, alloc, each = storage(dtype, target), tile(target), loop(target)
-    threads = 128 if height * width <= 1024 else 256
-    if target == "c" and width > 32:
-        # T.reduce_sum adds one after another there: a narrow tile keeps the sum accurate, and still fills the vector unit
-        width, whole = 32, False
+    stored = storage(dtype, target)
+    tiles = row_tiles(rows, cols, dtype=dtype, target=target, height=height, width=width, whole=whole)
+    alloc, each, width = tiles.alloc, tiles.each, tiles.width
+
+    @T.macro
+    def write(block, mean, squares, means, variances):
+        for i in each(height):
+            if block * height + i < rows:
+                means[block * height + i] = from_float32(mean[i], dtype, target)
+                variances[block * height + i] = from_float32(squares[i] / T.Cast("float32", cols), dtype, target)
 
     @T.prim_func
     def moments_blocks(x: T.Tensor((rows, cols), stored), means: T.Tensor((rows,), stored), variances: T.Tensor((rows,), stored)):
-        with T.Kernel(T.ceildiv(rows, height), threads=threads) as block:
-            # one partial sum for each column of the tile: no reduction inside the loops, and loops that vectorise
+        with T.Kernel(T.ceildiv(rows, height), threads=tiles.threads) as block:
             partial = alloc((height, width), "float32")
             mean = alloc((height,), "float32")
-            variance = alloc((height,), "float32")
-            for i, j in each(height, width):
-                partial[i, j] = T.float32(0)
-            for k in T.serial(T.ceildiv(cols, width)):
-                for i, j in each(height, width):
-                    if both(block * height + i < rows, k * width + j < cols):
-                        partial[i, j] = partial[i, j] + to_float32(x[block * height + i, k * width + j], dtype, target)
-            T.reduce_sum(partial, mean, dim=1, clear=True)
+            squares = alloc((height,), "float32")
+            tiles.sum_rows(x, block, partial, mean)
             for i in each(height):
                 mean[i] = mean[i] / T.Cast("float32", cols)
-            for i, j in each(height, width):
-                partial[i, j] = T.float32(0)
-            for k in T.serial(T.ceildiv(cols, width)):
-                for i, j in each(height, width):
-                    if both(block * height + i < rows, k * width + j < cols):
-                        partial[i, j] = partial[i, j] + (to_float32(x[block * height + i, k * width + j], dtype, target) - mean[i]) * (
-                            to_float32(x[block * height + i, k * width + j], dtype, target) - mean[i]
-                        )
-            T.reduce_sum(partial, variance, dim=1, clear=True)
-            for i in each(height):
-                if block * height + i < rows:
-                    means[block * height + i] = from_float32(mean[i], dtype, target)
-                    variances[block * height + i] = from_float32(variance[i] / T.Cast("float32", cols), dtype, target)
+            tiles.sum_squares(x, block, partial, mean, squares)
+            write(block, mean, squares, means, variances)
 
     @T.prim_func
     def moments_rows(x: T.Tensor((rows, cols), stored), means: T.Tensor((rows,), stored), variances: T.Tensor((rows,), stored)):
-        with T.Kernel(T.ceildiv(rows, height), threads=threads) as block:
+        with T.Kernel(T.ceildiv(rows, height), threads=tiles.threads) as block:
             row = alloc((height, width), "float32")
             square = alloc((height, width), "float32")
             mean = alloc((height,), "float32")
-            variance = alloc((height,), "float32")
-            for i, j in each(height, width):
-                row[i, j] = T.if_then_else(both(block * height + i < rows, j < cols), to_float32(x[block * height + i, j], dtype, target), T.float32(0))
+            squares = alloc((height,), "float32")
+            tiles.load_row(x, block, row)
             T.reduce_sum(row, mean, dim=1, clear=True)
             for i in each(height):
                 mean[i] = mean[i] / T.Cast("float32", cols)
-            for i, j in each(height, width):
-                square[i, j] = T.if_then_else(j < cols, (row[i, j] - mean[i]) * (row[i, j] - mean[i]), T.float32(0))
-            T.reduce_sum(square, variance, dim=1, clear=True)
-            for i in each(height):
-                if block * height + i < rows:
-                    means[block * height + i] = from_float32(mean[i], dtype, target)
-                    variances[block * height + i] = from_float32(variance[i] / T.Cast("float32", cols), dtype, target)
+            tiles.square_row(row, mean, square)
+            T.reduce_sum(square, squares, dim=1, clear=True)
+            write(block, mean, squares, means, variances)
 
-    return moments_rows if whole else moments_blocks
+    return moments_rows if tiles.whole else moments_blocks

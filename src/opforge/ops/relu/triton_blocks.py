@@ -10,7 +10,7 @@ import triton.language as tl
 LAYOUTS = ("contiguous", "strided")
 SPACE = {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)}
 LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 64 * 32 * num_warps"}
-DEFAULT = {"BLOCK": 4096, "num_warps": 8}
+DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 
 @triton.jit

@@ -81,5 +81,5 @@ operator = Operator(
         Workload(name="llama3_70b", axes={"lead": (8192,), "cols": 8192}, source="Llama 3 70B: hidden size 8192, one context of 8192"),
         Workload(name="qwen3_8b_heads", axes={"lead": (8192, 32), "cols": 128}, source="Qwen3 8B: the norm of 32 query heads of 128, 8192 tokens"),
     ),
-    implementations=("cuda_persistent", "cpp_rows", "torch_eager"),
+    implementations=("cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
 )

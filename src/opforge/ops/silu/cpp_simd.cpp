@@ -11,7 +11,10 @@ namespace {
 
 void silu(opforge::TensorView x, opforge::TensorView y) {
   opforge::check_alike({{"x", x}, {"y", y}});
-  const auto silu = [](float v) { return v / (1.0f + opforge::exp(-v)); };
+  const auto silu = [](float v) {
+    const opforge::Sigmoid s = opforge::sigmoid(v);
+    return v * s.share / s.total;
+  };
   OPFORGE_DISPATCH_DTYPE(x, T, opforge::map(x.numel(), opforge::data<T>(y), silu, opforge::data<const T>(x)));
 }
 

@@ -16,7 +16,10 @@ void silu_mul(opforge::TensorView gate, opforge::TensorView up, opforge::TensorV
   OPFORGE_CHECK_CONTIGUOUS(gate);
   OPFORGE_CHECK_CONTIGUOUS(up);
   OPFORGE_CHECK_CONTIGUOUS(y);
-  const auto gated = [](float g, float u) { return g / (1.0f + opforge::exp(-g)) * u; };
+  const auto gated = [](float g, float u) {
+    const opforge::Sigmoid s = opforge::sigmoid(g);
+    return g * s.share / s.total * u;
+  };
   OPFORGE_DISPATCH_DTYPE(gate, T,
                          opforge::map(gate.numel(), opforge::data<T>(y), gated, opforge::data<const T>(gate),
                                       opforge::data<const T>(up)));

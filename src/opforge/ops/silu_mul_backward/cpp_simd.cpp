@@ -15,11 +15,14 @@ constexpr int64_t kPiece = 1024;
 template <typename T>
 void gradients(const T* gate, const T* up, const T* dy, T* dgate, T* dup, int64_t n) {
   const auto to_gate = [](float g, float u, float d) {
-    const float e = opforge::exp(-g), s = 1.0f / (1.0f + e);
-    // 1 - s cancels where s is close to 1, and e s would be infinity times 0 at the other end
-    return d * u * s * std::fma(g, g > 0.0f ? e * s : 1.0f - s, 1.0f);
+    const opforge::Sigmoid fraction = opforge::sigmoid(g);
+    const float scale = 1.0f / fraction.total;
+    return d * u * (fraction.share * scale) * std::fma(g, fraction.rest * scale, 1.0f);
   };
-  const auto to_up = [](float g, float d) { return d * (g / (1.0f + opforge::exp(-g))); };
+  const auto to_up = [](float g, float d) {
+    const opforge::Sigmoid fraction = opforge::sigmoid(g);
+    return d * g * fraction.share / fraction.total;
+  };
   opforge::parallel_for(0, n, opforge::kElementwiseGrain, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; i += kPiece) {
       const int64_t end = i + kPiece < last ? i + kPiece : last;

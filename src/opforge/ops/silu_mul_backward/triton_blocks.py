@@ -32,4 +32,6 @@ def silu_mul_backward_block(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, n, gat
 
 def launch(gate, up, dy, dgate, dup, *, BLOCK, num_warps):
     n = gate.numel()
-    silu_mul_backward_block[(triton.cdiv(n, BLOCK),)](gate, up, dy, dgate, dup, n, gate.stride(0), up.stride(0), dy.stride(0), dgate.stride(0), dup.stride(0), BLOCK=BLOCK, num_warps=num_warps)
+    silu_mul_backward_block[(triton.cdiv(n, BLOCK),)](
+        gate, up, dy, dgate, dup, n, gate.stride(0), up.stride(0), dy.stride(0), dgate.stride(0), dup.stride(0), BLOCK=BLOCK, num_warps=num_warps
+    )

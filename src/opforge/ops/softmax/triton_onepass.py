@@ -9,10 +9,10 @@ import triton.language as tl
 
 LAYOUTS = ("contiguous", "rows")
 SUPPORTS = {"row_fits_one_block": "cols <= 65536"}
-# elements of a program that holds several rows, and of a thread: registers against loads in flight
-SPACE = {"tile": (1024, 2048, 4096), "per_thread": (8, 16, 32)}
-LIMITS = {"row_fits_the_threads": "cols <= 1024 * per_thread or per_thread == 32"}
-DEFAULT = {"tile": 2048, "per_thread": 16}
+# elements of a program that holds several rows, and of a thread: registers against loads in flight; 0: 16, and 32 from 8192 columns on
+SPACE = {"tile": (1024, 2048, 4096), "per_thread": (0, 8, 16, 32)}
+LIMITS = {"row_fits_the_threads": "cols <= 1024 * per_thread or per_thread in (0, 32)"}
+DEFAULT = {"tile": 2048, "per_thread": 0}
 
 
 @triton.jit
@@ -32,5 +32,6 @@ def launch(x, y, tile, per_thread):
     rows, cols = x.shape
     block = triton.next_power_of_2(cols)
     several = max(1, min(tile // block, triton.next_power_of_2(rows)))
+    per_thread = per_thread or (16 if block < 8192 else 32)
     warps = max(1, min(32, block * several // (32 * per_thread)))
     softmax_rows[(triton.cdiv(rows, several),)](x, y, rows, cols, x.stride(0), y.stride(0), ROWS=several, BLOCK=block, num_warps=warps)

@@ -1,4 +1,4 @@
-// Both rows wait in the registers of a warp, a block or a cluster of blocks. Clusters stay, and copies run ahead of them.
+// Both rows wait in the registers of a warp, a block or a cluster of blocks.
 //
 // moves     3 * rows * cols * itemsize bytes: the least possible; see opforge/onchip_rows.h
 // limits    262144 columns of 16 bits, 131072 of 32: the registers of a cluster of 16 blocks. Past a block's registers it needs
@@ -10,15 +10,13 @@ fits_a_cluster = "cols <= 262144"
 [space]
 VECS = [2, 4]
 SLICE = [256, 512, 1024]
-STAGES = [0, 1, 2, 3, 4]
 PLAIN = [32768, 65536]
 [limits]
 row_fits_a_cluster = "cols * itemsize <= 262144 * VECS"
 [default]
 VECS = 4
 SLICE = 512
-STAGES = 2
-PLAIN = 32768
+PLAIN = 65536
 */
 #include "opforge/onchip_rows.h"
 
@@ -28,6 +26,7 @@ template <typename T>
 struct Gradient {
   static constexpr int kInputs = 2;
   static constexpr bool kEmits = true;
+  static constexpr float kOutside = 0.0f;
   using Stat = float;
   T* dx;
   int64_t dx_stride;
@@ -45,12 +44,11 @@ struct Gradient {
   __device__ static __forceinline__ float merge_lanes(float part) { return opforge::warp_reduce_sum(part); }
   __device__ __forceinline__ float finish(int64_t, float sum) const { return sum; }
   __device__ void leave(int64_t, float) const {}
+  __device__ __forceinline__ T* out(int64_t r) const { return dx + r * dx_stride; }
   template <int N>
-  __device__ __forceinline__ void emit(int64_t r, int c, float sum, const float (&y)[N], const float (&dy)[N]) const {
-    float result[N];
+  __device__ __forceinline__ void compute(int, float sum, float (&result)[N], const float (&y)[N], const float (&dy)[N]) const {
 #pragma unroll
     for (int j = 0; j < N; ++j) result[j] = y[j] * (dy[j] - sum);
-    opforge::Packed<T, N>::pack(result).store_once(dx + r * dx_stride + c);
   }
 };
 
@@ -69,8 +67,8 @@ void softmax_backward(opforge::TensorView y, opforge::TensorView dy, opforge::Te
     const auto out = opforge::as_rows<T>(dx);
     Gradient<T> op;
     op.dx = out.data, op.dx_stride = out.stride;
-    opforge::launch_onchip_rows<T, Gradient<T>, VECS, SLICE, STAGES, PLAIN>(
-        op, opforge::as_rows<const T>(y), opforge::as_rows<const T>(dy), opforge::rows_vectorize(out), opforge::current_stream(y));
+    opforge::launch_onchip_rows<T, Gradient<T>, VECS, SLICE, PLAIN>(
+        op, opforge::as_rows<const T>(y), opforge::as_rows<const T>(dy), out, opforge::current_stream(y));
   });
 }
 

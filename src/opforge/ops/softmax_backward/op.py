@@ -54,9 +54,9 @@ operator = Operator(
     workloads=(
         Workload(name="attention_gpt2", axes={"lead": (12, 256), "cols": 256}, source="GPT-2 small: 12 heads, a window of 256", scale="laptop"),
         Workload(name="vocabulary_gpt2", axes={"lead": (16,), "cols": 50257}, source="GPT-2: the language-model head, 16 tokens", scale="laptop"),
-        Workload(name="attention_llama3_8b", axes={"lead": (32, 4096), "cols": 4096}, source="Llama 3 8B: 32 heads, context 4096"),
+        Workload(name="attention_llama3_8b", axes={"lead": (32, 2048), "cols": 2048}, source="Llama 3 8B: 32 heads, a context of 2048"),
         Workload(name="vocabulary_llama3", axes={"lead": (512,), "cols": 128256}, source="Llama 3: the language-model head, 512 tokens"),
         Workload(name="attention_bert_large", axes={"lead": (32, 16, 512), "cols": 512}, source="BERT-large: 16 heads, 32 sequences of 512"),
     ),
-    implementations=("cuda_onchip", "triton_onepass", "triton_twopass", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_onchip", "triton_onepass", "triton_twopass", "tilelang_onepass", "cpp_twopass", "torch_eager"),
 )

@@ -31,8 +31,18 @@ operator = Operator(
         Case(name="misaligned", axes={"lead": (), "down": 4, "height": 16, "across": 4, "width": 16}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
     ),
     workloads=(
-        Workload(name="weights_gpt2_laptop", axes={"lead": (), "down": 24, "height": 32, "across": 96, "width": 32}, source="GPT-2 small: a weight of the MLP in tiles of 32 x 32", scale="laptop"),
-        Workload(name="activations_gpt2_laptop", axes={"lead": (), "down": 256, "height": 8, "across": 96, "width": 8}, source="GPT-2 small: 2048 tokens in tiles of 8 x 8", scale="laptop"),
+        Workload(
+            name="weights_gpt2_laptop",
+            axes={"lead": (), "down": 24, "height": 32, "across": 96, "width": 32},
+            source="GPT-2 small: a weight of the MLP in tiles of 32 x 32",
+            scale="laptop",
+        ),
+        Workload(
+            name="activations_gpt2_laptop",
+            axes={"lead": (), "down": 256, "height": 8, "across": 96, "width": 8},
+            source="GPT-2 small: 2048 tokens in tiles of 8 x 8",
+            scale="laptop",
+        ),
         Workload(name="weights_llama3_8b", axes={"lead": (), "down": 128, "height": 32, "across": 448, "width": 32}, source="Llama 3 8B: a weight of the MLP in tiles of 32 x 32"),
         Workload(name="square_64", axes={"lead": (), "down": 128, "height": 64, "across": 128, "width": 64}, source="Llama 3 70B: a square weight in tiles of 64 x 64"),
     ),

@@ -1,0 +1,67 @@
+"""The tiles of ../matmul/triton_tiled with the batch as an axis of the grid; alpha and beta meet the sums in registers.
+
+moves     a and b as triton_tiled; c once where beta is not 0. Scaling and adding afterwards would move 3 * batch * m * n elements more
+limits    loads through pointers behind masks: right for any stride, a stride of 0 between the matrices included
+precision float32 operands are multiplied in float32 ("ieee")
+"""
+
+import triton
+import triton.language as tl
+
+LAYOUTS = ("contiguous", "rows", "strided")
+SPACE = {
+    "BLOCK_M": (16, 32, 64, 128),
+    "BLOCK_N": (32, 64, 128, 256),
+    "BLOCK_K_BYTES": (64, 128),
+    "GROUP": (1, 8),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4),
+}
+LIMITS = {
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= 232448",
+    "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
+    "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 256 * num_warps",
+    "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * m) and BLOCK_N <= max(32, 2 * n)",
+}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "num_warps": 8, "num_stages": 3}
+
+
+@triton.jit
+def batched_block(
+    a, b, c, y, m, n, k, alpha, beta,
+    a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col, y_batch, y_row, y_col,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, ADDS: tl.constexpr,
+):  # fmt: skip
+    # matrices one after another: those that run at one time share operands
+    blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    matrix = (tl.program_id(0) // (blocks_m * blocks_n)).to(tl.int64)
+    program = tl.program_id(0) % (blocks_m * blocks_n)
+    first = program // (GROUP * blocks_n) * GROUP
+    height = min(blocks_m - first, GROUP)
+    # int64: row * stride leaves int32 beyond 2^31 elements
+    row = ((first + program % (GROUP * blocks_n) % height) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    col = (program % (GROUP * blocks_n) // height * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
+    term = tl.arange(0, BLOCK_K).to(tl.int64)
+    a_at = a + matrix * a_batch + row * a_row + term[None, :] * a_col  # [BLOCK_M, BLOCK_K]
+    b_at = b + matrix * b_batch + term[:, None] * b_row + col * b_col  # [BLOCK_K, BLOCK_N]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        left = tl.load(a_at, mask=(row < m) & (term[None, :] < k - start), other=0.0)
+        right = tl.load(b_at, mask=(term[:, None] < k - start) & (col < n), other=0.0)
+        sums = tl.dot(left, right, sums, input_precision="ieee")
+        a_at += BLOCK_K * a_col
+        b_at += BLOCK_K * b_row
+    inside = (row < m) & (col < n)
+    sums *= alpha
+    if ADDS:
+        sums += beta * tl.load(c + matrix * c_batch + row * c_row + col * c_col, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + matrix * y_batch + row * y_row + col * y_col, sums.to(y.dtype.element_ty), mask=inside)
+
+
+def launch(a, b, c, y, *, alpha, beta, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):
+    (batch, m, k), n = a.shape, b.shape[2]
+    grid = (batch * triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
+    batched_block[grid](
+        a, b, c, y, m, n, k, alpha, beta, *a.stride(), *b.stride(), *c.stride(), *y.stride(),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K_BYTES // a.element_size(), GROUP=GROUP, ADDS=beta != 0, num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""The matrix products for GPUs that are not here: what the compilers make of them, and which operands are read as they lie."""
+
+import pytest
+
+from opforge.backends.modules import installed, load_source
+from opforge.core.errors import EnvironmentLacks
+from opforge.inspect import inspect_implementation
+from opforge.registry import load
+
+pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs Triton: pip install triton==3.6.0")
+
+ROLES = [
+    ("matmul", "triton_gluon", "bfloat16", "HGMMA"),
+    ("matmul", "triton_bf16x6", "float32", "HGMMA"),
+    ("linear", "triton_gluon", "float16", "HGMMA"),
+    ("matmul_fp8", "triton_gluon", "float8_e4m3fn", "QGMMA"),
+]
+LARGE = {"matmul": {"m": 512, "n": 512, "k": 512}, "linear": {"rows": (512,), "n": 512, "k": 512}, "matmul_fp8": {"m": 512, "n": 512, "k": 512}}
+
+
+@pytest.mark.parametrize(("operator", "name", "dtype", "instruction"), ROLES, ids=[f"{operator}-{name}" for operator, name, _, _ in ROLES])
+def test_specialised_kernels_use_wgmma_and_spill_nothing(operator, name, dtype, instruction):
+    """Sums that leave the registers, or products the assembler serializes, are a silent loss of half the rate and more."""
+    found = inspect_implementation(load(), operator, name, target="sm_90a", dtype=dtype, axes=LARGE[operator])
+    kernel = next(kernel for kernel in found.kernels if kernel.matrix_instructions)
+    assert kernel.matrix_instructions[instruction] > 0
+    assert kernel.spill_store_bytes == 0 and not kernel.spills
+    assert kernel.warnings == ()
+    # one warp that loads beside two warpgroups that multiply, padded to a third
+    assert kernel.threads == 384
+    assert found.compile_s < 60
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
+@pytest.mark.parametrize("name", ["triton_naive", "triton_tiled", "triton_gemv"])
+def test_portable_rungs_compile_for_every_target(name, target):
+    """They promise no more of a GPU than Triton does."""
+    axes = {"m": 1 if name == "triton_gemv" else 512, "n": 512, "k": 512}
+    assert inspect_implementation(load(), "matmul", name, target=target, dtype="float16", axes=axes).kernels
+
+
+@pytest.mark.parametrize(("operator", "name"), [("matmul", "triton_pipelined"), ("matmul", "triton_splitk"), ("linear", "triton_pipelined")])
+def test_pipelined_rungs_are_fed_by_tma(operator, name):
+    """Without descriptors the loads go through registers, and the file's idea is gone."""
+    axes = {**LARGE[operator], **({"m": 64} if name == "triton_splitk" else {})}
+    (kernel,) = inspect_implementation(load(), operator, name, target="sm_90", dtype="bfloat16", axes=axes).kernels
+    assert kernel.other_instructions["UTMALDG"] > 0
+    assert kernel.matrix_instructions["HGMMA"] > 0
+    assert not kernel.spills
+
+
+def test_a_specialised_kernel_is_refused_elsewhere_with_a_reason():
+    """Its instructions exist on one architecture; the refusal says which, and what can be done instead."""
+    with pytest.raises(EnvironmentLacks, match=r"needs sm_90a.*opforge inspect"):
+        inspect_implementation(load(), "matmul", "triton_gluon", target="sm_80", dtype="bfloat16", axes=LARGE["matmul"])
+
+
+def test_operands_are_read_as_they_lie():
+    """Row- and column-major matrices are walked without a copy; what TMA cannot walk is told apart by stride and address, not by shape alone."""
+    import torch
+
+    how = load_source(load().implementation("matmul", "triton_pipelined").source).how
+    matrix = torch.zeros(64, 72, dtype=torch.bfloat16)
+    assert how(matrix) == "rows"
+    assert how(matrix.T) == "columns"
+    assert how(matrix[:, :40]) == "rows"
+    assert how(torch.zeros(64, 71, dtype=torch.bfloat16)) == "pointers"
+    assert how(torch.zeros(64 * 72 + 1, dtype=torch.bfloat16)[1:].view(64, 72)) == "pointers"
+    assert how(matrix[:, ::2]) == "pointers"
+    assert how(torch.zeros(1, 72, dtype=torch.bfloat16).expand(64, 72)) == "pointers"
