@@ -331,15 +331,16 @@ def many_records(scale: Scale) -> Iterator[Figure]:
     from opforge.store.schema import tables
     from simulated import START, record
 
-    def seconds(work: Callable[[], T]) -> tuple[float, T]:
+    def seconds(work: Callable[[], T]) -> tuple[float, str, T]:
         # the fastest of five: what the question needs, and not what else runs here
         spent = []
         for _ in range(5):
             store.close()
-            started = time.perf_counter()
+            started, processor = time.perf_counter(), time.process_time()
             answer = work()
-            spent.append(time.perf_counter() - started)
-        return min(spent), answer
+            spent.append((time.perf_counter() - started, time.process_time() - processor))
+        wall, processor = min(spent)
+        return wall, f"{1e3 * wall:.0f} ms ({1e3 * processor:.0f} ms of them on a processor)", answer
 
     operators, names, workloads = ([f"{word}_{number}" for number in range(count)] for word, count in (("operator", 10), ("torch", 10), ("workload", 5)))
     a_run = len(operators) * len(names) * len(workloads)
@@ -357,35 +358,32 @@ def many_records(scale: Scale) -> Iterator[Figure]:
 
     runs = scale.records // a_run
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "many.sqlite") as store:
-        # the questions below read columns of old runs and no bodies: these are rows made from a hundred runs, under new ids
-        templates = [[row_of(one) for one in one_run(-1)] for _ in range(min(100, runs - 1))]
+        # the questions below read columns of old runs and no bodies: these are one run's rows over and over, under new ids
+        template = [row_of(one) for one in one_run(-1)]
         engine = connection.file_engine(Path(folder) / "many.sqlite")
         for number in range(runs - 1):
             when = (START + datetime.timedelta(days=number / 8)).isoformat(timespec="microseconds")
             fresh = {"run": f"run{number}", "created_at": when}
             factor = slower(number)
-            rows = [
-                {**row, **fresh, "id": uuid.uuid4().hex, **{name: row[name] * factor for name in ("median_s", "low_s", "high_s")}} for row in templates[number % len(templates)]
-            ]
+            rows = [{**row, **fresh, "id": uuid.uuid4().hex, **{name: row[name] * factor for name in ("median_s", "low_s", "high_s")}} for row in template]
             with engine.execution_options(writes=True).begin() as database:
                 database.execute(insert(tables().records), rows)
         engine.dispose()
         store.add(one_run(runs - 1))
         size = (Path(folder) / "many.sqlite").stat().st_size >> 20
-        history, found = seconds(lambda: series_of(store.series("operator_3", "torch_7", "workload_3", "float32", limit=2000, timed=True)))
+        history, told, found = seconds(lambda: series_of(store.series("operator_3", "torch_7", "workload_3", "float32", limit=2000, timed=True)))
         points = sum(len(series.points) for series in found)
-        words = f"{1e3 * history:.0f} ms, {points} points of {scale.records} records, {size} MiB"
-        yield Figure(f"a history among {scale.records} records", "<= 200 ms", words, history <= 0.2 and points == min(2000, runs))
-        whole, taken = seconds(lambda: len(store.series("operator_3", limit=2000, timed=True)))
-        yield Figure(f"an operator's newest timings among {scale.records}", "<= 200 ms", f"{1e3 * whole:.0f} ms, {taken} points", whole <= 0.2 and taken == 2000)
+        yield Figure(f"a history among {scale.records} records", "<= 200 ms", f"{told}, {points} points, {size} MiB", history <= 0.2 and points == min(2000, runs))
+        whole, told, taken = seconds(lambda: len(store.series("operator_3", limit=2000, timed=True)))
+        yield Figure(f"an operator's newest timings among {scale.records}", "<= 200 ms", f"{told}, {taken} points", whole <= 0.2 and taken == 2000)
 
         def report() -> int:
             records, pasts = of_newest_run(store, operators=["operator_3"])
             write_reports(records, Path(folder) / "report", None, pasts=pasts)
             return len(records)
 
-        spent, count = seconds(report)
-        yield Figure(f"report of one operator among {scale.records}", "<= 2 s", f"{spent:.2f} s, {count} kernels with their histories", spent <= 2.0 and count == 50)
+        spent, told, count = seconds(report)
+        yield Figure(f"report of one operator among {scale.records}", "<= 2 s", f"{told}, {count} kernels with their histories", spent <= 2.0 and count == 50)
 
 
 SECTIONS = {

@@ -173,3 +173,14 @@ def test_the_verb_ends_with_1_when_no_point_passes(home):
     assert answer["tuned"][0]["implementation"] is None
     assert answer["trials"][0]["outcome"] == "failed" and answer["trials"][0]["reason"].startswith("Mismatch")
     assert not (home / "twice" / "tuned").exists()
+
+
+def test_trials_are_no_steps_in_a_history(tmp_path):
+    """A slow point that was tried is not the implementation having become slow."""
+    from opforge.gate import series_of
+    from opforge.store import Store
+
+    with Store.open(f"sqlite:///{tmp_path / 'history.sqlite'}") as store:
+        store.add([record(1e-3, day=0, run="bench"), record(9e-3, day=1, run="tune-1"), record(1e-3, day=2, run="bench")])
+        (series,) = series_of(store.series(operator="softmax", timed=True))
+    assert [point.run for point in series.points] == ["bench", "bench"]

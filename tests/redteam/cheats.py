@@ -198,6 +198,9 @@ def _circumstances(cheat: Cheat) -> Iterator[Guards]:
     with contextlib.ExitStack() as stack:
         for name in cheat.also:
             stack.enter_context(lowered(name))
+        if cheat.guard == "audit_conserved":
+            # these cheats let no graph be captured. Without that trial, and CUPTI's, it is the same clock, some seconds sooner
+            stack.enter_context(patch("opforge.timing.measure.candidates", lambda device: ("cuda_event",)))
         if cheat.guard in ("freeze", "nonce"):
             stack.enter_context(patch("opforge.verdicts.judge.judge", _slowly))
             stack.enter_context(patch("opforge.verdicts.repeats.judge", _slowly))

@@ -66,6 +66,8 @@ def show(
         say(f"  {item.name} ({item.backend}): {item.idea}")
         for name, expression in item.supports.items():
             say(f"      takes {name}: {expression}")
+        if item.arch:
+            say(f"      needs {item.arch}")
         if item.layouts != ("contiguous",):
             say(f"      layouts {', '.join(item.layouts)}")
         for name, values in item.space.items():

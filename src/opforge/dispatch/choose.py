@@ -24,6 +24,10 @@ from opforge.registry import Registry
 from opforge.store import Store
 
 
+NEWEST = 5000
+"""Records of one operator that are looked through, the newest: a first call must not wait for years of history."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Choice:
     """The implementation taken, its config, why, and why each one before it was passed over."""
@@ -78,7 +82,7 @@ class Chooser:
             name = detect(device).name
             hashes = {implementation.name: sha256_of(implementation.source) for implementation in self.registry.implementations(operator)}
             with Store.open(self.store_url) as store:
-                found = store.query(operator=operator, device=name)
+                found = store.query(operator=operator, device=name, limit=NEWEST)
             self._known[key] = [record for record in found if isinstance(record.verdict, Pass) and record.source_sha256 == hashes.get(record.implementation)]
         return self._known[key]
 

@@ -104,11 +104,17 @@ def history(records: Iterable[Record], *, smallest: float = SMALLEST) -> tuple[S
     return series_of((point_of(record) for record in records), smallest=smallest)
 
 
+SEARCHES = "tune-"
+"""How the runs of `opforge tune` are named: the points of a space share a name and are not one thing measured again."""
+
+
 def series_of(points: Iterable[store.Point], *, smallest: float = SMALLEST) -> tuple[Series, ...]:
     """The series in what a store says of its records, steps found. Only timings with a Pass that nothing speaks against count."""
     found: dict[tuple[Key, str, str], list[Point]] = {}
     for seen in sorted(points, key=lambda seen: seen.created_at):
         if seen.median_s is None or seen.low_s is None or seen.high_s is None or seen.verdict != Pass.__name__ or seen.suspect or not seen.median_s > 0:
+            continue
+        if seen.run.startswith(SEARCHES):
             continue
         point = Point(
             record=seen.id,

@@ -8,11 +8,11 @@ of steps is exact, by dynamic programming over segments; the number is chosen by
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 LEAST_SEGMENT = 3
 LONGEST = 256
@@ -28,48 +28,6 @@ class Segment:
     start: int
     end: int
     level: float
-
-
-class _RunningMedian:
-    """Weighted median and weighted sum of absolute deviations from it, of a set that only grows."""
-
-    def __init__(self) -> None:
-        self.low: list[tuple[float, float]] = []
-        self.high: list[tuple[float, float]] = []
-        self.low_weight = self.high_weight = self.low_sum = self.high_sum = 0.0
-
-    def add(self, value: float, weight: float) -> None:
-        if self.low and value > -self.low[0][0]:
-            heapq.heappush(self.high, (value, weight))
-            self.high_weight += weight
-            self.high_sum += weight * value
-        else:
-            heapq.heappush(self.low, (-value, weight))
-            self.low_weight += weight
-            self.low_sum += weight * value
-        while self.high and self.low_weight < self.high_weight:
-            value, weight = heapq.heappop(self.high)
-            heapq.heappush(self.low, (-value, weight))
-            self._move(value, weight)
-        while len(self.low) > 1 and self.low_weight - self.low[0][1] >= self.high_weight + self.low[0][1]:
-            negative, weight = heapq.heappop(self.low)
-            heapq.heappush(self.high, (-negative, weight))
-            self._move(-negative, -weight)
-
-    def _move(self, value: float, weight: float) -> None:
-        self.low_weight += weight
-        self.high_weight -= weight
-        self.low_sum += weight * value
-        self.high_sum -= weight * value
-
-    @property
-    def level(self) -> float:
-        return -self.low[0][0]
-
-    @property
-    def deviation(self) -> float:
-        level = self.level
-        return max(0.0, level * self.low_weight - self.low_sum + self.high_sum - level * self.high_weight)
 
 
 def segments(values: Sequence[float], weights: Sequence[float] | None = None, *, smallest: float = 0.0) -> tuple[Segment, ...]:
@@ -106,7 +64,7 @@ def _best_cuts(y: Sequence[float], w: Sequence[float]) -> list[int]:
     import numpy as np
 
     n = len(y)
-    cost = np.array(_costs(y, w))
+    cost = _costs(y, w)
     most = min(MOST_STEPS, n // LEAST_SEGMENT - 1)
     # what rounding to a clock's step or to a few digits leaves; a series without noise must not be cut at every digit
     floor = 1e-6 * n * max(1e-12, sum(abs(value) for value in y) / n)
@@ -133,27 +91,38 @@ def _best_cuts(y: Sequence[float], w: Sequence[float]) -> list[int]:
     return cuts[::-1]
 
 
-def _costs(y: Sequence[float], w: Sequence[float]) -> list[list[float]]:
-    """cost[start][end]: weighted absolute deviation of y[start:end] from its median; infinite below LEAST_SEGMENT points."""
+def _costs(y: Sequence[float], w: Sequence[float]) -> Any:
+    """cost[start, end]: weighted absolute deviation of y[start:end] from its median; infinite below LEAST_SEGMENT points.
+
+    The median is the level with the least deviation, and one of the values is a median: so it is the least over all values.
+    """
+    import numpy as np
+
     n = len(y)
-    cost = [[math.inf] * (n + 1) for _ in range(n)]
-    for start in range(n):
-        running = _RunningMedian()
-        for end in range(start + 1, n + 1):
-            running.add(y[end - 1], w[end - 1])
-            if end - start >= LEAST_SEGMENT:
-                cost[start][end] = running.deviation
+    values, weights = np.asarray(y), np.asarray(w)
+    cost, deviation, sums = np.full((n, n + 1), np.inf), np.empty((n, n + 1)), np.zeros(n + 1)
+    for level in np.unique(values):
+        np.cumsum(weights * np.abs(values - level), out=sums[1:])
+        np.subtract(sums[None, :], sums[:n, None], out=deviation)
+        np.minimum(cost, deviation, out=cost)
+    start, end = np.ogrid[:n, : n + 1]
+    # rounding may leave a little less than nothing
+    cost = np.where(end - start < LEAST_SEGMENT, np.inf, np.maximum(cost, 0.0))
     if n < LEAST_SEGMENT:
-        cost[0][n] = 0.0
+        cost[0, n] = 0.0
     return cost
 
 
 def _levels(y: Sequence[float], w: Sequence[float], cuts: Sequence[int]) -> list[Segment]:
-    found = []
-    edges = [0, *cuts, len(y)]
-    for start, end in itertools.pairwise(edges):
-        running = _RunningMedian()
-        for position in range(start, end):
-            running.add(y[position], w[position])
-        found.append(Segment(start=start, end=end, level=running.level))
-    return found
+    return [Segment(start=start, end=end, level=_weighted_median(y[start:end], w[start:end])) for start, end in itertools.pairwise([0, *cuts, len(y)])]
+
+
+def _weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The least value that has half of the weight at or below it.
+
+    >>> _weighted_median([3.0, 1.0, 2.0], [1.0, 1.0, 1.0]), _weighted_median([1.0, 9.0], [1.0, 5.0])
+    (2.0, 9.0)
+    """
+    pairs = sorted(zip(values, weights, strict=True))
+    sums = list(itertools.accumulate(weight for _, weight in pairs))
+    return next(value for (value, _), reached in zip(pairs, sums, strict=True) if 2 * reached >= sums[-1] * (1 - 1e-12))

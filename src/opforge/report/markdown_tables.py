@@ -89,6 +89,7 @@ def benchmark_table(records: Sequence[Record]) -> str:
             latest[key] = group
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
+    latest = dict(sorted(latest.items(), key=lambda entry: (entry[1].operator, entry[1].dtype)))
     present = unique(record.backend for group in latest.values() for record in group.timed)
     columns = [name for name in BACKENDS if name in present] + sorted(set(present) - set(BACKENDS))
     devices = unique(group.device for group in latest.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import tempfile
@@ -138,7 +139,8 @@ class Store:
         statement = questions.matching(questions.point_columns(), dict(zip(questions.COLUMNS, given, strict=True)), since, limit)
         if timed:
             statement = statement.where(column.median_s.is_not(None))
-        found = [Point(**row._mapping) for row in reversed(self._rows(statement))]
+        names = tuple(field.name for field in dataclasses.fields(Point))
+        found = [Point(**dict(zip(names, row, strict=True))) for row in reversed(self._rows(statement))]
         # rows from before schema 2 have the whole fact in their body alone
         old = [point.id for point in found if point.suspect is None]
         completed: dict[str, Point] = {}

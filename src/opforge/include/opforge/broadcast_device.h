@@ -24,6 +24,13 @@ struct Divider {
   __device__ __forceinline__ uint32_t divide(uint32_t n) const { return (__umulhi(n, magic) + n) >> shift; }
 };
 
+/// The elements of a launch: Divider and 32-bit places end there.  The emulator's launches end early, so that the halving is verified.
+#ifdef OPFORGE_EMULATE
+constexpr int64_t kLaunchElements = 8192;
+#else
+constexpr int64_t kLaunchElements = int64_t(1) << 31;
+#endif
+
 namespace detail {
 
 // What the kernel gets of BroadcastAxes.
@@ -140,8 +147,8 @@ inline void broadcast_map(cudaStream_t stream, BroadcastAxes axes, T* y, const F
   const int64_t n = axes.numel();
   if (n == 0) return;
   const int outer = axes.count - 1;
-  if (n >= int64_t(1) << 31) {
-    // two halves of the outermost axis, until 32 bits are enough for a place
+  if (n >= kLaunchElements) {
+    // two halves of the outermost axis, until a launch can count its elements
     const int64_t half = axes.size[outer] / 2, below = n / axes.size[outer];
     BroadcastAxes first = axes, second = axes;
     first.size[outer] = half;

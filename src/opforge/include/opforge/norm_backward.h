@@ -320,6 +320,11 @@ inline void launch_norm_gradient(const NormGradient<T>& call, int blocks, int th
   constexpr int64_t kSums = kCentred ? 2 : 1;
   const auto kernel = norm_gradient_rows<T, N, kVecs, kWarp, kCentred, kAhead, kThreads>;
   const int64_t cols = call.x.cols;
+  const auto add_up = [&](const float* partial, int64_t groups) {
+    OPFORGE_LAUNCH((add_partial_sums<T>), static_cast<unsigned>(ceil_div(kSums * cols, kWarpSize)), 1024, 0, stream, partial, groups, cols, kSums, call.dweight,
+                   call.dbias);
+  };
+  if (call.x.rows == 0) return add_up(nullptr, 0);  // sums of nothing
   const std::size_t slice = std::size_t(kVecs) * threads * N * sizeof(float);
   const std::size_t shared = kWarp ? kSums * cols * sizeof(float) : kSums * slice + std::size_t(kVecs) * threads * sizeof(Packed<T, N>);
   const int64_t most = resident_clusters(kernel, blocks, threads, shared);
@@ -328,8 +333,7 @@ inline void launch_norm_gradient(const NormGradient<T>& call, int blocks, int th
   const Scratch scratch(groups * kSums * cols * sizeof(float), stream);
   float* partial = static_cast<float*>(scratch.data());
   OPFORGE_LAUNCH_CLUSTERS((norm_gradient_rows<T, N, kVecs, kWarp, kCentred, kAhead, kThreads>), groups, blocks, threads, shared, stream, call, partial);
-  OPFORGE_LAUNCH((add_partial_sums<T>), static_cast<unsigned>(ceil_div(kSums * cols, kWarpSize)), 1024, 0, stream, partial, groups, cols, kSums, call.dweight,
-                 call.dbias);
+  add_up(partial, groups);
 }
 
 template <typename T, int N, bool kCentred>

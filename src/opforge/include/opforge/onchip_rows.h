@@ -20,6 +20,8 @@
 #ifndef OPFORGE_ONCHIP_ROWS_H_
 #define OPFORGE_ONCHIP_ROWS_H_
 
+#include <utility>
+
 #include "opforge/device_rows.h"
 #include "opforge/groups.h"
 #include "opforge/packed.h"
@@ -30,38 +32,42 @@ constexpr int kOnchipWarps = 4;  // rows of a block when a warp takes one
 constexpr int kOnchipMaxThreads = 1024;
 constexpr int kOnchipMaxCluster = 16;
 
-/// A row, or this thread's part of it: kVecs vectors of N elements of each input. With kEdges the row begins off the
-/// 16-byte grid and its vectors on it: the first and the last of a row reach beyond its ends.
+/// A row, or this thread's part of it: kVecs vectors of N elements of each input. With kEdges the first input may begin off
+/// the 16-byte grid while its vectors lie on it: the first and the last of a row reach beyond its ends. What does not lie
+/// like the first input (`alike` false) is accessed element by element.
 template <typename T, int N, int kVecs, int kInputs, bool kEdges>
 struct OnchipRow {
   Packed<T, N> data[kInputs][kVecs];
   int first, step, cols;
 
-  __device__ __forceinline__ bool whole(int c) const { return !kEdges || (c >= 0 && c + N <= cols); }
+  __device__ __forceinline__ bool whole(int c, bool alike) const { return !kEdges || (alike && c >= 0 && c + N <= cols); }
 
-  __device__ __forceinline__ Packed<T, N> load(const T* row, int c, float outside) const {
-    if (whole(c)) return Packed<T, N>::load_once(row + c);
+  __device__ __forceinline__ Packed<T, N> load(const T* row, int c, float outside, bool alike) const {
+    if (whole(c, alike)) return Packed<T, N>::load_once(row + c);
     float values[N];
 #pragma unroll
     for (int j = 0; j < N; ++j) values[j] = c + j >= 0 && c + j < cols ? load_as_float(row[c + j]) : outside;
     return Packed<T, N>::pack(values);
   }
-  __device__ __forceinline__ void fetch(const T* a, const T* b, float outside) {
+  __device__ __forceinline__ void fetch(const T* a, const T* b, float outside, bool alike) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int c = first + i * step;
       if (c < cols) {
-        data[0][i] = load(a, c, outside);
-        if constexpr (kInputs == 2) data[1][i] = load(b, c, outside);
+        data[0][i] = load(a, c, outside, true);
+        if constexpr (kInputs == 2) data[1][i] = load(b, c, outside, alike);
       }
     }
   }
 
   template <class F>
   __device__ __forceinline__ void visit(const F& f) const {
+    int c = first;
+    // hides that these are the columns of the last visit too: the compiler would keep kVecs of them,
+    // and as many comparisons, from one visit to the next, and spill them
+    if constexpr (kEdges) asm volatile("" : "+r"(c));
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      const int c = first + i * step;
+    for (int i = 0; i < kVecs; ++i, c += step) {
       if (c < cols) {
         float values[N];
         data[0][i].unpack(values);
@@ -76,8 +82,8 @@ struct OnchipRow {
     }
   }
 
-  __device__ __forceinline__ void store(T* row, int c, const float (&values)[N]) const {
-    if (whole(c)) {
+  __device__ __forceinline__ void store(T* row, int c, const float (&values)[N], bool alike) const {
+    if (whole(c, alike)) {
       Packed<T, N>::pack(values).store_once(row + c);
     } else {
 #pragma unroll
@@ -110,9 +116,15 @@ __device__ __forceinline__ typename Op::Stat merge_stats(typename Op::Stat part,
   return Op::merge_lanes(lane < blocks ? exchange.blocks[lane] : Op::empty());
 }
 
+/// Whether 32 registers hold a row of an operator: one input, and two words about it. An SM then has room for two blocks of
+/// 1024 threads, which cover for each other.
+template <class Op>
+constexpr bool kLight = Op::kInputs == 1 && sizeof(std::declval<const Op&>().finish(0, Op::empty())) <= 8;
+
 /// A warp (kWarp), a block or a cluster for each row.
 template <typename T, int N, int kVecs, bool kWarp, bool kEdges, class Op>
-__global__ void __launch_bounds__(kWarp ? kOnchipWarps * kWarpSize : kOnchipMaxThreads) onchip_rows(Op op, Rows<const T> a, Rows<const T> b) {
+__global__ void __launch_bounds__(kWarp ? kOnchipWarps * kWarpSize : kOnchipMaxThreads, kLight<Op> && !kWarp && !kEdges ? 2 : 1)
+    onchip_rows(Op op, Rows<const T> a, Rows<const T> b, bool b_alike, bool out_alike) {
   const int threads = kWarp ? kWarpSize : blockDim.x, rank = kWarp ? threadIdx.x % kWarpSize : threadIdx.x;
   const int blocks = kWarp ? 1 : cluster_blocks(), block = kWarp ? 0 : cluster_block();
   const int64_t r = kWarp ? int64_t(blockIdx.x) * kOnchipWarps + threadIdx.x / kWarpSize : blockIdx.x / blocks;
@@ -124,7 +136,7 @@ __global__ void __launch_bounds__(kWarp ? kOnchipWarps * kWarpSize : kOnchipMaxT
   row.first = (block * kVecs * threads + rank) * N;
   if constexpr (kEdges) row.first -= static_cast<int>(reinterpret_cast<uintptr_t>(source) / sizeof(T) % N);
   row.step = threads * N, row.cols = static_cast<int>(a.cols);
-  row.fetch(source, b.data + r * b.stride, Op::kOutside);
+  row.fetch(source, b.data + r * b.stride, Op::kOutside, b_alike);
   auto stat = op.gather(row);
   if constexpr (!kWarp) stat = merge_stats<Op>(stat, blocks, block);
   const auto finished = op.finish(r, stat);
@@ -134,39 +146,38 @@ __global__ void __launch_bounds__(kWarp ? kOnchipWarps * kWarpSize : kOnchipMaxT
     row.visit([&](int c, const auto&... values) {
       float result[N];
       op.compute(c, finished, result, values...);
-      row.store(out, c, result);
+      row.store(out, c, result, out_alike);
     });
   }
 }
 
-template <typename T, int N, int kVecs, bool kWarp, bool kEdges, class Op>
-inline void launch_onchip(const Op& op, const Rows<const T>& a, const Rows<const T>& b, int blocks, int threads, cudaStream_t stream) {
+template <typename T, int kVecs, bool kWarp, bool kEdges, class Op>
+inline void launch_onchip(const Op& op, const Rows<const T>& a, const Rows<const T>& b, bool b_alike, bool out_alike, int blocks, int threads, cudaStream_t stream) {
+  constexpr int N = kVecSize<T>;
   const int64_t groups = kWarp ? ceil_div(a.rows, kOnchipWarps) : a.rows;
   OPFORGE_CHECK(groups * blocks <= INT32_MAX, ValueError, "a grid holds 2^31 - 1 blocks at most (got ", groups * blocks, ")");
   // prepares the kernel for clusters, and refuses them where there are none
   if (blocks > 1) resident_clusters(onchip_rows<T, N, kVecs, kWarp, kEdges, Op>, blocks, threads, 0);
-  OPFORGE_LAUNCH_CLUSTERS((onchip_rows<T, N, kVecs, kWarp, kEdges, Op>), groups, blocks, threads, 0, stream, op, a, b);
+  OPFORGE_LAUNCH_CLUSTERS((onchip_rows<T, N, kVecs, kWarp, kEdges, Op>), groups, blocks, threads, 0, stream, op, a, b, b_alike, out_alike);
 }
 
-template <typename T, int N, bool kEdges, class Op, int kRowVecs, int kSlice, int kPlain>
-inline void launch_onchip_by(const Op& op, const Rows<const T>& a, const Rows<const T>& b, cudaStream_t stream) {
-  // single elements go four times as many to a thread: the same registers
-  constexpr int kMany = N == 1 ? 4 : 1;
-  constexpr int kVecs = kRowVecs * kMany;
+template <typename T, bool kEdges, class Op, int kVecs, int kSlice, int kPlain>
+inline void launch_onchip_by(const Op& op, const Rows<const T>& a, const Rows<const T>& b, bool b_alike, bool out_alike, cudaStream_t stream) {
+  constexpr int N = kVecSize<T>;
   const int64_t vecs = ceil_div(a.cols + (kEdges ? N - 1 : 0), N);
   constexpr int kWarpThreads = kOnchipWarps * kWarpSize;
-  if (vecs <= kMany * kWarpSize) return launch_onchip<T, N, kMany, true, kEdges>(op, a, b, 1, kWarpThreads, stream);
-  if (vecs <= 2 * kMany * kWarpSize) return launch_onchip<T, N, 2 * kMany, true, kEdges>(op, a, b, 1, kWarpThreads, stream);
-  if (vecs <= 4 * kMany * kWarpSize) return launch_onchip<T, N, 4 * kMany, true, kEdges>(op, a, b, 1, kWarpThreads, stream);
+  if (vecs <= kWarpSize) return launch_onchip<T, 1, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+  if (vecs <= 2 * kWarpSize) return launch_onchip<T, 2, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+  if (vecs <= 4 * kWarpSize) return launch_onchip<T, 4, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
   if constexpr (Op::kInputs == 1) {
-    if (vecs <= 8 * kMany * kWarpSize) return launch_onchip<T, N, 8 * kMany, true, kEdges>(op, a, b, 1, kWarpThreads, stream);
+    if (vecs <= 8 * kWarpSize) return launch_onchip<T, 8, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
   }
   const bool single = a.cols * static_cast<int64_t>(sizeof(T)) <= kPlain && vecs <= kVecs * kOnchipMaxThreads;
   int blocks = 1;
   while (!single && blocks < kOnchipMaxCluster && vecs > int64_t(blocks) * kVecs * kSlice) blocks *= 2;
   const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
   OPFORGE_CHECK(threads <= kOnchipMaxThreads, ValueError, "a row of ", a.cols, " columns does not fit the registers of a cluster; use another implementation");
-  launch_onchip<T, N, kVecs, false, kEdges>(op, a, b, blocks, threads, stream);
+  launch_onchip<T, kVecs, false, kEdges>(op, a, b, b_alike, out_alike, blocks, threads, stream);
 }
 
 /// Runs `op` on every row of a (and of b, where op takes two inputs; else give a again); `out` is where it writes, or a again.
@@ -177,16 +188,13 @@ inline void launch_onchip_by(const Op& op, const Rows<const T>& a, const Rows<co
 template <typename T, class Op, int kRowVecs, int kSlice, int kPlain, typename Out>
 inline void launch_onchip_rows(const Op& op, const Rows<const T>& a, const Rows<const T>& b, const Rows<Out>& out, cudaStream_t stream) {
   if (a.rows == 0 || a.cols == 0) return;
-  constexpr int N = kVecSize<T>;
   const auto alike = [&](const void* data, int64_t stride) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == reinterpret_cast<uintptr_t>(a.data) % 16 && (stride - a.stride) % N == 0;
+    return reinterpret_cast<uintptr_t>(data) % 16 == reinterpret_cast<uintptr_t>(a.data) % 16 && (stride - a.stride) % kVecSize<T> == 0;
   };
   if (rows_vectorize(a) && rows_vectorize(b) && rows_vectorize(out)) {
-    launch_onchip_by<T, N, false, Op, kRowVecs, kSlice, kPlain>(op, a, b, stream);
-  } else if (alike(b.data, b.stride) && alike(out.data, out.stride)) {
-    launch_onchip_by<T, N, true, Op, kRowVecs, kSlice, kPlain>(op, a, b, stream);
+    launch_onchip_by<T, false, Op, kRowVecs, kSlice, kPlain>(op, a, b, true, true, stream);
   } else {
-    launch_onchip_by<T, 1, false, Op, kRowVecs, kSlice, kPlain>(op, a, b, stream);
+    launch_onchip_by<T, true, Op, kRowVecs, kSlice, kPlain>(op, a, b, alike(b.data, b.stride), alike(out.data, out.stride), stream);
   }
 }
 

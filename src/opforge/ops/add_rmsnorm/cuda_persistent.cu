@@ -1,8 +1,8 @@
-// Groups of threads that stay: x and the residual wait in registers, the next rows are on their way meanwhile.
+// x and the residual wait in the registers of a warp, a block or a cluster; their sum is made again when it is written.
 //
-// moves     4 * rows * cols * itemsize bytes: the least possible; the weight once for each group; see opforge/norm_rows.h
-// limits    131072 columns: the registers of a cluster of 16 blocks, two inputs on their way. Past a block's registers (8192
-//           columns of 16 bits, 4096 of 32) it needs clusters: sm_90 or later
+// moves     4 * rows * cols * itemsize bytes: the least possible; the weight from cache; see opforge/norm_rows.h
+// limits    131072 columns: the registers of a cluster of 16 blocks, two inputs in each. Past 64 KiB for a row of x and residual it
+//           needs clusters: sm_90 or later
 /* opforge
 layouts = ["contiguous", "rows"]
 [supports]

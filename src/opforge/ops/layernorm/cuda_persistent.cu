@@ -1,6 +1,7 @@
-// Groups of threads that stay: weight and bias wait in shared memory, the next row is on its way while this one is normalised.
+// Short rows in the registers of a warp or a block; past 32 KiB blocks or clusters that stay, with weight and bias in shared memory
+// and the next row on its way while this one is normalised.
 //
-// moves     2 * rows * cols * itemsize bytes: the least possible; weight and bias once for each group; see opforge/norm_rows.h
+// moves     2 * rows * cols * itemsize bytes: the least possible; weight and bias from cache, or once for each group that stays; see opforge/norm_rows.h
 // limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers (32768 columns of 16 bits, 16384
 //           of 32) it needs clusters: sm_90 or later
 /* opforge

@@ -28,6 +28,8 @@ def magnitude(inputs, outputs, scalars):
 
 
 def shift_moves_nothing(inputs, outputs, scalars):
+    if not inputs["x"].numel():
+        return None
     # y does not change when a constant is added to a row, so the gradients of the row's elements cancel
     dx, size = outputs["dx"], magnitude(inputs, outputs, scalars)["dx"]
     # 2^-8: each element is rounded to the output dtype, bfloat16 at the coarsest; 2^-25: to float16's subnormals
@@ -73,6 +75,7 @@ operator = Operator(
         Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="eps outweighs the variance"),
         Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
         Case(name="sparse", axes={"lead": (33,), "cols": 96}, distribution="sparse", why="mostly zeros: dweight and dbias have few terms"),
+        Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows: sums of nothing, which are 0"),
         Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
         Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
         Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),

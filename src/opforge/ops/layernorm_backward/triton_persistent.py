@@ -64,7 +64,8 @@ def launch(x, weight, dy, dx, dweight, dbias, *, eps):
     several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
     warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
     processors = torch.cuda.get_device_properties(x.device).multi_processor_count if x.device.type == "cuda" else 2
-    programs = min(triton.cdiv(rows, several), processors * max(1, PROGRAMS * 4 // warps))
+    # one at the least: without rows it writes the sums of nothing
+    programs = max(1, min(triton.cdiv(rows, several), processors * max(1, PROGRAMS * 4 // warps)))
     partial = torch.empty((programs, 2, cols), dtype=torch.float32, device=x.device)
     strides = (x.stride(0), dy.stride(0), dx.stride(0))
     gradient_rows[(programs,)](x, weight, dy, dx, partial, rows, cols, *strides, eps, ROWS=several, BLOCK=block, num_warps=warps)

@@ -1,8 +1,6 @@
-// Groups of threads that stay: weight and bias wait in shared memory, the next row is on its way while this one is normalised; each thread
-// makes the random words of its own elements.
+// layernorm's kernels with dropout applied to the result in registers: each thread makes the random words of its own elements.
 //
-// moves     2 * rows * cols * itemsize bytes: the least possible; weight and bias once for each group; see opforge/norm_rows.h,
-//           opforge/philox.h
+// moves     2 * rows * cols * itemsize bytes: the least possible, no mask is stored; see opforge/norm_rows.h, opforge/philox.h
 // limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers (32768 columns of 16 bits, 16384
 //           of 32) it needs clusters: sm_90 or later
 /* opforge

@@ -60,7 +60,7 @@ def consume(y, scale_a, scale_b, m, n, a_step, b_step, a_ring, b_ring, y_part, f
         block_m, block_n = place(tile, blocks_m, blocks_n, GROUP)
         upper = gl.zeros((HALF, WIDTH), gl.float32, layout)
         lower = gl.zeros((HALF, WIDTH), gl.float32, layout)
-        for step in range(steps):
+        for _step in range(steps):
             stage = count % STAGES
             mbarrier.wait(full.index(stage), count // STAGES & 1)
             right = b_ring.index(stage).permute((1, 0))

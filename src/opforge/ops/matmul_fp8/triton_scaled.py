@@ -33,7 +33,7 @@ def scaled_block(
     col = (program % (GROUP * blocks_n) // height * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     row_inside, col_inside = row < m, col < n
     sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for block in range(0, tl.cdiv(k, 128)):
+    for block in range(tl.cdiv(k, 128)):
         term = block * 128 + tl.arange(0, 128).to(tl.int64)
         left = tl.load(a + row[:, None] * a_row + term[None, :] * a_col, mask=row_inside[:, None] & (term[None, :] < k), other=0.0)
         right = tl.load(b + term[:, None] * b_col + col[None, :] * b_row, mask=(term[:, None] < k) & col_inside[None, :], other=0.0)

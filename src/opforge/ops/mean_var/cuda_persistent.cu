@@ -1,4 +1,4 @@
-// A row in registers: of a warp, of a block, or of the blocks of a cluster.
+// A row in the registers of a warp, of a block, or of the blocks of a cluster; mean and variance take one exchange.
 //
 // moves     rows * cols * itemsize bytes: the least possible; see opforge/norm_rows.h
 // limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers it needs clusters: sm_90 or later
@@ -16,7 +16,7 @@ struct MeanVar {
   struct Result {
     float mean, variance;
   };
-  static constexpr int kInputs = 1, kConstants = 0;
+  static constexpr int kInputs = 1;
   static constexpr bool kEmits = false, kCentred = true, kStays = false;
   T* mean;
   T* variance;

@@ -1,6 +1,7 @@
-// Groups of threads that stay: the weight waits in shared memory, the next row is on its way while this one is normalised.
+// Short rows in the registers of a warp or a block; past 64 KiB clusters that stay, with the weight in shared memory and the next
+// row on its way while this one is normalised.
 //
-// moves     2 * rows * cols * itemsize bytes: the least possible; the weight once for each group; see opforge/norm_rows.h
+// moves     2 * rows * cols * itemsize bytes: the least possible; the weight from cache, or once for each group that stays; see opforge/norm_rows.h
 // limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers (32768 columns of 16 bits, 16384
 //           of 32) it needs clusters: sm_90 or later
 /* opforge

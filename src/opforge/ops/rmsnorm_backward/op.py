@@ -21,6 +21,8 @@ def magnitude(inputs, outputs, scalars):
 
 
 def scaling_moves_little(inputs, outputs, scalars):
+    if not inputs["x"].numel():
+        return None
     # sum(x * dx) = sum(g * h) * eps / (mean(x^2) + eps): were it not for eps, y would not change when a row is multiplied by a constant
     x, dx, eps = inputs["x"], outputs["dx"], scalars["eps"]
     squares = (x * x).mean(dim=-1)
@@ -70,6 +72,7 @@ operator = Operator(
         Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="eps outweighs the mean of squares"),
         Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
         Case(name="sparse", axes={"lead": (33,), "cols": 96}, distribution="sparse", why="mostly zeros: dweight has few terms"),
+        Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows: sums of nothing, which are 0"),
         Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
         Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
         Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
