@@ -23,7 +23,6 @@ from opforge.machine import detect
 from opforge.registry import Registry
 from opforge.store import Store
 
-
 NEWEST = 5000
 """Records of one operator that are looked through, the newest: a first call must not wait for years of history."""
 
