@@ -172,3 +172,16 @@ def test_a_launch_that_cannot_be_repeated_is_not(monkeypatch, why):
     run((longer[1:] if why == "another alignment" else x,), (y,), {"eps": 2.0 if why == "other scalars" else 1.0})
     assert jit.fronts == 2 * fronts
     assert jit.launches == []
+
+
+def test_a_call_on_one_tensor_twice_says_nothing_of_the_next(monkeypatch):
+    """add(x, x) would be repeated as add(a, a) for add(a, b)."""
+    import torch
+
+    run, jit = repeated(monkeypatch, lambda jit, x, y: jit[(3,)](x, y, 64, BLOCK=32))
+    same, x, y = torch.zeros(64), torch.zeros(64), torch.zeros(64)
+    run((same,), (same,), {})
+    for _ in range(2):
+        run((x,), (y,), {})
+    assert jit.fronts == 2
+    assert [given[-4:-2] for given in jit.launches] == [(x, y)]

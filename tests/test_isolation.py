@@ -158,7 +158,7 @@ def test_a_claim_below_the_parents_clock_is_not_believed(factor, believed):
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     """A cache by a hash of all inputs is always right: only time gives it away."""
-    x = torch.randn(8)
+    x = torch.randn(4096)
     seen = []
 
     def ask(message):

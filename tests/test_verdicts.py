@@ -216,9 +216,13 @@ def test_a_right_kernel_passes_and_says_what_was_found(judged):
 
 def test_a_row_that_depends_on_its_batch_is_stated_not_failed(judged):
     """Within the bound, other bits: the reader decides whether that matters."""
+    # the next number up: always another one, and always within the bound
     source = """
+    import torch
+
     def run(x):
-        return x.sum(-1) if x.numel() // max(1, x.shape[-1]) != 1 else x.flip(-1).cumsum(-1)[..., -1]
+        sums = x.sum(-1)
+        return sums if x.numel() // max(1, x.shape[-1]) != 1 else torch.nextafter(sums, torch.full_like(sums, float("inf")))
     """
     verdict = judged(source, operator="row_sum", effort=DEFAULT)
     assert isinstance(verdict, Pass), verdict

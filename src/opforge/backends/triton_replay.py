@@ -137,7 +137,8 @@ class Repeated:
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, Any]) -> None:
         if self.replay is not None and self.replay(inputs, outputs, scalars):
             return
-        if self.followed:
+        if self.followed or len({id(tensor) for tensor in (*inputs, *outputs)}) < len(inputs) + len(outputs):
+            # one tensor in two places says nothing of which place a parameter came from: such a call is not followed
             self.run(inputs, outputs, scalars)
             return
         self.followed = True

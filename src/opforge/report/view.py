@@ -103,13 +103,15 @@ class Group:
 
 
 def groups(records: Iterable[Record]) -> tuple[Group, ...]:
-    """The groups in the order in which they first appear. Records of verification alone (no workload) form groups of their own."""
+    """The groups in the order in which they first appear, those of one operator together: several processes may have recorded in
+    turns. Records of verification alone (no workload) form groups of their own."""
     found: dict[tuple[str, str, str, str, str], list[Record]] = {}
     for record in records:
         found.setdefault((record.operator, record.workload, record.dtype, record.device, record.run), []).append(record)
+    first = {operator: place for place, operator in reversed(list(enumerate(key[0] for key in found)))}
     return tuple(
         Group(operator=operator, workload=workload, dtype=dtype, device=device, run=run, records=tuple(sorted(members, key=_order)))
-        for (operator, workload, dtype, device, run), members in found.items()
+        for (operator, workload, dtype, device, run), members in sorted(found.items(), key=lambda entry: first[entry[0][0]])
     )
 
 
