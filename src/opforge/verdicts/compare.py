@@ -42,6 +42,19 @@ def compare(actual: Any, expectation: Expectation) -> Comparison:
     return Comparison(metrics=_measure(expectation, got, expected, bound, finite, wrong), wrong=wrong)
 
 
+def place_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index of an element by its place in row-major order. torch.unravel_index would import a symbolic algebra system first.
+
+    >>> place_of(7, (2, 5))
+    (1, 2)
+    """
+    index: list[int] = []
+    for extent in reversed(shape):
+        flat, rest = divmod(flat, extent)
+        index.append(rest)
+    return tuple(reversed(index))
+
+
 def right_elements(actual: Any, expectation: Expectation) -> Any:
     """Which elements are right, as `compare` judges them, without the metrics."""
     return _right(actual, expectation)[0]
@@ -84,7 +97,7 @@ def _measure(expectation: Expectation, got: Any, expected: Any, bound: Any, fini
     ratio = torch.where(wrong & ~(ratio > 1), torch.full_like(ratio, math.inf), ratio)
     ratio = torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
     worst = int(ratio.argmax()) if elements else 0
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), expected.shape)) if elements and expected.ndim else ()
+    index = place_of(worst, expected.shape) if elements else ()
     # relative error where the expectation is a normal number; a relative error against zero says nothing
     normal = e.abs() >= 2.0 ** DTYPES[expectation.dtype].min_exponent
     relative = error[normal] / e.abs()[normal]
