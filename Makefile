@@ -8,7 +8,7 @@ setup:
 
 demo: setup  ## the main job on this machine, GPU or not, with a report at the end
 	@$(BIN)/opforge doctor || true
-	@$(BIN)/opforge bench softmax gelu layernorm --dtype float32 --budget 0.3 --quick --report reports/demo
+	@$(BIN)/opforge bench softmax layernorm --dtype float32 --budget 0.3 --quick --report reports/demo
 	@echo "open reports/demo/report.html"
 
 test: setup  ## the tests, without those that take long
