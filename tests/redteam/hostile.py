@@ -199,7 +199,18 @@ def _marked(mark: str) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Everything that outlives processes: POSIX shared memory, System V segments."""
-    posix = set(map(str, Path("/dev/shm").iterdir())) if Path("/dev/shm").is_dir() else set()
+    """Everything of this user that outlives processes: POSIX shared memory, System V segments. A database server beside the
+    tests has some of its own, as another user."""
+    mine = os.getuid()
+    posix = {str(path) for path in Path("/dev/shm").iterdir() if _owner(path) == mine} if Path("/dev/shm").is_dir() else set()
     table = Path("/proc/sysvipc/shm")
-    return posix | set(table.read_text().splitlines()[1:] if table.exists() else [])
+    rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
+    # the number of a segment and its owner; the rest of a row changes with every use
+    return posix | {f"segment {row[1]}" for row in rows if int(row[7]) == mine}
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.stat().st_uid
+    except FileNotFoundError:
+        return None
