@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from opforge.core.errors import UsageError
+from opforge.core.plugins import plugged
 from opforge.forge import create
 from opforge.registry import load
 
@@ -41,6 +42,22 @@ def test_adding_an_operator_touches_one_new_folder(tmp_path):
     assert {item.backend for item in registry.implementations("squares")} == {"torch", "compile", "triton", "cuda", "tilelang", "cpp"}
     after = {path: path.read_bytes() for path in before}
     assert before == after
+
+
+def test_installed_plugins_bring_operators_and_backends(tmp_path, monkeypatch):
+    """A package that names the two entry point groups is found by its metadata; one that names none costs no import."""
+    create(load(), "squares", tmp_path / "my_operators")
+    (tmp_path / "my_operators" / "__init__.py").write_text("")
+    (tmp_path / "my_backend.py").write_text("class Mine:\n    name = 'mine'\n")
+    metadata = tmp_path / "my_operators-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my_operators\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[opforge.operators]\nmine = my_operators\n[opforge.backends]\nmine = my_backend:Mine\n")
+    assert "squares" not in load().names()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "squares" in load().names()
+    assert {entry.name: entry.__name__ for entry in plugged("opforge.backends").values()} == {"mine": "Mine"}
+    assert plugged("opforge.nothing") == {}
 
 
 def test_one_name_twice_is_refused(tmp_path):

@@ -1,13 +1,14 @@
 """opforge: a workbench for GPU operators.
 
-The nouns are imported at once (they need the standard library alone); the verbs when they are first used.
+The nouns need the standard library alone; the verbs import what they need when they are first used.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-# the nouns
+# the nouns that a definition is made of
 from opforge.core.errors import EnvironmentLacks as EnvironmentLacks, OpforgeError as OpforgeError, UsageError as UsageError
 from opforge.core.implementation import Config as Config, Implementation as Implementation
 from opforge.core.operator import (
@@ -21,14 +22,27 @@ from opforge.core.operator import (
     Tolerance as Tolerance,
     Workload as Workload,
 )
-from opforge.core.record import Environment as Environment, Record as Record
-from opforge.core.timing import Timing as Timing
-from opforge.core.verdict import Broken as Broken, Crash as Crash, Mismatch as Mismatch, Pass as Pass, Timeout as Timeout, Unsupported as Unsupported, Verdict as Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from opforge.core.record import Environment as Environment, Record as Record
+    from opforge.core.timing import Timing as Timing
+    from opforge.core.verdict import Broken as Broken, Crash as Crash, Mismatch as Mismatch, Pass as Pass, Timeout as Timeout, Unsupported as Unsupported, Verdict as Verdict
+
 __version__ = "0.1.0"
+
+
+# the nouns that an answer is made of: imported when they are first named, so that `opforge list` doesn't wait for them
+_ANSWERS = {"Environment": "record", "Record": "record", "Timing": "timing"} | dict.fromkeys(
+    ("Broken", "Crash", "Mismatch", "Pass", "Timeout", "Unsupported", "Verdict"), "verdict"
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ANSWERS:
+        raise AttributeError(f"module 'opforge' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"opforge.core.{_ANSWERS[name]}"), name)
 
 
 # the verbs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from functools import lru_cache
 
 from opforge.backends.protocol import (
@@ -17,6 +16,7 @@ from opforge.backends.protocol import (
     Way as Way,
 )
 from opforge.core.errors import unknown
+from opforge.core.plugins import plugged
 
 
 @lru_cache(maxsize=1)
@@ -29,8 +29,8 @@ def backends() -> dict[str, Backend]:
     from opforge.backends.triton_lang import Triton
 
     found: dict[str, Backend] = {backend.name: backend for backend in (TorchEager(), TorchCompile(), Triton(), Cuda(), TileLang(), Cpp())}
-    for entry in importlib.metadata.entry_points(group="opforge.backends"):
-        plugin: Backend = entry.load()()
+    for made in plugged("opforge.backends").values():
+        plugin: Backend = made()
         found[plugin.name] = plugin
     return found
 

@@ -12,12 +12,11 @@ import typer
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
-from opforge.core.record import Record, to_json
-from opforge.core.verdict import REFUSED
 from opforge.registry import Registry, load
 from opforge.registry.sources import BACKENDS
 
 if TYPE_CHECKING:
+    from opforge.core.record import Record
     from opforge.runner import Host
     from opforge.store import Store
 
@@ -130,9 +129,13 @@ def make_host(in_process: bool) -> Host:
 
 def print_json(value: Any) -> None:
     """Any noun or plain data, as JSON on standard output."""
+    from opforge.core.record import to_json
+
     typer.echo(json.dumps(to_json(value), indent=1))
 
 
 def exit_code(records: Sequence[Record]) -> int:
     """1 when any verdict is a failure or against the policy, else 0."""
+    from opforge.core.verdict import REFUSED
+
     return int(any(isinstance(record.verdict, REFUSED) for record in records))

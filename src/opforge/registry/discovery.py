@@ -8,7 +8,6 @@ is a home, or a `pathlib.Path`).
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from opforge.core.errors import OpforgeError, UsageError, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator
+from opforge.core.plugins import plugged
 from opforge.registry.sources import find_source, read_implementation
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
@@ -115,10 +115,9 @@ def load(homes: Iterable[Path] = ()) -> Registry:
         if not path.is_dir():
             raise UsageError(f"{path} is not a folder. A home holds one folder per operator; make one with: opforge new NAME --home {path}")
         found.append(Home(path.resolve(), origin))
-    for entry in importlib.metadata.entry_points(group="opforge.operators"):
-        target = entry.load()
+    for name, target in plugged("opforge.operators").items():
         path = target if isinstance(target, Path) else Path(target.__file__).parent
-        found.append(Home(path.resolve(), f"entry point {entry.name}"))
+        found.append(Home(path.resolve(), f"entry point {name}"))
     return Registry(tuple({home.path: home for home in found}.values()))
 
 

@@ -1,0 +1,27 @@
+"""What installed packages plug in, by entry point group.
+
+`importlib.metadata` takes longer to import than `opforge list` takes for everything else, and hardly anybody has a
+plugin: it is imported only where an installed package names the group at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def plugged(group: str) -> dict[str, Any]:
+    """What each entry point of `group` loads, by its name. Whatever loading raises is the plugin's, and goes up."""
+    if not any(_names(Path(place or "."), group) for place in sys.path):
+        return {}
+    from importlib.metadata import entry_points
+
+    return {entry.name: entry.load() for entry in entry_points(group=group)}
+
+
+def _names(place: Path, group: str) -> bool:
+    """Whether a distribution installed in `place` may name the group; what is not a folder (a zip file) is left to importlib."""
+    if not place.is_dir():
+        return place.exists() and not place.name.startswith("python")  # the standard library's own zip holds no distributions
+    return any(group.encode() in found.read_bytes() for kind in ("*.dist-info", "*.egg-info") for found in place.glob(f"{kind}/entry_points.txt"))
