@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# On a machine with one or more GPUs: the whole bench, its operators dealt out to the GPUs, then the tests that need one.
+# On a machine with one or more GPUs: the bench, its plan dealt out to the GPUs as they become free, then the tests that need one.
 # Records go to $OUT (default: results/) after everything, and after an interruption too: what was measured is kept.
 #
-#   OPERATORS      which, most important first (default: all)
-#   BENCH          further options of `opforge bench`, e.g. "--most 1 --dtype bfloat16"
+#   PLAN           a file of lines, each the operators and options of one `opforge bench`, most important first (default: scripts/gpu-plan.txt)
 #   NAME           of the file of records, before .jsonl.gz (default: the device's name)
-#   LIMIT          seconds after which the bench is ended (default: none)
-#   TESTS=0        leaves the tests out
+#   LIMIT          seconds after which no line is begun and the bench under way is ended (default: none)
+#   TESTS=0        leaves the tests out; TESTS=first runs them before the bench
 #   OPFORGE_SITE   a folder of Python packages to use beside the system's (TileLang, SQLAlchemy, …), for machines without an index
 #   PYTHON         the interpreter (default: .venv's if there is one, else python3)
 set -uo pipefail
@@ -17,19 +16,36 @@ export PYTHONPATH="$PWD/src${OPFORGE_SITE:+:$OPFORGE_SITE}" OPFORGE_STORE="$out/
 mkdir -p "$out"
 read -r gpus device <<< "$("$python" -c 'import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name().lower().replace(" ", "-"))')"
 [ "${gpus:-0}" -ge 1 ] || { echo "gpu.sh: torch sees no CUDA device here" >&2; exit 3; }
-operators=${OPERATORS:-$("$python" -m opforge list --json | "$python" -c "import json, sys; print(*(entry[\"operator\"] for entry in json.load(sys.stdin)))")}
+queue=$(mktemp)
+grep -vE '^\s*(#|$)' "${PLAN:-scripts/gpu-plan.txt}" > "$queue"
 
+tests() { "$python" -m pytest -q -m gpu tests 2>&1 | tail -15; }
+
+# the first line that nobody has taken; locked, because every GPU asks
+next() { flock "$queue.lock" sh -c 'head -n 1 "$1"; sed -i 1d "$1"' next "$queue"; }
+
+left() { echo $((${LIMIT:-1000000} - SECONDS)); }
+
+work() {
+    local gpu=$1 line
+    while [ "$(left)" -gt 15 ] && line=$(next) && [ -n "$line" ]; do
+        echo "== GPU $gpu at $SECONDS s: $line"
+        # shellcheck disable=SC2086
+        CUDA_VISIBLE_DEVICES=$gpu timeout -s INT -k 20 "$(left)" "$python" -m opforge bench $line --device cuda --report "$out/report-$gpu" < /dev/null 2>&1
+        echo "== GPU $gpu: exit code $? at $SECONDS s"
+    done
+}
+
+[ "${TESTS:-1}" = first ] && tests
 "$python" -m opforge doctor
 "$python" -m opforge machine --device cuda --again > "$out/$device-ceilings.txt"
 for ((gpu = 0; gpu < gpus; gpu++)); do
-    share=$(echo $operators | tr ' ' '\n' | awk -v n="$gpus" -v k="$gpu" '(NR - 1) % n == k' | tr '\n' ' ')
-    # shellcheck disable=SC2086
-    CUDA_VISIBLE_DEVICES=$gpu timeout -s INT -k 20 "${LIMIT:-1000000}" "$python" -m opforge bench $share --device cuda --budget "${BUDGET:-0.3}" ${BENCH:-} \
-        --report "$out/report-$gpu" > "$out/bench-$gpu.txt" 2>&1 &
+    work "$gpu" > "$out/bench-$gpu.txt" &
 done
 wait
-tail -n 60 "$out"/bench-*.txt
+grep -h "^== GPU" "$out"/bench-*.txt
+[ ! -s "$queue" ] || { echo "not begun, for want of time:"; cat "$queue"; }
 "$python" -m opforge records export "$out/${NAME:-$device}.jsonl.gz"
-[ "${TESTS:-1}" = 0 ] || "$python" -m pytest -q -m gpu tests 2>&1 | tail -15
-rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-*
+[ "${TESTS:-1}" = 1 ] && tests
+rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-* "$queue" "$queue.lock"
 ls -la "$out"

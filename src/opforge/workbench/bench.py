@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opforge.backends import Native, Stood, backend, backends
-from opforge.backends.cache import sha256_of
+from opforge.backends.shared_code import source_sha256
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Case, Operator, Workload
@@ -117,7 +117,7 @@ class _Job:
         device = detect(self.options.device)
         axes = dict(case.axes) if case else {}
         scalars = self.operator.scalar_values(case.scalars if case else {})
-        cost = self.operator.cost(axes if case else self.operator.cases[0].axes, dtype)
+        cost = self.operator.cost(axes if case else self.operator.cases[0].axes, dtype, scalars)
         roof = bound(cost, device, dtype, self.operator.unit, cache=timing.cache if timing else "warm") if case else None
         record = Record(
             id=uuid.uuid4().hex,
@@ -125,7 +125,7 @@ class _Job:
             operator=self.operator.name,
             implementation=implementation.name,
             backend=implementation.backend,
-            source_sha256=sha256_of(implementation.source),
+            source_sha256=source_sha256(implementation.source),
             workload=case.name if case else "",
             axes=axes,
             scalars=scalars,
@@ -146,7 +146,7 @@ class _Job:
     def doubted(self, timing: Timing, workload: Workload, dtype: str) -> Timing:
         """The timing, marked where it is better than this device was measured to be."""
         operator = self.operator
-        return replace(timing, suspect=suspect(operator.cost(workload.axes, dtype), timing, detect(self.options.device), dtype, operator.unit))
+        return replace(timing, suspect=suspect(operator.cost(workload.axes, dtype, workload.scalars), timing, detect(self.options.device), dtype, operator.unit))
 
 
 def bench(registry: Registry, names: Sequence[str], options: Options, host: Host, *, listener: Listener = lambda event: None) -> Iterator[Record]:
@@ -299,10 +299,6 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
                 after = audit(contestant, timing, unseen, operator, job.host.isolation)
                 verdicts[name] = after or verdicts[name]
             kept = job.doubted(timing, workload, dtype) if isinstance(timing, Timing) and isinstance(verdicts[name], Pass) else None
-            if kept is not None:
-                cost = operator.cost(workload.axes, dtype)
-                doubt = suspect(cost, kept, detect(options.device), dtype, operator.unit)
-                kept = replace(kept, conditions=(*kept.conditions, f"SUSPECT: {doubt}")) if doubt else kept
             yield job.record(implementation, workload, dtype, verdicts[name], kept)
     finally:
         for worker in workers:
