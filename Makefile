@@ -33,7 +33,7 @@ check: setup  ## format, lint, types, quick tests
 redteam: setup  ## planted cheats, honest kernels, planted bugs and hostile kernels against the verifier
 	@$(BIN)/python scripts/redteam.py
 
-gpu: setup  ## tests, then the whole bench on a GPU; records land in results/
+gpu: setup  ## on a machine with GPUs: the tests that need one, then the bench of scripts/gpu-plan.txt; records land in results/
 	@scripts/gpu.sh
 
 docs: setup  ## pages generated from the code: docs/map.md, docs/verbs/, README tables

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# On a machine with one or more GPUs: the bench, its plan dealt out to the GPUs as they become free, then the tests that need one.
+# On a machine with one or more GPUs: the tests that need one, then the bench, its plan dealt out to the GPUs as they become free.
 # Records go to $OUT (default: results/) after everything, and after an interruption too: what was measured is kept.
 #
 #   PLAN           a file of lines, each the operators and options of one `opforge bench`, most important first (default: scripts/gpu-plan.txt)
 #   NAME           of the file of records, before .jsonl.gz (default: the device's name)
 #   LIMIT          seconds after which no line is begun and the bench under way is ended (default: none)
-#   TESTS=0        leaves the tests out; TESTS=first runs them before the bench
+#   TESTS=0        leaves the tests out
 #   OPFORGE_SITE   a folder of Python packages to use beside the system's (TileLang, SQLAlchemy, …), for machines without an index
 #   PYTHON         the interpreter (default: .venv's if there is one, else python3)
 set -uo pipefail
@@ -18,8 +18,6 @@ read -r gpus device <<< "$("$python" -c 'import torch; print(torch.cuda.device_c
 [ "${gpus:-0}" -ge 1 ] || { echo "gpu.sh: torch sees no CUDA device here" >&2; exit 3; }
 queue=$(mktemp)
 grep -vE '^\s*(#|$)' "${PLAN:-scripts/gpu-plan.txt}" > "$queue"
-
-tests() { "$python" -m pytest -q -m gpu tests 2>&1 | tail -15; }
 
 # the first line that nobody has taken; locked, because every GPU asks
 next() { flock "$queue.lock" sh -c 'head -n 1 "$1"; sed -i 1d "$1"' next "$queue"; }
@@ -36,7 +34,7 @@ work() {
     done
 }
 
-[ "${TESTS:-1}" = first ] && tests
+[ "${TESTS:-1}" = 0 ] || "$python" -m pytest -q -m gpu tests 2>&1 | tail -15
 "$python" -m opforge doctor
 "$python" -m opforge machine --device cuda --again > "$out/$device-ceilings.txt"
 for ((gpu = 0; gpu < gpus; gpu++)); do
@@ -46,6 +44,5 @@ wait
 grep -h "^== GPU" "$out"/bench-*.txt
 [ ! -s "$queue" ] || { echo "not begun, for want of time:"; cat "$queue"; }
 "$python" -m opforge records export "$out/${NAME:-$device}.jsonl.gz"
-[ "${TESTS:-1}" = 1 ] && tests
 rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-* "$queue" "$queue.lock"
 ls -la "$out"
