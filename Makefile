@@ -25,8 +25,8 @@ trust: setup  ## measure the false alarms, the power and the losses of opforge i
 	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick)
 
 check: setup  ## format, lint, types, quick tests
-	@$(BIN)/ruff format --check src tests scripts tools
-	@$(BIN)/ruff check src tests scripts tools
+	@$(BIN)/ruff format --check src tests scripts tools examples
+	@$(BIN)/ruff check src tests scripts tools examples
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -m "not slow" tests/test_arrows.py tests/test_core.py
 

@@ -34,7 +34,7 @@ work() {
     done
 }
 
-[ "${TESTS:-1}" = 0 ] || "$python" -m pytest -q -m gpu tests 2>&1 | tail -15
+[ "${TESTS:-1}" = 0 ] || timeout -s INT -k 20 "$(left)" "$python" -m pytest -q -m gpu tests 2>&1 | tail -15
 "$python" -m opforge doctor
 "$python" -m opforge machine --device cuda --again > "$out/$device-ceilings.txt"
 for ((gpu = 0; gpu < gpus; gpu++)); do
@@ -43,6 +43,7 @@ done
 wait
 grep -h "^== GPU" "$out"/bench-*.txt
 [ ! -s "$queue" ] || { echo "not begun, for want of time:"; cat "$queue"; }
-"$python" -m opforge records export "$out/${NAME:-$device}.jsonl.gz"
-rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-* "$queue" "$queue.lock"
+# a store whose export failed is all there is of what was measured
+"$python" -m opforge records export "$out/${NAME:-$device}.jsonl.gz" && rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-*
+rm -f "$queue" "$queue.lock"
 ls -la "$out"

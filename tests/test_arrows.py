@@ -12,7 +12,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "opforge"
 FLOORS = {
-    "core": 0,
+    "core": 0, "primitives": 0,
     "registry": 1, "backends": 1, "machine": 1, "roofline": 1, "quant": 1, "store": 1,
     "runner": 2, "report": 2,
     "verdicts": 3, "timing": 3, "inspect": 3, "diagnose": 3, "dispatch": 3,

@@ -36,6 +36,11 @@ def with_graph_break(x):
     return torch.softmax(x, -1)
 
 
+def with_half_the_gradient_once_compiled(x):
+    y = torch.softmax(x, -1)
+    return (y + y.detach()) / 2 if torch.compiler.is_compiling() else y
+
+
 @pytest.mark.parametrize(
     ("function", "broken"),
     [
@@ -44,8 +49,9 @@ def with_graph_break(x):
         (lambda x: x.copy_(torch.softmax(x.detach(), -1)), "values and memory (float32)"),
         (lambda x: torch.softmax(x, -1) if x.is_contiguous() else x * 0, "layouts (float32)"),
         (with_graph_break, "torch.compile(fullgraph=True)"),
+        (with_half_the_gradient_once_compiled, "torch.compile(fullgraph=True)"),
     ],
-    ids=["no gradient", "wrong value", "input modified", "layout ignored", "graph break"],
+    ids=["no gradient", "wrong value", "input modified", "layout ignored", "graph break", "compiled gradient"],
 )
 def test_broken_promises_are_found(function, broken):
     """Each clause fails on a function that breaks it alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -95,7 +96,7 @@ def test_an_elementwise_call_makes_no_views(monkeypatch):
     chooser = Chooser(registry)
     monkeypatch.setattr(chooser, "choose", lambda *arguments: Choice(implementation=chosen, config=chosen.default, why="asked", passed_over=()))
     add = Function.__new__(Function)
-    add.operator, add.chooser, add._prepared = registry.operator("vector_add"), chooser, {}
+    add.operator, add.chooser, add._prepared, add._calls, add._quick = registry.operator("vector_add"), chooser, {}, {}, {}
     x, y = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
     assert torch.equal(add(x, y), x + y)
     with monkeypatch.context() as without:
@@ -152,6 +153,23 @@ def test_a_triton_launch_is_made_again_with_other_tensors(monkeypatch):
     assert (grid, stream, function, packed, metadata, n, block) == ([3, 1, 1], 7, "cubin", "packed", None, 64, 32)
     assert x is second[0]
     assert y is second[1]
+
+
+def test_a_kernel_that_operators_share_is_launched_again_too(monkeypatch):
+    """It stands in a module of opforge, and the operator's file imports only the function that launches it."""
+    import torch
+
+    shared, operator = ModuleType("opforge.primitives.triton_imagined"), ModuleType("kernels")
+    run, jit = repeated(monkeypatch, lambda jit, x, y: jit[(3,)](x, y, 64, BLOCK=32))
+    shared.kernel = jit
+    operator.launch_shared = lambda: None
+    operator.launch_shared.__module__ = shared.__name__
+    monkeypatch.setitem(sys.modules, shared.__name__, shared)
+    run.module = operator
+    x, y = torch.zeros(64), torch.zeros(64)
+    for _ in range(3):
+        run((x,), (y,), {})
+    assert (jit.fronts, len(jit.launches)) == (1, 2)
 
 
 @pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "another alignment", "other scalars"])

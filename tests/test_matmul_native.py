@@ -26,17 +26,32 @@ def inspected(name, dtype):
     return inspect_implementation(load(), "matmul", name, target="sm_90a", dtype=dtype, axes={"m": 256, "n": 256, "k": 256})
 
 
+def check_hopper(found):
+    """What the words of ptxas and the instructions must not say."""
+    assert found.kernels
+    for kernel in found.kernels:
+        assert kernel.matrix_instructions["HGMMA"] > 0
+        assert kernel.warnings == ()
+        assert not kernel.spills and kernel.local_instructions == 0 and kernel.stack_bytes == 0
+
+
 @needs_nvcc
 @needs_cuobjdump
 @pytest.mark.parametrize(("name", "dtype"), HOPPER)
 def test_hopper_kernels_multiply_with_warpgroups_and_spill_nothing(name, dtype):
     """ptxas serialises wgmma, ignores setmaxnreg, or spills sums with no more than a warning; each halves the speed."""
     found = inspected(name, dtype)
-    assert found.kernels and found.compile_s < 60
-    for kernel in found.kernels:
-        assert kernel.matrix_instructions["HGMMA"] > 0
-        assert kernel.warnings == ()
-        assert not kernel.spills and kernel.local_instructions == 0 and kernel.stack_bytes == 0
+    check_hopper(found)
+    assert found.compile_s < 60
+
+
+@pytest.mark.slow
+@needs_nvcc
+@needs_cuobjdump
+@pytest.mark.parametrize("operator", ["linear", "linear_add", "linear_fp8"])
+def test_epilogues_do_not_push_sums_out_of_the_registers(operator):
+    """A thread holds 128 sums of the 232 registers it has: loads of bias or residual for a whole tile at once spill."""
+    check_hopper(inspect_implementation(load(), operator, "cuda_wgmma", target="sm_90a", dtype="bfloat16", axes={"rows": (256,), "n": 256, "k": 256}))
 
 
 @needs_nvcc

@@ -2,7 +2,7 @@
 
 import pytest
 
-from opforge.backends.modules import installed, load_source
+from opforge.backends.modules import installed
 from opforge.core.errors import EnvironmentLacks
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
@@ -15,7 +15,8 @@ ROLES = [
     ("linear", "triton_gluon", "float16", "HGMMA"),
     ("matmul_fp8", "triton_gluon", "float8_e4m3fn", "QGMMA"),
 ]
-LARGE = {"matmul": {"m": 512, "n": 512, "k": 512}, "linear": {"rows": (512,), "n": 512, "k": 512}, "matmul_fp8": {"m": 512, "n": 512, "k": 512}}
+ROWS = {"rows": (512,), "n": 512, "k": 512}
+LARGE = {"matmul": {"m": 512, "n": 512, "k": 512}, "linear": ROWS, "linear_add": ROWS, "linear_fp8": ROWS, "matmul_fp8": {"m": 512, "n": 512, "k": 512}}
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype", "instruction"), ROLES, ids=[f"{operator}-{name}" for operator, name, _, _ in ROLES])
@@ -39,7 +40,10 @@ def test_portable_rungs_compile_for_every_target(name, target):
     assert inspect_implementation(load(), "matmul", name, target=target, dtype="float16", axes=axes).kernels
 
 
-@pytest.mark.parametrize(("operator", "name"), [("matmul", "triton_pipelined"), ("matmul", "triton_splitk"), ("linear", "triton_pipelined")])
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [("matmul", "triton_pipelined"), ("matmul", "triton_splitk"), ("linear", "triton_pipelined"), ("linear_add", "triton_pipelined"), ("linear_fp8", "triton_pipelined")],
+)
 def test_pipelined_rungs_are_fed_by_tma(operator, name):
     """Without descriptors the loads go through registers, and the file's idea is gone."""
     axes = {**LARGE[operator], **({"m": 64} if name == "triton_splitk" else {})}
@@ -59,7 +63,8 @@ def test_operands_are_read_as_they_lie():
     """Row- and column-major matrices are walked without a copy; what TMA cannot walk is told apart by stride and address, not by shape alone."""
     import torch
 
-    how = load_source(load().implementation("matmul", "triton_pipelined").source).how
+    from opforge.primitives.triton_gemm import how
+
     matrix = torch.zeros(64, 72, dtype=torch.bfloat16)
     assert how(matrix) == "rows"
     assert how(matrix.T) == "columns"

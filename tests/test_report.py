@@ -518,6 +518,20 @@ def test_the_readme_table_has_a_row_per_comparison_and_bolds_the_best():
     assert report.benchmark_table([]).startswith("No timed records. Make some with: opforge bench")
 
 
+def test_a_ratio_is_against_the_better_alternative_of_the_same_run():
+    """The mean of both, or a time of another run, would flatter the kernel."""
+    facts = {**CPU.facts, "host.copy_bytes_per_s": "2e10"}
+    here = dataclasses.replace(CPU, facts=facts)
+    sides = [record("torch_eager", timing=timing(3e-3)), record("compile_default", timing=timing(1.5e-3)), record("cpp_twopass", timing=timing(1e-3), environment=here)]
+    slower = [dataclasses.replace(item, dtype="bfloat16", timing=timing(2e-3) if item.backend == "cpp" else item.timing) for item in sides]
+    alone = [record("cpp_twopass", operator="relu", run="run2")]
+    lines = [re.sub(r"\s*\|\s*", "|", line).strip("|").split("|") for line in report.ratio_table(sides + slower + alone).splitlines() if line.startswith("|")]
+    whole = [cells for cells in lines if cells[0] == "softmax"]
+    assert [(cells[2], cells[6], cells[7]) for cells in whole] == [("float32", "1.50x", "31%"), ("bfloat16", "**0.75x**", "16%")]
+    assert [cells[:3] for cells in lines if cells[0] in ("float32", "bfloat16", "all")] == [["float32", "1", "1.50x"], ["bfloat16", "1", "**0.75x**"], ["all", "2", "**1.06x**"]]
+    assert report.ratio_table(alone).startswith("No runs with cpp and an alternative. Make some with: opforge bench")
+
+
 def test_markdown_tables_keep_their_columns():
     """A pipe in a name would move every number one column to the right."""
     text = report.markdown([record("cpp_a|b*c*", workload="w|x"), record()])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from opforge.backends import native
 from opforge.core.operator import Case
 from opforge.core.verdict import Mismatch, Pass
 from opforge.registry import load
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulato
 
 
 def verdict_on(folder: Path, change: tuple[str, str] | None):
-    """The verdict on cuda_mma, with one place in its source changed, under the emulator."""
+    """The verdict on cuda_mma, with one place in the header that it is made of changed, under the emulator."""
     home = folder / "home"
     target = home / "guest_matmul"
     target.mkdir(parents=True)
@@ -26,11 +27,13 @@ def verdict_on(folder: Path, change: tuple[str, str] | None):
     definition = (original / "op.py").read_text().replace('name="matmul"', 'name="guest_matmul"')
     start = definition.index("    implementations=(")
     (target / "op.py").write_text(definition[:start] + '    implementations=("cuda_mma",),\n)\n')
-    source = (original / "cuda_mma.cu").read_text()
+    (target / "cuda_mma.cu").write_text((original / "cuda_mma.cu").read_text())
     if change is not None:
-        assert source.count(change[0]) == 1, "the place to change must be found"
-        source = source.replace(*change)
-    (target / "cuda_mma.cu").write_text(source)
+        # a header beside the source is found before opforge's own
+        header = (native.INCLUDE / "opforge" / "gemm_mma.h").read_text()
+        assert header.count(change[0]) == 1, "the place to change must be found"
+        (target / "opforge").mkdir()
+        (target / "opforge" / "gemm_mma.h").write_text(header.replace(*change))
     registry = load([home])
     operator = registry.operator("guest_matmul")
     with Isolated() as host:
@@ -49,7 +52,7 @@ def test_matrix_products_agree_with_the_oracle(tmp_path):
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param(("wait_for_copies<STAGES - 2>", "wait_for_copies<STAGES - 1>"), id="waits for one step too few"),
+        pytest.param(("wait_for_copies<S::kStages - 2>", "wait_for_copies<S::kStages - 1>"), id="waits for one step too few"),
         pytest.param(("load_matrices_transposed(right[j]", "load_matrices(right[j]"), id="b is not transposed"),
         pytest.param(("room * static_cast<int>(sizeof(T))", "16"), id="copies are not cut off at the edge"),
     ],

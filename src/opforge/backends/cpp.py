@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from opforge.backends import native
 from opforge.backends.modules import installed
 from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Way
+from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import ScalarValue
 
@@ -59,6 +60,8 @@ class Cpp:
         return native_kernel(entry, call)
 
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+        if target != "host":
+            raise UsageError(f"{implementation.name} is C++ for the machine that compiles it, not for {target}. Leave --target away, or inspect a CUDA or Triton implementation.")
         toolchain = self.toolchain()
         path = folder / f"{implementation.name}.so"
         said, took = native.compile_with(native.command(implementation, call.config, toolchain, path))
@@ -73,5 +76,8 @@ def native_kernel(entry: Any, call: Call) -> Kernel:
     def launch(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
         function(*inputs, *outputs, *numbers)
 
+    def bound(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Callable[..., bool] | None:
+        return native.bound(function, tensors, shapes, numbers, host_compiler())
+
     seconds = entry.facts.get("seconds", "?")
-    return Kernel(run=launch, notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,))
+    return Kernel(run=launch, notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,), bound=bound)

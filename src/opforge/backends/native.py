@@ -12,7 +12,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import platform
-import re
 import shutil
 import subprocess
 import time
@@ -24,14 +23,17 @@ from typing import Any
 
 from opforge.backends import cache
 from opforge.backends.modules import installed
+from opforge.backends.shared_code import INCLUDE as INCLUDE, headers_of
 from opforge.core.errors import EnvironmentLacks, OpforgeError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
 
-INCLUDE = Path(__file__).resolve().parent.parent / "include"
 FFI_INSTALL = "pip install apache-tvm-ffi==0.1.12"
 ENTRY = "run"
 LIBRARY = "kernel.so"
+BINDING_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
+MOST_BOUND = 12
+"""kMostTensors in prepared.cpp."""
 
 
 class CompilationFailed(OpforgeError):
@@ -63,24 +65,6 @@ def host_isa() -> str:
     return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
 
 
-_INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-
-
-def headers_of(text: str, folder: Path) -> dict[str, str]:
-    """SHA-256 of every header that a source includes by name in quotes, and that those include, found beside it or in opforge's own folder."""
-    found: dict[str, str] = {}
-    pending = [(name, folder) for name in _INCLUDED.findall(text)]
-    while pending:
-        name, beside = pending.pop()
-        path = next((place for place in (beside / name, INCLUDE / name) if place.is_file()), None)
-        if path is None or name in found:
-            continue
-        content = path.read_text(encoding="utf-8")
-        found[name] = hashlib.sha256(content.encode()).hexdigest()
-        pending += [(inner, path.parent) for inner in _INCLUDED.findall(content)]
-    return found
-
-
 @lru_cache(maxsize=1)
 def ffi_flags() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Include flags and link flags for TVM-FFI. Raises EnvironmentLacks when it is not installed."""
@@ -106,7 +90,7 @@ def library_key(implementation: Implementation, config: Config, toolchain: Toolc
     return cache.key_of(
         {
             "source": text,
-            "headers": str(sorted(headers_of(text, implementation.source.parent).items())),
+            "headers": str(sorted((name, cache.sha256_of(path)) for name, path in headers_of(implementation.source).items())),
             "flags": " ".join((*toolchain.flags, *implementation.flags, *definitions(config))),
             "compiler": compiler,
             "target": toolchain.target,
@@ -172,6 +156,39 @@ def _load(path: str) -> Callable[..., Any]:
 def entry_point(path: Path) -> Callable[..., Any]:
     """The `run` that the library exports. It takes torch tensors: the inputs, the outputs, then the scalars."""
     return _load(str(path))
+
+
+@lru_cache(maxsize=1)
+def _preparer(compiler: str) -> Callable[..., Any] | None:
+    """`prepare` of include/opforge/prepared.cpp, compiled once; None where no compiler is: kernels built ahead run without one."""
+    source = INCLUDE / "opforge" / "prepared.cpp"
+    includes, links = ffi_flags()
+
+    def make(path: Path) -> Mapping[str, str]:
+        said, took = compile_with([compiler, *BINDING_FLAGS, *includes, str(source), "-o", str(path), *links])
+        return {"implementation": source.name, "seconds": f"{took:.2f}", "log": said[-4000:]}
+
+    if shutil.which(compiler) is None:
+        return None
+    texts = {"source": cache.sha256_of(source), "headers": str(sorted((name, cache.sha256_of(path)) for name, path in headers_of(source).items()))}
+    key = cache.key_of({**texts, "flags": " ".join(BINDING_FLAGS), "compiler": compiler_version(compiler), "ffi": importlib.metadata.version("apache-tvm-ffi")})
+    import tvm_ffi
+
+    prepare: Callable[..., Any] = tvm_ffi.load_module(str(cache.obtain(cache.cache_root() / "native", key, LIBRARY, make).path)).prepare
+    return prepare
+
+
+def bound(function: Callable[..., Any], tensors: Sequence[Any], shapes: Sequence[Sequence[int]], numbers: Sequence[int | float], compiler: str) -> Callable[..., bool] | None:
+    """A kernel's entry point for one class of tensors: see protocol.Kernel.
+
+    tensors   contiguous examples: the inputs, then the outputs; shapes: those in which the kernel takes them
+    numbers   the scalars, in the operator's order
+    """
+    prepare = _preparer(compiler)
+    if prepare is None or len(tensors) > MOST_BOUND:
+        return None
+    found: Callable[..., bool] = prepare(function, len(tensors), *(part for tensor, shape in zip(tensors, shapes, strict=True) for part in (tensor, len(shape), *shape)), *numbers)
+    return found
 
 
 def scalar_arguments(operator: Operator, scalars: Mapping[str, ScalarValue]) -> tuple[int | float, ...]:

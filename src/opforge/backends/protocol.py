@@ -73,12 +73,16 @@ class Kernel:
     notes      what the record should know of how it was made ("built ahead", "compiled in 1.2 s")
     again      the same as `run` at less cost on the host, for a caller whose tensors always have the same shapes and strides;
                None where there is no such way
+    bound      `bound(tensors, shapes)`: a function of inputs and outputs one by one, for contiguous tensors of just the class of these. It runs
+               the kernel, which sees them in `shapes`, with the scalars it was prepared for, and returns True; given others it does nothing
+               and returns False. None where there is no such way, in general or for these
     """
 
     run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any]
     allocates: bool = False
     notes: tuple[str, ...] = ()
     again: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any] | None = None
+    bound: Callable[[Sequence[Any], Sequence[Sequence[int]]], Callable[..., bool] | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

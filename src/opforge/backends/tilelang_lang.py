@@ -81,6 +81,11 @@ class TileLang:
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         target = "c" if call.device == "cpu" else "cuda"
+        if implementation.arch and target == "c":
+            where = f"opforge inspect {implementation.operator} {implementation.name} --target {implementation.arch}"
+            raise EnvironmentLacks(
+                f"{implementation.name} not run: it needs {implementation.arch}, and here is the C target. Verify it on such a GPU, or look at its code with: {where}"
+            )
         build, key = self.program(implementation, call, target)
         kernel = _compiled(key, target, _Build(build))
         other, other_key = self.program(implementation, call, target, aligned=False)

@@ -108,7 +108,8 @@ class Triton:
         chosen = known.get(target) or known[target.rstrip("a")]
         operator = call.operator
         tensors = [
-            torch.empty(collapsed_shape(spec.shape, call.axes), dtype=getattr(torch, spec.dtype_for(call.dtype)), device="meta") for spec in (*operator.inputs, *operator.outputs)
+            torch.empty(collapsed_shape(spec.shape, call.axes), dtype=getattr(torch, spec.dtype_for(call.dtype, call.scalars)), device="meta")
+            for spec in (*operator.inputs, *operator.outputs)
         ]
         launches = triton_offline.capture_launches(launch, *tensors, target=chosen, **call.scalars, **call.config.as_dict())
         found: list[Artefact] = []

@@ -3,6 +3,8 @@ with other tensors of the same shapes. The front binds arguments and looks up a 
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,13 +55,29 @@ class Replay:
         return True
 
 
-@contextmanager
-def recording(module: ModuleType) -> Iterator[list[Recorded]]:
-    """What the JIT functions of a module launch inside the block."""
+def _launchable(module: ModuleType) -> list[Any]:
+    """The JIT functions of a module, and those of opforge's own modules that it has something from: a kernel may stand there."""
     from triton.runtime.jit import JITFunction
 
+    modules, pending = {module.__name__: module}, [module]
+    while pending:
+        for value in vars(pending.pop()).values():
+            name = getattr(value, "__module__", None)
+            if isinstance(name, str) and name.startswith("opforge.") and name not in modules and name in sys.modules:
+                modules[name] = sys.modules[name]
+                pending.append(modules[name])
+    # by identity: a function may be known by several names
+    return list({id(value): value for one in modules.values() for value in vars(one).values() if isinstance(value, JITFunction)}.values())
+
+
+_RECORDING = threading.Lock()
+
+
+@contextmanager
+def recording(module: ModuleType) -> Iterator[list[Recorded]]:
+    """What the JIT functions of a module, and of the shared modules it builds on, launch inside the block. One block at a time: two
+    operators may launch one function."""
     found: list[Recorded] = []
-    functions = [value for value in vars(module).values() if isinstance(value, JITFunction)]
 
     def recorder(function: Any) -> Callable[..., Any]:
         original = function.run
@@ -76,13 +94,15 @@ def recording(module: ModuleType) -> Iterator[list[Recorded]]:
 
         return run
 
-    for function in functions:
-        function.run = recorder(function)
-    try:
-        yield found
-    finally:
+    with _RECORDING:
+        functions = _launchable(module)
         for function in functions:
-            del function.run
+            function.run = recorder(function)
+        try:
+            yield found
+        finally:
+            for function in functions:
+                del function.run
 
 
 def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, Any]) -> Replay | None:

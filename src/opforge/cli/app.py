@@ -79,6 +79,12 @@ def main() -> None:
     except OpforgeError as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        # a path that was given and can't be read or written; without a path it is a defect, and its trace is wanted
+        if error.filename is None or isinstance(error, BrokenPipeError):
+            raise
+        print(f"opforge: {error.filename}: {error.strerror}. Name a place that exists and that you may read or write.", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("opforge: interrupted; what was recorded until now is kept", file=sys.stderr)
         sys.exit(130)

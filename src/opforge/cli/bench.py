@@ -56,28 +56,32 @@ def bench(
     from opforge.machine import detect, measure_ceilings
     from opforge.timing import Plan
     from opforge.verdicts import BRIEF, QUICK
-    from opforge.workbench import Options, bench as run_bench
+    from opforge.workbench import Options, bench as run_bench, ensure_chosen
 
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
+    known_dtypes, known_backends = dtypes(dtype), backend_names(backend)
     where = device_to_time(device)
     if cold and where == "cpu":
         raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")
     _known_workloads(registry, names, workload)
-    if not detect(where).ceilings:
-        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
-        measure_ceilings(where)
     plan = Plan(samples=samples, budget_s=budget, cache="cold" if cold or where != "cpu" else "warm")
     options = Options(
         device=where,
-        dtypes=dtypes(dtype),
-        backends=backend_names(backend),
+        dtypes=known_dtypes,
+        backends=known_backends,
         implementations=tuple(implementation or ()),
         workloads=tuple(workload or ()),
         most=most,
         effort=QUICK if quick else BRIEF,
         plan=plan,
     )
+    ensure_chosen(registry, names, options)
+    if report is not None:
+        report.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is better known before measuring than after
+    if not detect(where).ceilings:
+        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
+        measure_ceilings(where)
     host = make_host(in_process)
     records = []
     try:
@@ -88,8 +92,6 @@ def bench(
             pasts = pasts_of(store, records)
     finally:
         host.close()
-    if not records:
-        raise UsageError("Nothing was benched: no implementation fits those options. See: opforge show OPERATOR")
     if json:
         print_json(records)
     else:

@@ -14,7 +14,7 @@ def inspect(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
     implementation: Annotated[str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations by name.")],
-    target: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …")] = "sm_90a",
+    target: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …. Default: sm_90a; this machine for C++.")] = "",
     dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16.")] = "float16",
     workload: Annotated[str, typer.Option(help="Compile for this workload's shape. Default: the operator's first.")] = "",
     json: Json = False,
@@ -25,11 +25,11 @@ def inspect(
 
     registry = settings(context).registry()
     definition = registry.operator(operator)
-    registry.implementation(operator, implementation)
+    target = target or ("host" if registry.implementation(operator, implementation).backend == "cpp" else "sm_90a")
     shape = next((item for item in definition.workloads if item.name == workload), None) if workload else definition.workloads[0]
     if shape is None:
         raise UsageError(f"{operator} has no workload {workload!r}. It has: {', '.join(item.name for item in definition.workloads)}.")
-    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtypes([dtype])[0], axes=shape.axes)
+    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtypes([dtype])[0], axes=shape.axes, scalars=shape.scalars)
     if json:
         print_json(found)
         return

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import opforge
-from opforge.backends.cache import sha256_of
+from opforge.backends.shared_code import source_sha256
 from opforge.core.errors import UsageError
 from opforge.core.record import Record
 from opforge.core.timing import Timing
@@ -70,7 +70,7 @@ def unchanged(registry: Registry, baseline: Baseline, device: str) -> tuple[Key,
         with contextlib.suppress(UsageError):  # an implementation that is gone has changed
             source = registry.implementation(record.operator, record.implementation).source
             same_machine = environment(device, folder).fingerprint == record.environment.fingerprint
-            if same_machine and sha256_of(source) == record.source_sha256 and _same_since(facts["git.commit"], folder):
+            if same_machine and source_sha256(source) == record.source_sha256 and _same_since(facts["git.commit"], folder):
                 found.append(key_of(record))
     return tuple(found)
 

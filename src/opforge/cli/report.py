@@ -25,13 +25,14 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Folder to write to. Default: reports/<run>.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the README's benchmark table (Markdown) and write nothing.")] = False,
     each: Annotated[bool, typer.Option("--each", help="With --table: a row per implementation, as in the operators' own pages.")] = False,
+    ratios: Annotated[str, typer.Option(help="With --table: ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp.")] = "",
     dtypes: Dtypes = None,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md, report.json and report.csv for one run, without measuring anything again."""
     from opforge.cli.reports import write_reports
     from opforge.machine import descriptors, detect
-    from opforge.report import benchmark_table, implementation_table
+    from opforge.report import benchmark_table, implementation_table, ratio_table
     from opforge.store import read_file, read_lines
 
     pasts: dict[str, Past] = {}
@@ -45,7 +46,7 @@ def report(
     if dtypes:
         records = [record for record in records if record.dtype in dtypes]
     if table:
-        typer.echo(implementation_table(records) if each else benchmark_table(records))
+        typer.echo(ratio_table(records, ratios) if ratios else implementation_table(records) if each else benchmark_table(records))
         return
     if json:
         print_json(records)

@@ -63,10 +63,10 @@ def selected(registry: Registry, names: Sequence[str] | None, everything: bool) 
     if everything:
         return registry.names()
     if not names:
-        raise UsageError(f"Name an operator, or say --all. Known here: {', '.join(registry.names())}.")
+        raise UsageError("Name an operator, or say --all. See which there are with: opforge list")
     for name in names:
         if name not in registry.names():
-            raise unknown("operator", name, registry.names(), f"Start a new one with: opforge new {name}")
+            raise unknown("operator", name, registry.names(), f"See all with: opforge list. Start a new one with: opforge new {name}")
     return tuple(dict.fromkeys(names))
 
 

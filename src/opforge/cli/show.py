@@ -34,6 +34,7 @@ def show(
             "scalars": found.scalars,
             "dtypes": found.dtypes,
             "constraints": found.constraints,
+            "derived": found.derived,
             "laws": [{"name": law.name, "about": law.about} for law in found.laws],
             "flops": found.flops,
             "cases": found.cases,
@@ -54,6 +55,8 @@ def show(
     for scalar in found.scalars:
         say(f"  parameter  {scalar.name} = {scalar.default!r}{f' of {scalar.choices}' if scalar.choices else ''}  {scalar.about}".rstrip())
     say(f"  dtypes     {', '.join(found.dtypes)}")
+    for axis, expression in found.derived.items():
+        say(f"  axis       {axis} = {expression}")
     for constraint in found.constraints:
         say(f"  constraint {constraint.name}: {constraint.expression}  ({constraint.about})")
     for law in found.laws:

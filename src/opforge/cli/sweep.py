@@ -97,7 +97,12 @@ def sized(operator: Operator, base: Workload | None, axis: Axis) -> dict[int, Wo
         free = [name for name, value in base.axes.items() if isinstance(value, int)]
         raise UsageError(f"{operator.name} has no axis {axis.name!r} to sweep. It has: {', '.join(free) or 'none'}.")
     return {
-        value: replace(base, name=f"{base.name}_{axis.name}_{value}", axes={**base.axes, axis.name: value}, source=f"sweep of {axis.name}, the rest as {base.name}")
+        value: replace(
+            base,
+            name=f"{base.name}_{axis.name}_{value}",
+            axes=operator.completed({**base.axes, axis.name: value}, operator.scalar_values(base.scalars)),
+            source=f"sweep of {axis.name}, the rest as {base.name}",
+        )
         for value in axis.values
     }
 

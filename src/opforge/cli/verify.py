@@ -70,7 +70,7 @@ def verify(
     from opforge.cli.tables import print_table
     from opforge.report import verification_rows
     from opforge.verdicts import DEFAULT, QUICK
-    from opforge.workbench import Options, verify_all
+    from opforge.workbench import Options, ensure_chosen, verify_all
     from opforge.workbench.further import asked_further
 
     if sanitize:
@@ -80,13 +80,14 @@ def verify(
         checked("tool of compute-sanitizer", [sanitize], TOOLS)
         ready(device_or_default(device))
     options = Options(
-        device=device_or_default(device),
         dtypes=dtypes(dtype),
         backends=backend_names(backend),
+        device=device_or_default(device),
         implementations=tuple(implementation or ()),
         timed=False,
         effort=QUICK if quick else DEFAULT,
     )
+    ensure_chosen(registry, names, options)
     host = make_host(in_process)
     records: list[Record] = []
     try:

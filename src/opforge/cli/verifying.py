@@ -25,7 +25,7 @@ def print_replays(records: Sequence[Record]) -> None:
 
 def replayed(context: typer.Context, identity: str, *, in_process: bool, json: bool) -> int:
     """Run a record's cases again. 0: found the same as recorded; 1: found something else."""
-    from opforge.backends.cache import sha256_of
+    from opforge.backends.shared_code import source_sha256
     from opforge.report import describe
     from opforge.verdicts import Bench
     from opforge.verdicts.replay import replay, replayed_cases, same_finding
@@ -37,7 +37,7 @@ def replayed(context: typer.Context, identity: str, *, in_process: bool, json: b
     if not cases:
         raise UsageError(f"Record {record.id[:12]} holds {type(record.verdict).__name__}, which names no case to replay. Verify afresh with: opforge verify {record.operator}")
     implementation = registry.implementation(record.operator, record.implementation)
-    changed = sha256_of(implementation.source) != record.source_sha256
+    changed = source_sha256(implementation.source) != record.source_sha256
     host = make_host(in_process)
     bench = Bench(registry=registry, operator=registry.operator(record.operator), host=host, device=_device_type(record))
     try:

@@ -24,8 +24,12 @@ class EnvironmentLacks(OpforgeError):
     exit_code = 3
 
 
+A_LINE = 12
+"""So many names a reader takes in at a glance."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
-    """A UsageError for a name that is not known, with the nearest known one.
+    """A UsageError for a name that is not known, with the nearest known one; the others too, where they fit a line or none is near.
 
     >>> print(unknown("operator", "sofmax", ["softmax", "relu"]))
     No operator named 'sofmax'. Did you mean 'softmax'? Known here: relu, softmax.
@@ -35,7 +39,8 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     parts = [f"No {kind} named {name!r}."]
     if close:
         parts.append(f"Did you mean {close[0]!r}?")
-    parts.append(f"Known here: {', '.join(names) or 'none'}.")
+    if not close or len(names) <= A_LINE:
+        parts.append(f"Known here: {', '.join(names) or 'none'}.")
     if hint:
         parts.append(hint)
     return UsageError(" ".join(parts))

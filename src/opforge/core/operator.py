@@ -6,7 +6,7 @@ An operator's folder holds `op.py`, which builds one `Operator` from these nouns
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ ScalarValue = bool | int | float | str
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case).
+    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case; the name of a parameter
+    whose choices are dtypes leaves it to that parameter).
 
     below       for an input of whole numbers: an expression over the axes; values are drawn from 0 up to it, not including it,
                 whatever the distribution of a case ("classes": valid indices of a class)
@@ -34,9 +35,9 @@ class TensorSpec:
     below: str | None = None
     sometimes: tuple[str, ...] = ()
 
-    def dtype_for(self, dtype: str) -> str:
-        """The dtype this tensor has in a case of `dtype`."""
-        return dtype if self.dtype == "T" else self.dtype
+    def dtype_for(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
+        """The dtype this tensor has in a case of `dtype` with these parameters."""
+        return dtype if self.dtype == "T" else str(scalars.get(self.dtype, self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +61,15 @@ class Constraint:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What one call must do at the least: floating-point operations, bytes read, bytes written."""
+    """What one call must do at the least: floating-point operations, bytes read, bytes written.
+
+    bytes_saved   what a sequence of simpler operators, each of which writes its result and reads the one before, would move besides
+    """
 
     flops: int
     bytes_read: int
     bytes_written: int
+    bytes_saved: int = 0
 
     @property
     def bytes(self) -> int:
@@ -148,6 +153,10 @@ class Operator:
 
     unit   which arithmetic units its FLOPs can be given to: "matrix" (products of matrices: matmul, convolution, attention)
            or "vector" (everything else). The roofline takes its compute ceiling from it
+    derived    axes whose size follows from the others and the parameters: name -> expression ("cdiv(k, 128)"). Cases and workloads need not
+               give them, and a call whose tensors have another size there is refused
+    bytes_saved   for a fused operator: an expression over axes, itemsize and parameters for the bytes that the passes it does without
+               would move ("2 * prod(rows) * n * itemsize": an intermediate written and read again)
     gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its inputs
                are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
     """
@@ -161,8 +170,10 @@ class Operator:
     scalars: tuple[Scalar, ...] = ()
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
     constraints: tuple[Constraint, ...] = ()
+    derived: Mapping[str, str] = field(default_factory=dict)
     bytes_read: str | None = None
     bytes_written: str | None = None
+    bytes_saved: str | None = None
     tolerance: Tolerance = Tolerance()
     laws: tuple[Law, ...] = ()
     cases: tuple[Case, ...] = ()
@@ -177,29 +188,42 @@ class Operator:
     def __post_init__(self) -> None:
         if self.unit not in ("vector", "matrix"):
             raise UsageError(f'{self.name}: unit is {self.unit!r}. Say "matrix" for products of matrices, "vector" for everything else.')
-        known = {name for spec in self.inputs for name in axis_names(spec.shape)}
+        known = {name for spec in self.inputs for name in axis_names(spec.shape)} | set(self.derived)
         for spec in self.outputs:
             for name in axis_names(spec.shape):
                 if name not in known:
                     raise UsageError(f"{self.name}: output {spec.name} uses axis {name!r}, which no input has. Axes of the inputs: {sorted(known)}.")
+        choices = {scalar.name: scalar.choices for scalar in self.scalars}
         for spec in (*self.inputs, *self.outputs):
-            if spec.dtype != "T" and spec.dtype not in DTYPES:
-                raise UsageError(f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}.")
+            if spec.dtype != "T" and not set(choices.get(spec.dtype) or (spec.dtype,)) <= set(DTYPES):
+                raise UsageError(f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}, or a parameter with such choices.")
         names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *(scalar.name for scalar in self.scalars)]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
+        if self.derived:
+            # frozen, and still being built: what is derived stands in every case and workload from here on
+            for kind in ("cases", "workloads"):
+                items = tuple(replace(item, axes=self.completed(item.axes, self.scalar_values(item.scalars))) for item in getattr(self, kind))
+                object.__setattr__(self, kind, items)
 
     @property
     def axes(self) -> tuple[str, ...]:
         """The axis names, in order of first appearance."""
-        return tuple(dict.fromkeys(name for spec in self.inputs for name in axis_names(spec.shape)))
+        return tuple(dict.fromkeys((*(name for spec in self.inputs for name in axis_names(spec.shape)), *self.derived)))
 
-    def bind(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, AxisValue]:
-        """The axes for inputs of these shapes; raises UsageError when they do not fit together."""
+    @property
+    def free_axes(self) -> tuple[str, ...]:
+        """The axes that are not derived from others."""
+        return tuple(name for name in self.axes if name not in self.derived)
+
+    def bind(self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, ScalarValue] | None = None) -> dict[str, AxisValue]:
+        """The axes for inputs of these shapes, and those of outputs that follow from them and the parameters (their defaults where
+        none are given); raises UsageError when the inputs do not fit together."""
         missing = [spec.name for spec in self.inputs if spec.name not in shapes]
         if missing:
             raise UsageError(f"{self.name} needs {', '.join(spec.name for spec in self.inputs)}; not given: {', '.join(missing)}.")
-        return bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs])
+        found = bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs])
+        return {**self.completed(found, self.scalar_values(scalars or {})), **found} if self.derived else found
 
     def scalar_values(self, given: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
         """Every scalar's value: those given, checked, and the defaults for the others."""
@@ -212,14 +236,23 @@ class Operator:
                 raise UsageError(f"{self.name}: {name} = {value!r} is not one of {choices}.")
         return {name: given.get(name, scalar.default) for name, scalar in known.items()}
 
+    def completed(self, axes: Axes, scalars: Mapping[str, ScalarValue]) -> dict[str, AxisValue]:
+        """The axes with every derived one as the others and the parameters have it."""
+        return {**axes, **{name: evaluate(expression, {**axes, **scalars}) for name, expression in self.derived.items()}}
+
     def violated(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Constraint | None:
-        """The first constraint that does not hold, or None."""
+        """The first constraint that does not hold, or None. A derived axis of another size is one."""
         names = {**axes, **scalars, "dtype": dtype}
+        for name, expression in self.derived.items():
+            if evaluate(expression, names) != axes[name]:
+                return Constraint(name=f"{name}_follows", expression=f"{name} == ({expression})", about=f"{name} is {axes[name]}, and follows from the other axes and parameters")
         return next((constraint for constraint in self.constraints if not evaluate(constraint.expression, names)), None)
 
-    def cost(self, axes: Axes, dtype: str) -> Cost:
-        """FLOPs and least traffic for these axes. Bytes default to each input read once and each output written once."""
-        names = {**axes, "dtype": dtype, "itemsize": DTYPES[dtype].itemsize}
+    def cost(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue] | None = None) -> Cost:
+        """FLOPs and least traffic for these axes (and parameters; their defaults where none are given). Bytes default to each input
+        read once and each output written once."""
+        values = self.scalar_values(scalars or {})
+        names = {**axes, **values, "dtype": dtype, "itemsize": DTYPES[dtype].itemsize}
 
         def traffic(specs: tuple[TensorSpec, ...]) -> int:
             total = 0
@@ -227,11 +260,12 @@ class Operator:
                 elements = 1
                 for extent in full_shape(spec.shape, axes):
                     elements *= extent
-                total += elements * DTYPES[spec.dtype_for(dtype)].itemsize
+                total += elements * DTYPES[spec.dtype_for(dtype, values)].itemsize
             return total
 
         return Cost(
             flops=int(evaluate(self.flops, names)),
             bytes_read=int(evaluate(self.bytes_read, names)) if self.bytes_read else traffic(self.inputs),
             bytes_written=int(evaluate(self.bytes_written, names)) if self.bytes_written else traffic(self.outputs),
+            bytes_saved=int(evaluate(self.bytes_saved, names)) if self.bytes_saved else 0,
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.backends import Native, backend
-from opforge.backends.cache import sha256_of
+from opforge.backends.shared_code import source_sha256
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.record import Record
@@ -79,7 +79,7 @@ class Chooser:
         key = (operator, device)
         if key not in self._known:
             name = detect(device).name
-            hashes = {implementation.name: sha256_of(implementation.source) for implementation in self.registry.implementations(operator)}
+            hashes = {implementation.name: source_sha256(implementation.source) for implementation in self.registry.implementations(operator)}
             with Store.open(self.store_url) as store:
                 found = store.query(operator=operator, device=name, limit=NEWEST)
             self._known[key] = [record for record in found if isinstance(record.verdict, Pass) and record.source_sha256 == hashes.get(record.implementation)]

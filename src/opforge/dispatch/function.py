@@ -1,71 +1,96 @@
 """An operator as an ordinary PyTorch function: eager, under autograd, and inside torch.compile.
 
-In eager mode a call goes straight to the chosen kernel. Inside torch.compile it is the custom operator `opforge::NAME`,
-which has a fake implementation (shapes and dtypes alone) and an autograd formula. Gradients are computed by the operator
-that the definition names for them, itself a Function and so its best verified implementation here; where none is named,
-and when a gradient is differentiated again, they come from differentiating the reference.
+In eager mode a call goes straight to the chosen kernel, and stands in PyTorch's graph where a gradient is wanted. Whatever watches or
+transforms calls (torch.compile, torch.vmap, torch.func, dispatch modes, tensor subclasses, torch.jit.trace) sees the custom operator
+`opforge::NAME`, which has a fake implementation (shapes and dtypes alone), an autograd formula and a rule for vmap. Gradients are
+computed by the operator that the definition names for them, itself a Function and so its best verified implementation here; where none
+is named, and when a gradient is differentiated again, they come from differentiating the reference. Forward-mode differentiation and
+the transforms of torch.func that differentiate follow the reference too.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
-from opforge.backends import Call, Kernel, backend
+from opforge.backends import Call, backend
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import collapsed_shape, full_shape
 from opforge.dispatch.batching import Batching
 from opforge.dispatch.choose import Choice, Chooser
-from opforge.dispatch.gradients import Backward
+from opforge.dispatch.gradients import Backward, Tracked, by_reference, come_back, remember
+from opforge.dispatch.prepared import Prepared, Run, prepared
 from opforge.runner.launch import collapse, layout_of
 
 _is_compiling = torch.compiler.is_compiling
 _transforms_active = torch._C._are_functorch_transforms_active
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._get_tracing_state
+_any_autocast = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
+_ORDINARY = (torch.Tensor, torch.nn.Parameter)
+_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 _SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
 class Function:
     """`Function(operator, chooser)(*tensors, **scalars)`: inputs in the operator's order; returns a tensor, or a tuple
-    for several outputs. Raises UsageError when shapes or dtypes do not fit the operator."""
+    for several outputs. Raises UsageError when shapes or dtypes do not fit the operator.
+
+    Under torch.autocast products of matrices are computed in autocast's dtype, and other operators that are given several
+    floating-point dtypes in the widest of them; outputs have that dtype. Without it dtypes must agree.
+    """
 
     def __init__(self, operator: Operator, chooser: Chooser) -> None:
         self.operator = operator
         self.chooser = chooser
         self.__name__ = operator.name
         self.__doc__ = operator.about
-        self._prepared: dict[tuple[Any, ...], tuple[Any, Choice]] = {}
+        # for each class of tensors and parameters: the kernel and why it is this one; and the call, which also knows of types and gradients
+        self._prepared: dict[tuple[Any, ...], tuple[Prepared, Choice]] = {}
+        self._calls: dict[tuple[Any, ...], Run] = {}
+        # the last call for each shape of the first tensor, where the kernel finds out itself whether it is meant
+        self._quick: dict[Any, tuple[Run, Callable[..., bool]]] = {}
         self.backward = self._backward()
         self._custom = self._register()
 
     def __call__(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Any:
-        # torch.vmap, torch.func.grad and torch.compile see the custom operator, and the rules registered for it
-        if _is_compiling() or _transforms_active():
-            return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
-        if _is_grad_enabled():
+        if _is_compiling() or _transforms_active() or _dispatch_modes() or forward_ad._current_level >= 0 or _tracing():
+            return self._watched(tensors, scalars)
+        try:
+            shape = tensors[0].shape
+            quick = self._quick.get((shape, *scalars.items()) if scalars else shape)
+        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            raise self._misfit(tensors, scalars) from error
+        if quick is not None:
             for tensor in tensors:
-                if tensor.requires_grad:
-                    return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
-        # the key is built from what is cheap to ask of a tensor, here and not in a function of its own: it is a fourth of what a call costs on the host
-        key: tuple[Any, ...]
-        if len(tensors) == 2:
-            a, b = tensors
-            key = (a.shape, a.stride(), a.dtype, a.get_device(), b.shape, b.stride(), b.dtype, b.get_device())
-        elif len(tensors) == 1:
-            (a,) = tensors
-            key = (a.shape, a.stride(), a.dtype, a.get_device())
-        else:
-            key = _key(tensors)
-        if scalars:
-            key = (*key, *scalars.items())
-        found = self._prepared.get(key)
-        if found is None:
-            found = self._prepared[key] = self._prepare(tensors, scalars)
-        return found[0](tensors)
+                if type(tensor) not in _ORDINARY or (tensor.requires_grad and _is_grad_enabled()):
+                    break
+            else:
+                make, bound = quick
+                try:
+                    output = make(tensors)
+                    done = bound(*tensors, output)
+                except (BufferError, IndexError, RuntimeError):
+                    # too few tensors, or one in no plain memory; it is asked again below, and answered as what it is
+                    done = False
+                if done:
+                    return output
+        try:
+            key = _key(tensors, scalars)
+        except (AttributeError, RuntimeError) as error:
+            raise self._misfit(tensors, scalars) from error
+        call = self._calls.get(key)
+        if call is None:
+            return self._first(key, tensors, scalars)
+        return call(tensors)
 
     def why(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Choice:
         """Which implementation this call takes, and why."""
@@ -73,22 +98,103 @@ class Function:
 
     def compute(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """The result, by the chosen implementation, without autograd."""
-        return self._kernel(tensors, scalars)[0](tensors)
+        return self._kernel(tensors, scalars)[0].run(tensors)
 
-    def _kernel(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, Choice]:
-        key = (*_key(tensors), *scalars.items())
+    def _watched(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
+        """A call that something watches or transforms."""
+        values = self.operator.scalar_values(scalars)
+        tensors = self._cast(tensors)
+        if not _is_compiling() and (forward_ad._current_level >= 0 or _differentiated()):
+            return by_reference(self.operator, tensors, values)
+        return self._custom(*tensors, *values.values())
+
+    def _first(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
+        """The first call of its class; the others find it prepared."""
+        if any(type(tensor) not in _ORDINARY or tensor.is_meta for tensor in tensors) and len({tensor.device for tensor in tensors}) == 1:
+            return self._watched(tensors, scalars)
+        cast = self._cast(tensors)
+        if cast is not tensors:
+            # not kept: autocast may be over at the next call, and this one refused
+            return self(*cast, **scalars)
+        found, _ = self._kernel(tensors, scalars)
+        run = found.run
+        call = self._tracked(run, self._numbers(scalars)) if any(tensor.requires_grad for tensor in tensors) else run
+        self._calls[key] = call = self._autocast_aware(call, scalars)
+        if found.quick is not None and self.operator.unit != "matrix":
+            self._quick[(tensors[0].shape, *scalars.items()) if scalars else tensors[0].shape] = found.quick
+        return call(tensors)
+
+    def _kernel(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Prepared, Choice]:
+        key = (*(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)), *scalars.items())
         found = self._prepared.get(key)
         if found is None:
-            found = self._prepared[key] = self._prepare(tensors, scalars)
+            made, choice = self._prepare(tensors, scalars)
+            if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
+                made = Prepared(self._without_negation(made.run, scalars))
+            found = self._prepared[key] = made, choice
         return found
 
-    def _prepare(self, tensors: Sequence[torch.Tensor], given: Mapping[str, ScalarValue]) -> tuple[Any, Choice]:
+    def _tracked(self, run: Run, scalars: Mapping[str, ScalarValue]) -> Run:
+        backward = self.backward
+
+        def tracked(tensors: Sequence[torch.Tensor]) -> Any:
+            return Tracked.apply(backward, run, scalars, *tensors) if _is_grad_enabled() else run(tensors)
+
+        return tracked
+
+    def _autocast_aware(self, call: Run, given: Mapping[str, ScalarValue]) -> Run:
+        """Products of matrices are what autocast is for; the others have one dtype already."""
+        if self.operator.unit != "matrix":
+            return call
+
+        def aware(tensors: Sequence[torch.Tensor]) -> Any:
+            if _any_autocast():
+                cast = self._cast(tensors)
+                if cast is not tensors:
+                    return self(*cast, **given)
+            return call(tensors)
+
+        return aware
+
+    def _without_negation(self, run: Run, given: Mapping[str, ScalarValue]) -> Run:
+        """The imaginary part of a conjugate is a view whose elements PyTorch negates when it reads them; a kernel would not. Its stride is
+        never that of neighbours, so tensors whose elements are need not be asked; a single element has any stride."""
+
+        def asked(tensors: Sequence[torch.Tensor]) -> Any:
+            if any(tensor.is_neg() for tensor in tensors):
+                return self.compute([tensor.resolve_neg() for tensor in tensors], given)
+            return run(tensors)
+
+        return asked
+
+    def _cast(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """The tensors as autocast wants them; the same object where it has nothing to say."""
+        if not tensors or tensors[0].is_meta or not torch.is_autocast_enabled(tensors[0].device.type):
+            return tensors
         operator = self.operator
-        if len(tensors) != len(operator.inputs):
-            raise UsageError(f"{operator.name} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}.")
-        scalars = operator.scalar_values(given)
-        axes = operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)})
+        joined = [spec.dtype == "T" for spec in operator.inputs]
+        kinds = [tensor.dtype for tensor, own in zip(tensors, joined, strict=False) if own]
+        if any(kind not in _AUTOCAST for kind in kinds):
+            return tensors
+        wanted = torch.get_autocast_dtype(tensors[0].device.type) if operator.unit == "matrix" else functools.reduce(torch.promote_types, kinds)
+        if all(kind == wanted for kind in kinds):
+            return tensors
+        return tuple(tensor.to(wanted) if own else tensor for tensor, own in zip(tensors, joined, strict=False))
+
+    def _prepare(self, tensors: Sequence[torch.Tensor], given: Mapping[str, ScalarValue]) -> tuple[Prepared, Choice]:
+        operator = self.operator
+        if len(tensors) != len(operator.inputs) or any(tensor.layout is not torch.strided for tensor in tensors):
+            raise self._misfit(tensors, given)
+        scalars = self._numbers(given)
+        try:
+            axes = operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}, scalars)
+        except UsageError as error:
+            raise UsageError(f"{operator.name}: {error} It takes {_signature(operator)}; see: opforge show {operator.name}") from error
         dtype = self._dtype(tensors)
+        for spec, tensor in zip(operator.inputs, tensors, strict=True):
+            if spec.dtype != "T" and str(tensor.dtype).removeprefix("torch.") != spec.dtype_for(dtype, scalars):
+                wanted = spec.dtype_for(dtype, scalars)
+                raise UsageError(f"{operator.name} takes {spec.name} as {wanted}, not {tensor.dtype}. Convert it with {spec.name}.to(torch.{wanted}).")
         violated = operator.violated(axes, dtype, scalars)
         if violated is not None:
             raise UsageError(f"{operator.name}: {violated.name} does not hold ({violated.expression}): {violated.about}.")
@@ -99,14 +205,12 @@ class Function:
         choice = self.chooser.choose(operator, axes, dtype, scalars, device.type, layouts if collapsible else [*layouts, "not collapsible"])
         call = Call(operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=choice.config, device=device.type)
         kernel = backend(choice.implementation.backend).prepare(choice.implementation, call)
-        if kernel.allocates:
-            return lambda tensors: kernel.run(tensors, (), scalars), choice
         shapes = [full_shape(spec.shape, axes) for spec in operator.outputs]
         flat_out = [collapsed_shape(spec.shape, axes) for spec in operator.outputs]
         flat_in = [tuple(item.shape) for item in flat if isinstance(item, torch.Tensor)]
         if choice.implementation.any_rank and all(layout == "contiguous" for layout in layouts):
             flat_in, flat_out = [tuple(tensor.shape) for tensor in tensors], shapes
-        return _runner(kernel, tensors, flat_in, shapes, flat_out, [getattr(torch, spec.dtype_for(dtype)) for spec in operator.outputs], scalars), choice
+        return prepared(kernel, tensors, flat_in, shapes, flat_out, [getattr(torch, spec.dtype_for(dtype, scalars)) for spec in operator.outputs], scalars), choice
 
     def _dtype(self, tensors: Sequence[torch.Tensor]) -> str:
         operator = self.operator
@@ -125,13 +229,36 @@ class Function:
         if name is None:
             return Backward(operator=self.operator)
         gradient = function_of(name, self.chooser)
-        return Backward(operator=self.operator, wiring=wire(self.operator, gradient.operator), call=gradient._traceable)
+        return Backward(operator=self.operator, wiring=wire(self.operator, gradient.operator), call=gradient)
 
-    def _traceable(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Any:
-        """A call that a tracer may be watching: whatever is not an ordinary tensor goes to the custom operator."""
-        if all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
-            return self(*tensors, **scalars)
-        return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
+    def _misfit(self, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> UsageError:
+        """What is wrong with arguments that are too many, too few, or no tensors in plain memory; or with parameters that are no plain values."""
+        operator = self.operator
+        wanted = f"{operator.name} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)})"
+        strange = [tensor for tensor in tensors if not isinstance(tensor, torch.Tensor)]
+        if strange:
+            by_name = f"; parameters go by name: {', '.join(f'{scalar.name}={scalar.default!r}' for scalar in operator.scalars)}" if operator.scalars else ""
+            return UsageError(f"{wanted}, and {strange[0]!r:.60} is a {type(strange[0]).__name__}{by_name}. See: opforge show {operator.name}")
+        if len(tensors) != len(operator.inputs):
+            return UsageError(f"{wanted}, not {len(tensors)}. See: opforge show {operator.name}")
+        for name, value in scalars.items():
+            if not isinstance(value, bool | int | float | str):
+                return UsageError(f"{operator.name}: {name} is a {type(value).__name__}; it takes a plain value. See: opforge show {operator.name}")
+        layouts = {str(tensor.layout) for tensor in tensors} - {"torch.strided"}
+        return UsageError(f"{wanted} in plain memory, not {', '.join(sorted(layouts)) or 'these'}. Convert them first, e.g. with x.to_dense() or x.to_padded_tensor(0.0).")
+
+    def _numbers(self, given: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
+        """Every parameter's value, of the kind that its default has; raises UsageError for another kind."""
+        values = self.operator.scalar_values(given)
+        for scalar in self.operator.scalars:
+            value, kind = values[scalar.name], type(scalar.default)
+            if kind is float and isinstance(value, Real) and not isinstance(value, bool):
+                values[scalar.name] = float(value)
+            elif type(value) is not kind:
+                raise UsageError(
+                    f"{self.operator.name}: {scalar.name} is {value!r:.60}, a {type(value).__name__}; it takes a {kind.__name__}, e.g. {scalar.name}={scalar.default!r}."
+                )
+        return values
 
     def _register(self) -> Any:
         operator = self.operator
@@ -147,27 +274,38 @@ class Function:
 
         def fake(*arguments: Any) -> Any:
             tensors = arguments[:count]
-            axes = operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)})
-            outputs = [tensors[0].new_empty(full_shape(spec.shape, axes), dtype=tensors[0].dtype if spec.dtype == "T" else getattr(torch, spec.dtype)) for spec in operator.outputs]
+            scalars = dict(zip(names, arguments[count:], strict=True))
+            axes = operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}, scalars)
+            kinds = [tensors[0].dtype if spec.dtype == "T" else getattr(torch, spec.dtype_for("", scalars)) for spec in operator.outputs]
+            outputs = [tensors[0].new_empty(full_shape(spec.shape, axes), dtype=kind) for spec, kind in zip(operator.outputs, kinds, strict=True)]
             return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-        def remember(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            ctx.save_for_backward(*self.backward.kept(inputs[:count], output if isinstance(output, tuple) else (output,)))
-            ctx.scalars = dict(zip(names, inputs[count:], strict=True))
+        def setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            remember(ctx, self.backward, dict(zip(names, inputs[count:], strict=True)), inputs[:count], output)
 
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            found = self.backward(ctx.saved_tensors, gradients, ctx.scalars, ctx.needs_input_grad)
-            return (*found, *(None for _ in names))
+        def backward(ctx: Any, *incoming: Any) -> Any:
+            return (*come_back(ctx, incoming, ctx.needs_input_grad), *(None for _ in names))
 
         custom = torch.library.custom_op(f"opforge::{operator.name}", real, mutates_args=(), schema=schema)
         custom.register_fake(fake)
-        custom.register_autograd(backward, setup_context=remember)
+        custom.register_autograd(backward, setup_context=setup)
         custom.register_vmap(Batching(operator=operator, call=custom))
         return custom
 
 
-def _key(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
-    return tuple([part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.get_device())])
+def _key(tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, ...]:
+    parts = [part for tensor in tensors for part in (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)]
+    return (*parts, *scalars.items())
+
+
+def _differentiated() -> bool:
+    """Whether torch.func.grad, vjp, jvp or their like are at work: they cannot see into a custom operator."""
+    functorch = torch._C._functorch
+    return any(level.key() in (functorch.TransformType.Grad, functorch.TransformType.Jvp) for level in functorch.get_interpreter_stack() or ())
+
+
+def _signature(operator: Operator) -> str:
+    return ", ".join(f"{spec.name} ({spec.shape})" for spec in operator.inputs)
 
 
 def function_of(name: str, chooser: Chooser) -> Function:
@@ -176,54 +314,3 @@ def function_of(name: str, chooser: Chooser) -> Function:
         chooser.functions[name] = Function(chooser.registry.operator(name), chooser)
     found: Function = chooser.functions[name]
     return found
-
-
-def _runner(
-    kernel: Kernel,
-    tensors: Sequence[torch.Tensor],
-    flat_in: Sequence[tuple[int, ...]],
-    shapes: Sequence[tuple[int, ...]],
-    flat_out: Sequence[tuple[int, ...]],
-    dtypes: Sequence[torch.dtype],
-    scalars: Mapping[str, ScalarValue],
-) -> Any:
-    """A function of tensors like these that allocates outputs and runs the kernel. What need not be done is left out."""
-    run = kernel.again or kernel.run
-    makers = [_maker(tensors, shape, kind) for shape, kind in zip(shapes, dtypes, strict=True)]
-
-    def finished(outputs: Sequence[torch.Tensor]) -> Any:
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    if all(0 in shape for shape in shapes):
-        return lambda tensors: finished([make(tensors) for make in makers])
-    views_in = [place for place, (tensor, shape) in enumerate(zip(tensors, flat_in, strict=True)) if tuple(tensor.shape) != shape]
-    views_out = [place for place, (shape, flat) in enumerate(zip(shapes, flat_out, strict=True)) if shape != flat]
-    if not views_in and not views_out and len(shapes) == 1:
-        (make,) = makers
-
-        def straight(tensors: Sequence[torch.Tensor]) -> Any:
-            output = make(tensors)
-            run(tensors, (output,), scalars)
-            return output
-
-        return straight
-
-    def general(tensors: Sequence[torch.Tensor]) -> Any:
-        outputs = [make(tensors) for make in makers]
-        given, written = list(tensors), list(outputs)
-        for place in views_in:
-            given[place] = given[place].view(flat_in[place])
-        for place in views_out:
-            written[place] = written[place].view(flat_out[place])
-        run(given, written, scalars)
-        return finished(outputs)
-
-    return general
-
-
-def _maker(tensors: Sequence[torch.Tensor], shape: tuple[int, ...], kind: torch.dtype) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
-    """A function of tensors like these that allocates one output: like one of the inputs where that is right, which costs half."""
-    for place, tensor in enumerate(tensors):
-        if tuple(tensor.shape) == shape and tensor.dtype == kind and tensor.is_contiguous():
-            return lambda tensors: torch.empty_like(tensors[place])
-    return lambda tensors: tensors[0].new_empty(shape, dtype=kind)

@@ -28,6 +28,8 @@ from opforge.inspect.tools import assembler, tool
 
 # how the dtypes stand in mangled C++ names
 MANGLED = {"float16": "6__half", "bfloat16": "13__nv_bfloat16"}
+# operands in FP8 come with results in other dtypes: a kernel's name holds both
+FP8 = {"float8_e4m3fn": "E4M3", "float8_e5m2": "E5M2"}
 CHOSEN_AT_LAUNCH = re.compile(r"OPFORGE_DYNAMIC_SHARED\s*\(|extern\s+__shared__")
 
 
@@ -170,6 +172,8 @@ def of_dtype(names: Sequence[str], dtype: str) -> list[str]:
     >>> of_dtype(["_Z1kIfEvPT_", "_Z1kI6__halfEvPT_"], "float16"), of_dtype(["_Z1kIfEvPT_", "_Z1kI6__halfEvPT_"], "float32")
     (['_Z1kI6__halfEvPT_'], ['_Z1kIfEvPT_'])
     """
+    if dtype in FP8:
+        return [name for name in names if FP8[dtype] in name] or list(names)
     if dtype in MANGLED:
         return [name for name in names if MANGLED[dtype] in name] or list(names)
     return [name for name in names if not any(mark in name for mark in MANGLED.values())] or list(names)

@@ -23,7 +23,7 @@ def compiled(request: dict[str, Any]) -> list[dict[str, Any]]:
         operator=operator,
         axes={name: tuple(value) if isinstance(value, list) else value for name, value in request["axes"].items()},
         dtype=request["dtype"],
-        scalars=operator.scalar_values({}),
+        scalars=operator.scalar_values(request["scalars"]),
         config=Config(tuple((name, value) for name, value in request["config"])),
         device=request["device"],
     )

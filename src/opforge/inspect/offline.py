@@ -19,7 +19,7 @@ from opforge.backends import Artefact, backend
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.core.implementation import Config, Rejected
 from opforge.core.inspection import Inspection
-from opforge.core.operator import Operator
+from opforge.core.operator import Operator, ScalarValue, Workload
 from opforge.core.shapes import Axes
 from opforge.inspect.binaries import kernels_of
 from opforge.registry import Registry
@@ -38,19 +38,23 @@ def inspect_implementation(
     dtype: str,
     axes: Axes | None = None,
     config: Config | None = None,
+    scalars: Mapping[str, ScalarValue] | None = None,
 ) -> Inspection:
     """Compile an implementation for `target` ("sm_80", "sm_90a", "gfx942", …) and report what its kernels use.
 
-    axes     the shape to compile for; default: the operator's first workload
+    axes     the shape to compile for; default: the operator's first workload. Derived axes may be left out
     config   a point of the implementation's tunable space; default: its own default
+    scalars  parameters of the call; default: the first workload's where the shape is that too, else the operator's defaults
 
     Raises UsageError for an unknown name or a call that the implementation does not take, EnvironmentLacks when a
     compiler or cuobjdump is missing, and OpforgeError with the compiler's words when it refuses the source.
     """
     operator = registry.operator(operator_name)
     implementation = registry.implementation(operator_name, implementation_name)
-    shape = dict(_default_axes(operator) if axes is None else axes)
-    answer = implementation.accepts(shape, dtype, operator.scalar_values({}))
+    first = _first_workload(operator) if axes is None else None
+    values = operator.scalar_values(scalars if scalars is not None else first.scalars if first else {})
+    shape = operator.completed(first.axes if first else axes or {}, values)
+    answer = implementation.accepts(shape, dtype, values)
     if isinstance(answer, Rejected):
         raise UsageError(f"{answer.reason}. Choose another dtype or shape, or another implementation: opforge show {operator_name}")
     chosen = implementation.default if config is None else config
@@ -63,6 +67,7 @@ def inspect_implementation(
             "target": target,
             "dtype": dtype,
             "axes": shape,
+            "scalars": values,
             "config": list(chosen.values),
             "device": device,
             "folder": folder,
@@ -83,10 +88,10 @@ def inspect_implementation(
     )
 
 
-def _default_axes(operator: Operator) -> Axes:
+def _first_workload(operator: Operator) -> Workload:
     if not operator.workloads:
         raise UsageError(f"{operator.name} has no workload to take a shape from. Give axes, or add a Workload to its op.py.")
-    return operator.workloads[0].axes
+    return operator.workloads[0]
 
 
 def _ask(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[str, Any]]:

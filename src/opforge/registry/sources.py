@@ -3,6 +3,10 @@
 A Python file says it in module constants that are literals. A C++ or CUDA file says the same in TOML, in the first
 comment that begins with `/* opforge`. The first line of the docstring (Python) or of the leading `//` comment (C++) is
 the idea.
+
+What belongs to code that operators share, such as the space of a launcher, is said there and taken from there by name: in Python
+`from opforge.primitives.triton_blocks import SPACE as SPACE`, in C++ `like = "opforge/onchip_rows.h"`, whose own comment says it; what
+the file says itself goes before that.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Any
 from opforge.core.errors import UsageError
 from opforge.core.implementation import LAYOUTS, Config, Implementation
 
+PACKAGE = Path(__file__).resolve().parent.parent
 BACKENDS = {"torch": (".py",), "triton": (".py",), "tilelang": (".py",), "cuda": (".cu",), "cpp": (".cpp",)}
 _KEYS = {"SUPPORTS": dict, "SPACE": dict, "LIMITS": dict, "DEFAULT": dict, "LAYOUTS": tuple, "DTYPES": tuple, "FLAGS": tuple, "ANY_RANK": bool, "ARCH": str, "DETERMINISTIC": bool}
 
@@ -75,35 +80,72 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
 
 
 def _python(source: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        raise UsageError(f"{source}:{error.lineno}: {error.msg}. The file must parse before it can be listed.") from error
+    tree = _parsed(source)
     said: dict[str, Any] = {}
     for node in tree.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) and node.targets[0].id in _KEYS:
-            key = node.targets[0].id
-            try:
-                said[key] = ast.literal_eval(node.value)
-            except ValueError as error:
-                raise UsageError(f"{source}:{node.lineno}: {key} must be a literal, because it is read without running the file.") from error
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("opforge."):
+            for alias in node.names:
+                if (key := alias.asname or alias.name) in _KEYS:
+                    said[key] = _shared_literal(source, node, alias.name)
+        elif (key := _assigned(node)) in _KEYS:
+            said[key] = _literal(source, node, key)
     doc = (ast.get_docstring(tree) or "").strip().splitlines()
     return (doc[0] if doc else source.stem), said
+
+
+def _parsed(source: Path) -> ast.Module:
+    try:
+        return ast.parse(source.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        raise UsageError(f"{source}:{error.lineno}: {error.msg}. The file must parse before it can be listed.") from error
+
+
+def _assigned(node: ast.stmt) -> str:
+    """The one name that a statement assigns to, or an empty string."""
+    return node.targets[0].id if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) else ""
+
+
+def _literal(source: Path, node: ast.stmt, key: str) -> Any:
+    assert isinstance(node, ast.Assign)
+    try:
+        return ast.literal_eval(node.value)
+    except ValueError as error:
+        raise UsageError(f"{source}:{node.lineno}: {key} must be a literal, because it is read without running the file.") from error
+
+
+def _shared_literal(source: Path, statement: ast.ImportFrom, name: str) -> Any:
+    """The literal called `name` in the module of opforge that an import names, read without running it."""
+    assert statement.module is not None
+    shared = PACKAGE.joinpath(*statement.module.split(".")[1:]).with_suffix(".py")
+    if shared.is_file():
+        for node in _parsed(shared).body:
+            if _assigned(node) == name:
+                return _literal(shared, node, name)
+    raise UsageError(f"{source}:{statement.lineno}: {statement.module} has no literal {name}. Write it out in the file.")
 
 
 def _native(source: Path) -> tuple[str, dict[str, Any]]:
     text = source.read_text(encoding="utf-8")
     first = re.match(r"\s*//\s*(.+)", text)
     idea = first.group(1).strip() if first else source.stem
-    block = re.search(r"/\*\s*opforge\b(.*?)\*/", text, re.DOTALL)
-    if not block:
-        return idea, {}
-    try:
-        data = tomllib.loads(block.group(1))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: the /* opforge … */ comment is not TOML: {error}.") from error
-    said = {key.upper(): value for key, value in data.items()}
+    said = _toml(source, text)
+    if (shared := said.pop("LIKE", None)) is not None:
+        header = PACKAGE / "include" / str(shared)
+        if not header.is_file():
+            raise UsageError(f"{source}: like = {shared!r} is no header of opforge. Name one of include/opforge, such as opforge/onchip_rows.h.")
+        said = {**_toml(header, header.read_text(encoding="utf-8")), **said}
     strange = set(said) - set(_KEYS)
     if strange:
         raise UsageError(f"{source}: unknown keys {sorted(strange)} in the /* opforge … */ comment. Known: {', '.join(sorted(_KEYS)).lower()}.")
     return idea, said
+
+
+def _toml(source: Path, text: str) -> dict[str, Any]:
+    """The TOML of the first comment that begins with `/* opforge`, keys in capitals; empty without one."""
+    block = re.search(r"/\*\s*opforge\b(.*?)\*/", text, re.DOTALL)
+    if not block:
+        return {}
+    try:
+        return {key.upper(): value for key, value in tomllib.loads(block.group(1)).items()}
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{source}: the /* opforge … */ comment is not TOML: {error}.") from error

@@ -4,6 +4,7 @@ from opforge.report.evidence import Past as Past, rerun as rerun
 from opforge.report.inspection import inspection_lines as inspection_lines
 from opforge.report.markdown_tables import benchmark_table as benchmark_table, implementation_table as implementation_table, markdown as markdown
 from opforge.report.page import html as html
+from opforge.report.ratios import ratio_table as ratio_table
 from opforge.report.tabular import (
     Grid as Grid,
     Line as Line,

@@ -13,7 +13,7 @@ from opforge.report.sections import failures, not_run, stood_in
 from opforge.report.summary import comparable, sentences
 from opforge.report.tabular import speedup_words
 from opforge.report.view import BACKENDS, Group, memory_bound, of_roof, timing_of, unique
-from opforge.report.words import axes, clean, notes, verdict_word
+from opforge.report.words import axes, clean, notes, saved, verdict_word
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&commat;", "://": "&colon;//", "#": "&num;"}
@@ -53,7 +53,7 @@ def _reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 def _comparison(group: Group, several: bool) -> str:
     where = f" on {group.device}, run {group.run}" if several else ""
     first = group.timed[0]
-    head = escaped(f"{group.workload}, {group.dtype}{where}: {axes(first)}; {units.size(first.cost.bytes)} moved, {units.flops(first.cost.flops)}")
+    head = escaped(f"{group.workload}, {group.dtype}{where}: {axes(first)}; {units.size(first.cost.bytes)} moved{saved(first)}, {units.flops(first.cost.flops)}")
     rows = []
     remarks = []
     for record in group.records:
@@ -71,7 +71,7 @@ def _comparison(group: Group, several: bool) -> str:
             ]
         )
         remarks += [f"- {name}: {escaped(note)}" for note in notes(record)]
-    body = _table(["implementation", "median", "rate", "of roof", "times torch eager", "verdict"], rows, "l" + "r" * 4 + "l")
+    body = pipe_table(["implementation", "median", "rate", "of roof", "times torch eager", "verdict"], rows, "l" + "r" * 4 + "l")
     return "\n\n".join([f"### {head}", body, *(["\n".join(remarks)] if remarks else [])])
 
 
@@ -81,45 +81,37 @@ def benchmark_table(records: Sequence[Record]) -> str:
     A cell is the median time and the achieved rate of the backend's fastest verified implementation; the fastest of a
     row is bold, with all that its samples cannot tell it from. Of several runs, a row shows the last one on each device.
     """
-    latest: dict[tuple[str, str, str, str], Group] = {}
-    for group in comparable(records):
-        key = (group.operator, group.workload, group.dtype, group.device)
-        other = latest.get(key)
-        if other is None or _date(group) >= _date(other):
-            latest[key] = group
+    latest = sorted(newest(records), key=lambda group: (group.operator, group.dtype))
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
-    latest = dict(sorted(latest.items(), key=lambda entry: (entry[1].operator, entry[1].dtype)))
-    present = unique(record.backend for group in latest.values() for record in group.timed)
+    present = unique(record.backend for group in latest for record in group.timed)
     columns = [name for name in BACKENDS if name in present] + sorted(set(present) - set(BACKENDS))
-    devices = unique(group.device for group in latest.values())
+    devices = unique(group.device for group in latest)
     parts = []
     for device in devices:
-        rows = [_benchmark_row(group, columns) for group in latest.values() if group.device == device]
-        dates = sorted(_date(group)[:10] for group in latest.values() if group.device == device)
+        rows = [_benchmark_row(group, columns) for group in latest if group.device == device]
+        dates = sorted(date_of(group)[:10] for group in latest if group.device == device)
         span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         parts.append(f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from.")
-        parts.append(_table(["operator", "workload", "dtype", *(escaped(name) for name in columns), "of roof"], rows, "lll" + "r" * (len(columns) + 1)))
+        parts.append(pipe_table(["operator", "workload", "dtype", *(escaped(name) for name in columns), "of roof"], rows, "lll" + "r" * (len(columns) + 1)))
     return "\n\n".join(parts) + "\n"
 
 
 def implementation_table(records: Sequence[Record]) -> str:
     """The table of an operator's own page: a row per implementation, workload and dtype, with the share of the roof and the
     ratio to the best alternative, which is the faster of torch eager and torch.compile in the same run."""
-    latest: dict[tuple[str, str, str, str], Group] = {}
-    for group in comparable(records):
-        key = (group.device, group.dtype, group.workload, group.operator)
-        if key not in latest or _date(group) >= _date(latest[key]):
-            latest[key] = group
+    latest = newest(records)
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
     parts = []
-    for device in unique(group.device for group in latest.values()):
-        groups = [group for group in latest.values() if group.device == device]
-        dates = sorted(_date(group)[:10] for group in groups)
+    for device in unique(group.device for group in latest):
+        groups = [group for group in latest if group.device == device]
+        dates = sorted(date_of(group)[:10] for group in groups)
         parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns.")
         parts.append(
-            _table(["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr")
+            pipe_table(
+                ["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr"
+            )
         )
     return "\n\n".join(parts) + "\n"
 
@@ -179,10 +171,22 @@ def _benchmark_row(group: Group, columns: Sequence[str]) -> list[str]:
     return [escaped(group.operator), escaped(group.workload), escaped(group.dtype), *cells, roof]
 
 
-def _date(group: Group) -> str:
+def newest(records: Sequence[Record]) -> list[Group]:
+    """The comparable groups; of several of one operator, workload, dtype and device the last one recorded, in the first one's place."""
+    latest: dict[tuple[str, str, str, str], Group] = {}
+    for group in comparable(records):
+        key = (group.operator, group.workload, group.dtype, group.device)
+        if key not in latest or date_of(group) >= date_of(latest[key]):
+            latest[key] = group
+    return list(latest.values())
+
+
+def date_of(group: Group) -> str:
+    """When the newest of its records was made, as ISO 8601."""
     return max(clean(record.created_at) for record in group.records)
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+def pipe_table(heads: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """A table in Markdown. `align` has "l" or "r" for each column; cells are escaped by whoever makes them."""
     rule = ["---:" if side == "r" else ":---" for side in align]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))

@@ -12,7 +12,7 @@ from opforge.report.bars import bars
 from opforge.report.evidence import Past, evidence as evidence_of, machines
 from opforge.report.histogram import error_histogram
 from opforge.report.view import Group, memory_bound, roof_of, slots, timing_of, unique, verdict_key
-from opforge.report.words import axes, case_words, clean, clean_lines, describe, ended, error_share, index, notes, untimed
+from opforge.report.words import axes, case_words, clean, clean_lines, describe, ended, error_share, index, notes, saved, untimed
 
 
 def failures(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -96,7 +96,7 @@ def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, de
     first = group.timed[0]
     roof = roof_of(first)
     where = [f"on {group.device}"] * devices + [f"run {group.run}, {group.records[0].created_at[:16]}"] * runs
-    cost = [f"{units.size(first.cost.bytes)} moved", units.flops(first.cost.flops), f"{units.number(first.cost.intensity)} FLOP/byte"]
+    cost = [f"{units.size(first.cost.bytes)} moved{saved(first)}", units.flops(first.cost.flops), f"{units.number(first.cost.intensity)} FLOP/byte"]
     return {
         "anchor": anchor,
         "workload": clean(group.workload),

@@ -25,6 +25,7 @@ class Row:
     """One line of a terminal's table. Every text is on one line and free of control characters, but not of markup: escape it.
 
     style     "good" (timed), "plain" (verified, no time), "bad" (a failure), "idle" (not run)
+    saved     the bytes that a fused operator does not move, and a sequence of simpler ones would
     best      fastest of its operator, workload and dtype, or not to be told apart from the fastest
     detail    one sentence: the verdict in words
     notes     what the row must confess, each with what to do
@@ -41,6 +42,7 @@ class Row:
     rate: str
     roof: str
     speedup: str
+    saved: str
     style: str
     best: bool
     detail: str
@@ -67,6 +69,7 @@ def _row(group: Group, record: Record) -> Row:
         rate=rate(record) if timing is not None else "",
         roof=units.percent(fraction) if fraction is not None else "",
         speedup=speedup_words(group, record),
+        saved=units.size(record.cost.bytes_saved) if timing is not None and record.cost.bytes_saved else "",
         style="good" if timing is not None else "bad" if isinstance(verdict, REFUSED) else "idle" if isinstance(verdict, Unsupported) else "plain",
         best=record in group.leaders,
         detail=untimed(record) if isinstance(verdict, Pass) and timing is None else describe(verdict),
@@ -99,12 +102,15 @@ class Grid:
     rows: tuple[Line, ...]
 
 
+_SAVED = "bytes saved"
 _NUMERIC = ("error/bound", "median", "rate", "of roof", "vs eager")
 _TONES = {"good": "green", "plain": "cyan", "bad": "bold red", "idle": "dim"}
 
 
 def rows(records: Sequence[Record]) -> Grid:
     """`table` as cells and styles. What a line shares with the one above it is dim, so that groups can be seen."""
+    # only where there is something to say: other operators save no pass
+    fused = any(record.cost.bytes_saved for record in records)
     lines = []
     above: tuple[str, str, str] = ("", "", "")
     for row in table(records):
@@ -113,10 +119,10 @@ def rows(records: Sequence[Record]) -> Grid:
         above = place
         strong = "bold" if row.best else "dim" if row.style == "idle" else ""
         time = "yellow" if row.notes else strong
-        cells = (*place, row.implementation, row.verdict, row.error, row.time, row.rate, row.roof, row.speedup)
-        lines.append(Line(cells=cells, styles=(*heads, strong, _TONES[row.style], "", time, "", "", strong)))
-    columns = ("operator", "workload", "dtype", "implementation", "verdict", *_NUMERIC)
-    return Grid(columns=columns, numeric=frozenset(_NUMERIC), rows=tuple(lines))
+        cells = (*place, row.implementation, row.verdict, row.error, row.time, row.rate, row.roof, row.speedup, *([row.saved] if fused else []))
+        lines.append(Line(cells=cells, styles=(*heads, strong, _TONES[row.style], "", time, "", "", strong, *([""] if fused else []))))
+    numeric = (*_NUMERIC, *([_SAVED] if fused else []))
+    return Grid(columns=("operator", "workload", "dtype", "implementation", "verdict", *numeric), numeric=frozenset(numeric), rows=tuple(lines))
 
 
 def confessions(records: Sequence[Record]) -> list[str]:
@@ -191,6 +197,7 @@ def _flat(group: Group, record: Record) -> dict[str, str | int | float | None]:
         "flops": record.cost.flops,
         "bytes_read": record.cost.bytes_read,
         "bytes_written": record.cost.bytes_written,
+        "bytes_saved": record.cost.bytes_saved,
         "flops_per_s": record.cost.flops / timing.median_s if timing is not None else None,
         "bytes_per_s": record.cost.bytes / timing.median_s if timing is not None else None,
         "worst_error_over_bound": passed.worst_ratio if passed else None,

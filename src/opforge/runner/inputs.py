@@ -129,8 +129,9 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
 
 def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
     """An arena for a case: inputs in the case's layout, outputs contiguous, everything poisoned."""
-    wanted = [(spec.name, "input", spec.dtype_for(dtype), full_shape(spec.shape, case.axes), case.layout) for spec in operator.inputs]
-    wanted += [(spec.name, "output", spec.dtype_for(dtype), full_shape(spec.shape, case.axes), "contiguous") for spec in operator.outputs]
+    scalars = operator.scalar_values(case.scalars)
+    wanted = [(spec.name, "input", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), case.layout) for spec in operator.inputs]
+    wanted += [(spec.name, "output", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), "contiguous") for spec in operator.outputs]
     return Arena.allocate(wanted)
 
 

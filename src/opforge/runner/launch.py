@@ -109,12 +109,14 @@ def _bind_allocating(
 
     def read() -> Mapping[str, Any]:
         synchronize(inputs[0])
-        return check_returned(operator, implementation.name, result[0], inputs, axes, dtype, guards)
+        return check_returned(operator, implementation.name, result[0], inputs, axes, dtype, scalars, guards)
 
     return Launch(implementation=implementation.name, run=run, read=read, notes=kernel.notes)
 
 
-def check_returned(operator: Operator, name: str, returned: Any, inputs: Sequence[Any], axes: Axes, dtype: str, guards: Guards = ALL) -> dict[str, Any]:
+def check_returned(
+    operator: Operator, name: str, returned: Any, inputs: Sequence[Any], axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], guards: Guards = ALL
+) -> dict[str, Any]:
     """What came back, by output name; raises ContractBroken when it is not what the operator promises."""
     import torch
 
@@ -129,7 +131,7 @@ def check_returned(operator: Operator, name: str, returned: Any, inputs: Sequenc
         shape = full_shape(spec.shape, axes)
         if guards.exact_shape and tuple(value.shape) != shape:
             raise ContractBroken(f"{name} returned {spec.name} with shape {tuple(value.shape)}; expected {shape}")
-        wanted = getattr(torch, spec.dtype_for(dtype))
+        wanted = getattr(torch, spec.dtype_for(dtype, scalars))
         if guards.exact_shape and value.dtype != wanted:
             raise ContractBroken(f"{name} returned {spec.name} as {value.dtype}; expected {wanted}")
         if value.device != inputs[0].device:

@@ -95,7 +95,7 @@ def read_rows(lines: Iterable[str]) -> Iterator[Row]:
         try:
             yield row_of(parse(line))
         except UsageError as error:
-            raise UsageError(f"Line {number}: {error} Nothing was imported.") from error
+            raise UsageError(f"Line {number}: {str(error).removesuffix('.')}. Nothing was imported.") from error
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Record]:

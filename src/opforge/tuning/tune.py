@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from opforge.backends import Native, backend
-from opforge.backends.cache import sha256_of
+from opforge.backends.shared_code import source_sha256
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Config, Implementation, Rejected
@@ -82,7 +82,7 @@ class _Job:
     def record(self, implementation: Implementation, config: Config, verdict: Verdict, timing: Timing | None) -> Record:
         """A Record, put into the store."""
         operator, device = self.operator, detect(self.options.device)
-        cost = operator.cost(self.workload.axes, self.dtype)
+        cost = operator.cost(self.workload.axes, self.dtype, self.workload.scalars)
         roof = bound(cost, device, self.dtype, operator.unit, cache=timing.cache if timing else "warm")
         kept = replace(timing, suspect=suspect(cost, timing, device, self.dtype, operator.unit)) if timing else None
         made = Record(
@@ -91,7 +91,7 @@ class _Job:
             operator=operator.name,
             implementation=implementation.name,
             backend=implementation.backend,
-            source_sha256=sha256_of(implementation.source),
+            source_sha256=source_sha256(implementation.source),
             workload=self.workload.name,
             axes=dict(self.workload.axes),
             scalars=operator.scalar_values(self.workload.scalars),

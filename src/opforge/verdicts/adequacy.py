@@ -117,9 +117,11 @@ def _scaled(operator: Operator, case: Case, dtype: str, most: int) -> Case:
     while not fits(axes):
         options = []
         for name, value in axes.items():
+            if name in operator.derived:
+                continue
             smaller: AxisValue = tuple(max(1, extent // 2) for extent in value) if isinstance(value, tuple) else value // 2
             size = math.prod(value) if isinstance(value, tuple) else value
-            candidate = {**axes, name: smaller}
+            candidate = operator.completed({**axes, name: smaller}, scalars)
             if smaller != value and size > 1 and operator.violated(candidate, dtype, scalars) is None:
                 # batch axes shrink before anything is summed over fewer terms
                 options.append((not isinstance(value, tuple), -size, name, candidate))

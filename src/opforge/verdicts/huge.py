@@ -84,9 +84,9 @@ class Huge:
         """The case as it was first filled, and its memory."""
         if case.name not in self.filled:
             self.close()
-            wanted = sum(
-                math.prod(full_shape(spec.shape, case.axes)) * _itemsize(spec.dtype_for(self.dtype)) for spec in (*self.bench.operator.inputs, *self.bench.operator.outputs)
-            )
+            operator = self.bench.operator
+            scalars = operator.scalar_values(case.scalars)
+            wanted = sum(math.prod(full_shape(spec.shape, case.axes)) * _itemsize(spec.dtype_for(self.dtype, scalars)) for spec in (*operator.inputs, *operator.outputs))
             _room(wanted, self.bench.device)
             arena = allocate(self.bench.operator, case, self.dtype)
             if self.bench.device == "cuda":
@@ -214,6 +214,7 @@ def huge_case(operator: Operator, implementation: Implementation, dtype: str, be
         axes: dict[str, AxisValue] = {**base.axes, lead: (1,), **({others[-1]: columns} if columns and not isinstance(base.axes[others[-1]], tuple) else {})}
         width = elements(operator, Case(name="", axes=axes, why=""))
         axes[lead] = (beyond // width + (PAST if width == 1 else 3),)
+        axes = operator.completed(axes, scalars)
         if operator.violated(axes, dtype, scalars) is not None:
             continue
         answer = implementation.accepts(axes, dtype, scalars)

@@ -60,9 +60,9 @@ def _judge(prepared: Prepared, operator: Operator, isolation: str) -> Checked | 
 def _broken_law(prepared: Prepared, operator: Operator, outputs: dict[str, Any], isolation: str) -> Mismatch | None:
     import torch
 
-    if any(not tensor.numel() or not bool(torch.isfinite(tensor).all()) for tensor in (*prepared.truth.inputs.values(), *outputs.values())):
-        return None
     wide = {name: tensor.double() for name, tensor in outputs.items()}
+    if any(not tensor.numel() or not bool(torch.isfinite(tensor).all()) for tensor in (*prepared.truth.inputs.values(), *wide.values())):
+        return None
     scalars = operator.scalar_values(prepared.case.scalars)
     for law in operator.laws:
         words = law.holds(prepared.truth.inputs, wide, scalars)

@@ -67,7 +67,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             expected = outputs[spec.name].to(torch.float64)
             magnitude = magnitudes.get(spec.name, expected).abs().to(torch.float64)
             arithmetic = tolerance.factor * DTYPES["float32"].epsilon * length**0.5
-            stored = spec.dtype_for(dtype)
+            stored = spec.dtype_for(dtype, scalars)
             bound = arithmetic * magnitude + tolerance.roundings * half_ulp(expected, stored) + UNDERFLOW
             if spec.name in rounded:
                 value, weight = rounded[spec.name]

@@ -69,7 +69,8 @@ def two_errors(operator: Operator, case: Case, dtype: str, original: Mapping[str
             )
     given = consult(operator, case, dtype, quantised)
     exact = {expectation.output: expectation for expectation in consult(operator, case, dtype, original).expectations}
-    narrow = {spec.name: spec.dtype_for(dtype) for spec in operator.inputs if DTYPES[spec.dtype_for(dtype)].itemsize == 1}
+    stored = {spec.name: spec.dtype_for(dtype, operator.scalar_values(case.scalars)) for spec in operator.inputs}
+    narrow = {name: kind for name, kind in stored.items() if DTYPES[kind].itemsize == 1}
     clips = {name: clip_ratio(original[name], kind) for name, kind in narrow.items() if name in original}
     found = []
     for expectation in given.expectations:

@@ -38,6 +38,7 @@ def shrink(operator: Operator, dtype: str, failure: Verdict, attempt: Callable[[
     while progress and time.monotonic() < until:
         progress = False
         for smaller in _smaller(operator, case):
+            smaller = dataclasses.replace(smaller, axes=operator.completed(smaller.axes, operator.scalar_values(smaller.scalars)))
             if _key(smaller) in seen or operator.violated(smaller.axes, dtype, operator.scalar_values(smaller.scalars)) is not None:
                 continue
             if time.monotonic() >= until:
@@ -84,7 +85,7 @@ def _smaller(operator: Operator, case: Case) -> Iterator[Case]:
     if case.scalars:
         yield dataclasses.replace(case, scalars={})
     for divide in (8, 2, 0):
-        for axis in operator.axes:
+        for axis in operator.free_axes:
             for value in _less(case.axes[axis], divide):
                 yield dataclasses.replace(case, axes={**case.axes, axis: value})
 

@@ -94,6 +94,7 @@ def hidden_cases(operator: Operator, dtype: str, *, count: int, most_elements: i
         if kind in ("special", "large", "offset", "tiny", "constant_rows"):
             # an operator that restricts these values to some scalars says so by its own cases
             base = draw.choice([case for case in own if case.distribution == kind])
+            sizes = operator.completed(sizes, operator.scalar_values(base.scalars))
             if kind == "special" and not empty:
                 # which rows and columns a NaN reaches depends on the shape: the definition's own shape was chosen for it
                 sizes = dict(base.axes)
@@ -154,7 +155,7 @@ def _drawn_axes(operator: Operator, dtype: str, draw: random.Random, own: Sequen
     for attempt in range(200):
         base = draw.choice(own)
         axes: dict[str, AxisValue] = {}
-        for name in operator.axes:
+        for name in operator.free_axes:
             # after a hundred misses the constraints are narrow: then most axes stay as the operator's own case has them
             if name in base.axes and (draw.random() < (0.1 if attempt < 100 else 0.7)):
                 axes[name] = base.axes[name]
@@ -163,10 +164,11 @@ def _drawn_axes(operator: Operator, dtype: str, draw: random.Random, own: Sequen
             else:
                 axes[name] = next(sizes)
         if empty:
-            name = draw.choice(operator.axes)
+            name = draw.choice(operator.free_axes)
             value = axes[name]
             axes[name] = (0, *value[1:]) if isinstance(value, tuple) else 0
         try:
+            axes = operator.completed(axes, operator.scalar_values(base.scalars))
             if operator.violated(axes, dtype, operator.scalar_values(base.scalars)) is not None:
                 continue
             candidate = Case(name="", axes=axes, why="")

@@ -13,7 +13,7 @@ from typing import Any
 
 from opforge.backends import Native, Stood, backend, backends
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.record import Environment, Record
@@ -90,6 +90,17 @@ def chosen(registry: Registry, operator: Operator, options: Options) -> tuple[Im
         for implementation in registry.implementations(operator.name)
         if (not options.backends or implementation.backend in options.backends) and (not options.implementations or implementation.name in options.implementations)
     )
+
+
+def ensure_chosen(registry: Registry, names: Sequence[str], options: Options) -> None:
+    """Raises UsageError when the options leave nothing of the named operators to verify, saying which option it is."""
+    left = {name: chosen(registry, registry.operator(name), options) for name in names}
+    words = ", ".join(names)
+    if not any(left.values()):
+        raise UsageError(f"No implementation of {words} fits the backends and implementations asked for. See: opforge show {names[0]}")
+    has = sorted({dtype for name in names if left[name] for dtype in registry.operator(name).dtypes})
+    if options.dtypes and not set(options.dtypes) & set(has):
+        raise UsageError(f"{words}: nothing is defined for {', '.join(options.dtypes)}. Choose from: {', '.join(has)}.")
 
 
 @dataclass(kw_only=True)

@@ -31,11 +31,12 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
         if isinstance(way, Missing):
             raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {way}.")
         inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, tensors, strict=True)}
-        axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()})
-        dtype = str(next(tensor for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T").dtype).removeprefix("torch.")
         values = operator.scalar_values(scalars)
+        axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()}, values)
+        dtype = str(next(tensor for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T").dtype).removeprefix("torch.")
         outputs = {
-            spec.name: torch.full(full_shape(spec.shape, axes), float("nan"), dtype=getattr(torch, spec.dtype_for(dtype)), device=tensors[0].device) for spec in operator.outputs
+            spec.name: torch.full(full_shape(spec.shape, axes), float("nan"), dtype=getattr(torch, spec.dtype_for(dtype, values)), device=tensors[0].device)
+            for spec in operator.outputs
         }
         reasons: list[str] = []
         for implementation in found:

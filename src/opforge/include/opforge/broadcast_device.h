@@ -4,6 +4,14 @@
 // Neighbouring axes over which the b's behave alike are made one on the host, so at most four are left and
 // usually one or two.  x and y are then one row of 16-byte vectors; the place in b costs a multiplication
 // and a shift per axis and vector.
+/* opforge
+default = { THREADS = 256, UNROLL = 1 }
+[space]
+THREADS = [128, 256, 512]
+UNROLL = [1, 2, 4, 8]
+[limits]
+one_block_does_not_outgrow_small_calls = "THREADS * UNROLL <= 2048"
+*/
 #ifndef OPFORGE_BROADCAST_DEVICE_H_
 #define OPFORGE_BROADCAST_DEVICE_H_
 

@@ -15,9 +15,10 @@
 // Shared memory is filled with NaN bytes before each block.
 //
 // The blocks of a cluster take turns on one host thread, switching at the cluster's barrier; a
-// store into another block's shared memory goes through store_in_block (opforge/groups.h).
+// store into another block's shared memory goes through store_in_block (opforge/groups.h). They also take
+// turns when all threads of one wait at barriers in shared memory (opforge/shared_barriers.h).
 //
-// Not covered: cluster barriers that are not waited for at once, wgmma, mma, TMA, inline PTX,
+// Not covered: cluster barriers that are not waited for at once, wgmma, mma, TMA's tensor maps, inline PTX,
 // textures, cooperative grid barriers, dynamic parallelism.  Nothing here says
 // anything about speed on a GPU.
 //
@@ -127,7 +128,8 @@ constexpr std::size_t kMaxSharedBytes = 227 * 1024;
 
 constexpr unsigned kMaxCluster = 16;
 
-enum class State : uint8_t { kReady, kYielded, kBlockBarrier, kWarpBarrier, kClusterBarrier, kDone };
+// kPolling: waits for shared memory to change; kReady again once something has happened there
+enum class State : uint8_t { kReady, kYielded, kBlockBarrier, kWarpBarrier, kClusterBarrier, kPolling, kDone };
 
 struct Site {  // a place in the kernel, for messages and to tell barriers apart
   const char* file;
@@ -188,6 +190,7 @@ struct Block {
   unsigned char* static_shared;  // where its __shared__ variables are while it runs
   std::size_t static_shared_bytes;
   std::vector<unsigned char> static_kept;  // their values while another block of the cluster runs
+  uint64_t events;  // changes of this block's barriers in shared memory
 };
 
 /// The fiber that is running; valid only inside a kernel.
@@ -282,6 +285,17 @@ inline void wait_cluster(Site site) {
   switch_to_scheduler(fiber);
 }
 
+/// Lets others run until something has happened in this block's shared memory.
+inline void wait_event(Site site) {
+  Fiber* fiber = self();
+  fiber->site = site;
+  fiber->state = State::kPolling;
+  switch_to_scheduler(fiber);
+}
+
+/// Says that a barrier in the shared memory of block `rank` of the cluster has changed.
+inline void tell_event(unsigned rank) { ++self()->block->cluster[rank].events; }
+
 /// Where `p`, in the shared memory of the running block, lies in another block of its cluster.
 inline void* in_block(void* p, unsigned rank) {
   Block* own = self()->block;
@@ -354,6 +368,7 @@ struct Worker {
   std::vector<Warp> warps;
   Worker* next = nullptr;
   const bool guarded;
+  unsigned guards_set = 0;
 
   // Each guard page splits a mapping, and a process may have 65530: the other blocks of a cluster run the
   // same code on stacks as deep as the first one's, and do without.
@@ -364,10 +379,13 @@ struct Worker {
     if (p == MAP_FAILED) throw std::runtime_error("opforge emulator: no memory for stacks");
     stacks = reinterpret_cast<unsigned char*>(
         (reinterpret_cast<uintptr_t>(p) + kStackBytes - 1) & ~uintptr_t(kStackBytes - 1));
-    // An overflow of one stack hits an inaccessible page, not the next fiber.
-    for (unsigned i = 0; guarded && i < kMaxThreads; ++i) mprotect(stacks + kStackBytes * i, 4096, PROT_NONE);
     shared = static_cast<unsigned char*>(aligned_alloc(1024, kMaxSharedBytes + 1024));
     if (shared == nullptr) throw std::runtime_error("opforge emulator: no shared memory");
+  }
+
+  // An overflow of one of the first `threads` stacks hits an inaccessible page, not the next fiber.
+  void guard(unsigned threads) {
+    for (; guarded && guards_set < threads; ++guards_set) mprotect(stacks + kStackBytes * guards_set, 4096, PROT_NONE);
   }
 
   Fiber* fiber(unsigned i) {
@@ -489,16 +507,18 @@ inline void begin_block(Worker& worker, Block& block) {
   }
 }
 
-enum class Advance : uint8_t { kFailed, kEnded, kAtCluster };
+enum class Advance : uint8_t { kFailed, kEnded, kAtCluster, kPolling };
 
-// Runs one block to its end or to the barrier of its cluster; kFailed: block.error says why.
+// Runs one block to its end, to the barrier of its cluster, or until it waits for changes of its shared memory that it cannot
+// make itself; kFailed: block.error says why.
 inline Advance advance_block(Worker& worker, Block& block, const std::vector<uint16_t>& warp_order,
                              const std::vector<uint16_t>& lane_order) {
   const unsigned threads = block.block_dim.x * block.block_dim.y * block.block_dim.z;
   const unsigned warps = (threads + 31) / 32;
   for (;;) {
     bool progress = false;
-    unsigned done = 0, at_barrier = 0, at_cluster = 0;
+    unsigned done = 0, at_barrier = 0, at_cluster = 0, polling = 0;
+    const uint64_t seen = block.events;
     for (unsigned w = 0; w < warps; ++w) {
       Warp& warp = worker.warps[warp_order[w]];
       // Run this warp until none of its lanes can go on without the others.
@@ -520,7 +540,13 @@ inline Advance advance_block(Worker& worker, Block& block, const std::vector<uin
         done += fiber->state == State::kDone;
         at_barrier += fiber->state == State::kBlockBarrier;
         at_cluster += fiber->state == State::kClusterBarrier;
+        polling += fiber->state == State::kPolling;
       }
+    }
+    if (polling != 0 && block.events != seen) {
+      for (unsigned i = 0; i < threads; ++i)
+        if (worker.fiber(i)->state == State::kPolling) worker.fiber(i)->state = State::kReady;
+      continue;
     }
     if (done == threads) return Advance::kEnded;
     if (at_cluster == threads) return Advance::kAtCluster;
@@ -555,6 +581,7 @@ inline Advance advance_block(Worker& worker, Block& block, const std::vector<uin
         ready = worker.fiber(i)->state == State::kReady;
       if (ready) continue;
     }
+    if (polling != 0) return Advance::kPolling;
     // Nothing can run: name one waiting thread, and one that will never come.
     const Fiber *waiting = nullptr, *absent = nullptr;
     for (unsigned i = 0; i < threads; ++i) {
@@ -589,31 +616,55 @@ inline Advance advance_block(Worker& worker, Block& block, const std::vector<uin
 // Runs the blocks of one cluster in turn to their end; false if one failed (its error says why).
 inline bool run_cluster(Worker** workers, Block* blocks, unsigned count, const std::vector<uint16_t>& warp_order,
                         const std::vector<uint16_t>& lane_order) {
+  const unsigned threads = blocks[0].block_dim.x * blocks[0].block_dim.y * blocks[0].block_dim.z;
+  std::vector<Advance> stands(count, Advance::kPolling);
   for (unsigned c = 0; c < count; ++c) begin_block(*workers[c], blocks[c]);
   for (;;) {
-    unsigned ended = 0;
+    unsigned ended = 0, polling = 0;
+    uint64_t before = 0, after = 0;
+    for (unsigned c = 0; c < count; ++c) before += blocks[c].events;
+    bool moved = false;
     for (unsigned c = 0; c < count; ++c) {
       Block& block = blocks[c];
-      if (count > 1 && block.static_shared_bytes != 0)
-        std::memcpy(block.static_shared, block.static_kept.data(), block.static_shared_bytes);
-      const Advance advance = advance_block(*workers[c], block, warp_order, lane_order);
-      if (count > 1 && block.static_shared_bytes != 0)
-        std::memcpy(block.static_kept.data(), block.static_shared, block.static_shared_bytes);
-      if (advance == Advance::kFailed) {
+      if (stands[c] == Advance::kPolling) {
+        for (unsigned i = 0; i < threads; ++i)
+          if (workers[c]->fiber(i)->state == State::kPolling) workers[c]->fiber(i)->state = State::kReady;
+        if (count > 1 && block.static_shared_bytes != 0)
+          std::memcpy(block.static_shared, block.static_kept.data(), block.static_shared_bytes);
+        stands[c] = advance_block(*workers[c], block, warp_order, lane_order);
+        if (count > 1 && block.static_shared_bytes != 0)
+          std::memcpy(block.static_kept.data(), block.static_shared, block.static_shared_bytes);
+        moved |= stands[c] != Advance::kPolling;
+      }
+      if (stands[c] == Advance::kFailed) {
         blocks[0].error = block.error;
         return false;
       }
-      ended += advance == Advance::kEnded;
+      ended += stands[c] == Advance::kEnded;
+      polling += stands[c] == Advance::kPolling;
     }
     if (ended == count) return true;
+    if (polling != 0) {
+      for (unsigned c = 0; c < count; ++c) after += blocks[c].events;
+      if (moved || before != after) continue;
+      for (unsigned c = 0; c < count; ++c)
+        for (unsigned i = 0; i < threads && blocks[0].error.empty(); ++i) {
+          const Fiber* fiber = workers[c]->fiber(i);
+          if (fiber->state != State::kPolling) continue;
+          blocks[0].error = "deadlock: thread " + describe(fiber->thread_index) + " waits at " + describe(fiber->site) +
+                            " for a barrier in shared memory that nobody completes [block " + describe(blocks[c].block_index) + "]";
+        }
+      return false;
+    }
     if (ended != 0) {
       blocks[0].error = std::to_string(ended) + " of the " + std::to_string(count) +
                         " blocks of a cluster ended while the others wait at its barrier";
       return false;
     }
-    const unsigned threads = blocks[0].block_dim.x * blocks[0].block_dim.y * blocks[0].block_dim.z;
-    for (unsigned c = 0; c < count; ++c)
+    for (unsigned c = 0; c < count; ++c) {
+      stands[c] = Advance::kPolling;
       for (unsigned i = 0; i < threads; ++i) workers[c]->fiber(i)->state = State::kReady;
+    }
   }
 }
 
@@ -646,6 +697,7 @@ inline void run_grid(const char* name, dim3 grid, dim3 block_dim, std::size_t sh
     std::vector<Block> blocks(cluster);
     for (unsigned c = 0; c < cluster; ++c) {
       workers[c] = Worker::acquire(c == 0);
+      workers[c]->guard(static_cast<unsigned>(threads));
       Block& block = blocks[c];
       block.block_dim = block_dim;
       block.grid_dim = grid;
@@ -656,6 +708,7 @@ inline void run_grid(const char* name, dim3 grid, dim3 block_dim, std::size_t sh
       block.cluster_rank = c;
       block.cluster_size = cluster;
       block.cluster = blocks.data();
+      block.events = 0;
       block.static_shared = static_cast<unsigned char*>(static_shared.data);
       block.static_shared_bytes = static_shared.bytes;
       if (cluster > 1) block.static_kept.resize(static_shared.bytes);

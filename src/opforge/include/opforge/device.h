@@ -5,7 +5,7 @@
 #ifndef OPFORGE_DEVICE_H_
 #define OPFORGE_DEVICE_H_
 
-#include "opforge/ffi.h"
+#include "opforge/alike.h"
 
 #ifdef OPFORGE_EMULATE
 #include "opforge/cuda_emulator.h"
@@ -84,6 +84,15 @@ inline void check_cuda(cudaError_t status, const char* what) {
 }
 
 #endif  // OPFORGE_EMULATE
+
+/// Raises ValueError unless a tensor argument lies where the kernels run.
+inline void check_device(const Named& argument) {
+#ifdef OPFORGE_EMULATE
+  OPFORGE_CHECK(argument.tensor.device().device_type == kDLCPU, ValueError, argument.name, " must be a CPU tensor (emulated kernel)");
+#else
+  OPFORGE_CHECK(argument.tensor.device().device_type == kDLCUDA, ValueError, argument.name, " must be a CUDA tensor");
+#endif
+}
 
 /// Typed data pointer of a tensor (the dtype has been dispatched on or checked before).
 template <typename T>

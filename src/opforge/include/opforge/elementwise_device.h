@@ -1,4 +1,11 @@
 // opforge/elementwise_device.h - out[i] = f(a[i], b[i], ...) on the GPU, in float32, 16 bytes at a time.
+/* opforge
+any_rank = true
+default = { THREADS = 256, UNROLL = 1 }
+[space]
+THREADS = [128, 256, 512]
+UNROLL = [1, 2, 4, 8]
+*/
 #ifndef OPFORGE_ELEMENTWISE_DEVICE_H_
 #define OPFORGE_ELEMENTWISE_DEVICE_H_
 
@@ -193,6 +200,24 @@ inline void map(cudaStream_t stream, int64_t n, const Pointers<T, O>& out, const
 template <int Threads, int Unroll, typename T, typename F, typename... In>
 inline void map(cudaStream_t stream, int64_t n, T* out, const F& f, const In*... in) {
   map<Threads, Unroll, T, F, 1, sizeof...(In)>(stream, n, Pointers<T, 1>{{out}}, f, Pointers<const T, sizeof...(In)>{{in...}});
+}
+
+/// y = f(x, ...) for contiguous tensors of one shape and dtype, on their device's current stream. Raises ValueError or TypeError where
+/// they do not fit together.
+template <int Threads, int Unroll, typename F>
+inline void map_tensors(const F& f, const Named& y, const Named& x) {
+  check_alike({x, y});
+  check_device(x);
+  if (x.tensor.numel() == 0) return;
+  OPFORGE_DISPATCH_DTYPE(x.tensor, T, map<Threads, Unroll>(current_stream(x.tensor), x.tensor.numel(), data<T>(y.tensor), f, data<const T>(x.tensor)));
+}
+template <int Threads, int Unroll, typename F>
+inline void map_tensors(const F& f, const Named& y, const Named& a, const Named& b) {
+  check_alike({a, b, y});
+  check_device(a);
+  if (a.tensor.numel() == 0) return;
+  OPFORGE_DISPATCH_DTYPE(a.tensor, T,
+                         map<Threads, Unroll>(current_stream(a.tensor), a.tensor.numel(), data<T>(y.tensor), f, data<const T>(a.tensor), data<const T>(b.tensor)));
 }
 
 }  // namespace opforge

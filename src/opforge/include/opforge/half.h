@@ -2,7 +2,7 @@
 //
 // Arithmetic is done in float; these types only hold bits and convert, rounding
 // to nearest even.  Loops over the bfloat16 conversions vectorise; for float16 use
-// convert_to_float and convert_from_float of host.h, which convert eight at a time.
+// convert_to_float and convert_from_float of host.h, or the registers of host_lanes.h.
 #ifndef OPFORGE_HALF_H_
 #define OPFORGE_HALF_H_
 

@@ -13,6 +13,7 @@
 
 #include <cuda.h>
 
+#include "opforge/device_fp8.h"
 #include "opforge/tensor_core.h"
 
 namespace opforge {
@@ -42,14 +43,14 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return found;
 }
 
-/// Describes a matrix of 16-bit elements to the TMA in boxes of 64 x `box_rows`: `inner` contiguous elements in each of
-/// `outer` rows that lie `pitch` elements apart.  In shared memory a row of a box has 128 bytes, swizzled.  What a box
+/// Describes a matrix of elements of `size` bytes to the TMA in boxes of `box_rows` rows of 128 bytes: `inner` contiguous
+/// elements in each of `outer` rows that lie `pitch` elements apart.  In shared memory a box's rows are swizzled.  What a box
 /// has beyond an edge is read as zero and never written.
-inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int box_rows = kBox) {
+inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int box_rows = kBox, int size = 2) {
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer)};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch) * 2};
-  const cuuint32_t box[2] = {kBox, static_cast<cuuint32_t>(box_rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch) * size};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / size), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -63,6 +64,11 @@ template <typename T>
 constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 template <>
 constexpr CUtensorMapDataType kMapType<bfloat16_t> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+// the TMA moves bytes of FP8 without knowing what they mean
+template <>
+constexpr CUtensorMapDataType kMapType<float8_e4m3_t> = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+template <>
+constexpr CUtensorMapDataType kMapType<float8_e5m2_t> = CU_TENSOR_MAP_DATA_TYPE_UINT8;
 
 // ---------------------------------------------------------------------------
 // Clusters and registers
@@ -276,6 +282,25 @@ OPFORGE_PRODUCTS(64)
 OPFORGE_PRODUCTS(128)
 OPFORGE_PRODUCTS(192)
 OPFORGE_PRODUCTS(256)
+
+// FP8: 32 terms an instruction, both operands with their terms side by side; the format of each is in the name
+#define OPFORGE_PRODUCT8(T, NAMES, N, REGISTERS, TAIL, ...)                                                                              \
+  template <>                                                                                                                            \
+  struct Product<T, N, false, false> {                                                                                                   \
+    __device__ static __forceinline__ void run(float (&sums)[N / 2], uint64_t a, uint64_t b, int add) {                                  \
+      asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, " TAIL(2) ", 0;\nwgmma.mma_async.sync.aligned.m64n" #N "k32.f32." NAMES         \
+                   " {" REGISTERS "}, " TAIL(0) ", " TAIL(1) ", add, 1, 1;\n}"                                                           \
+                   : __VA_ARGS__                                                                                                         \
+                   : "l"(a), "l"(b), "r"(add));                                                                                          \
+    }                                                                                                                                    \
+  };
+#define OPFORGE_PRODUCTS8(N)                                                                              \
+  OPFORGE_PRODUCT8(float8_e4m3_t, "e4m3.e4m3", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)        \
+  OPFORGE_PRODUCT8(float8_e5m2_t, "e5m2.e5m2", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)
+OPFORGE_PRODUCTS8(64)
+OPFORGE_PRODUCTS8(128)
+OPFORGE_PRODUCTS8(192)
+OPFORGE_PRODUCTS8(256)
 
 }  // namespace hopper
 }  // namespace opforge

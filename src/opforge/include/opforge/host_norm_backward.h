@@ -27,11 +27,8 @@ inline void norm_gradient(Rows<const T> x, const T* weight, Rows<const T> dy, Ro
       for (int64_t r = rows * part / parts; r < rows * (part + 1) / parts; ++r) {
         const float* row = row_as_float(x.data + r * x.stride, of_x, cols);
         const float* gradient = row_as_float(dy.data + r * dy.stride, of_dy, cols);
-        const float mean = kCentred ? sum_over(row, cols, [](auto v) { return v; }) / cols : 0.0f;
-        const float squares = sum_over(row, cols, [mean](auto v) {
-          const auto off = v - mean;
-          return off * off;
-        });
+        const float mean = kCentred ? sum_map(cols, [](float v) { return v; }, row) / cols : 0.0f;
+        const float squares = sum_map(cols, [mean](float v) { return (v - mean) * (v - mean); }, row);
         const float scale = 1.0f / std::sqrt(squares / cols + eps);
 #pragma omp simd
         for (int64_t c = 0; c < cols; ++c) {
@@ -40,10 +37,8 @@ inline void norm_gradient(Rows<const T> x, const T* weight, Rows<const T> dy, Ro
           weight_sums[c] += gradient[c] * h[c];
           if (kCentred) bias_sums[c] += gradient[c];
         }
-        const float level = kCentred ? sum_over(g, cols, [](auto v) { return v; }) / cols : 0.0f;
-#pragma omp simd
-        for (int64_t c = 0; c < cols; ++c) of_x[c] = g[c] * h[c];
-        const float slope = sum_over(of_x, cols, [](auto v) { return v; }) / cols;
+        const float level = kCentred ? sum_map(cols, [](float v) { return v; }, g) / cols : 0.0f;
+        const float slope = sum_map(cols, [](float a, float b) { return a * b; }, g, h) / cols;
         T* out = dx.data + r * dx.stride;
         float* target = row_target(out, of_x);
 #pragma omp simd

@@ -1,71 +1,15 @@
-// opforge/host_rows.h - CPU kernels that work row by row: sums, and rows spread over threads.
-//
-// Vectors are the compiler's own (GCC and Clang), 16 floats each; on a machine with narrower
-// registers the compiler splits them.
+// opforge/host_rows.h - CPU kernels that work row by row: statistics of a row, and rows spread over threads.
 #ifndef OPFORGE_HOST_ROWS_H_
 #define OPFORGE_HOST_ROWS_H_
 
+#include <cstddef>
 #include <memory>
 #include <type_traits>
 
-#include "opforge/host.h"
+#include "opforge/host_lanes.h"
 #include "opforge/rows.h"
 
 namespace opforge {
-
-typedef float F32x16 __attribute__((vector_size(64)));
-
-inline F32x16 load16(const float* p) {
-  F32x16 v;
-  __builtin_memcpy(&v, p, sizeof(v));
-  return v;
-}
-inline void store16(float* p, const F32x16& v) { __builtin_memcpy(p, &v, sizeof(v)); }
-
-/// Sum of f(x[i]) over n elements; f takes and returns a float as well as an F32x16.
-/// 64 sums run side by side, which hides the latency of an addition. They are added up every
-/// 4096 elements, so that a rounding error grows with 64 + n / 4096 terms.
-template <class F>
-inline float sum_over(const float* x, int64_t n, const F& f) {
-  float total = 0.0f;
-  int64_t i = 0;
-  while (i + 16 <= n) {
-    const int64_t end = n - i < 4096 ? n : i + 4096;
-    F32x16 a = {}, b = {}, c = {}, d = {};
-    for (; i + 64 <= end; i += 64) {
-      a += f(load16(x + i));
-      b += f(load16(x + i + 16));
-      c += f(load16(x + i + 32));
-      d += f(load16(x + i + 48));
-    }
-    for (; i + 16 <= end; i += 16) a += f(load16(x + i));
-    a = (a + b) + (c + d);
-    float sum = 0.0f;
-    for (int j = 0; j < 16; ++j) sum += a[j];
-    total += sum;
-  }
-  for (; i < n; ++i) total += f(x[i]);
-  return total;
-}
-
-/// The largest of n elements, -infinity for none; NaN is passed over.
-inline float max_over(const float* x, int64_t n) {
-  const auto larger = [](const F32x16& a, const F32x16& b) { return b > a ? b : a; };
-  F32x16 a = F32x16{} - INFINITY, b = a, c = a, d = a;
-  int64_t i = 0;
-  for (; i + 64 <= n; i += 64) {
-    a = larger(a, load16(x + i));
-    b = larger(b, load16(x + i + 16));
-    c = larger(c, load16(x + i + 32));
-    d = larger(d, load16(x + i + 48));
-  }
-  for (; i + 16 <= n; i += 16) a = larger(a, load16(x + i));
-  a = larger(larger(a, b), larger(c, d));
-  float top = -INFINITY;
-  for (; i < n; ++i) top = x[i] > top ? x[i] : top;
-  for (int j = 0; j < 16; ++j) top = a[j] > top ? a[j] : top;
-  return top;
-}
 
 /// A row's elements as float: the row itself when it is float, else converted into `buffer`.
 template <typename T>
@@ -107,15 +51,73 @@ class FloatColumns {
   const float* values_;
 };
 
-/// Calls body(r, buffer) for every row, rows spread over the threads; `buffer` holds `cols`
-/// floats and belongs to the thread.
+/// The mean of a row, and the mean of the squares of the deviations from it.
+struct MeanAndVariance {
+  float mean, variance;
+};
+template <typename T>
+inline MeanAndVariance mean_and_variance(const T* row, int64_t cols) {
+  const float mean = sum_map(cols, [](float v) { return v; }, row) / cols;
+  const float squares = sum_map(cols, [mean](float v) { return (v - mean) * (v - mean); }, row);
+  return {mean, squares / cols};
+}
+
+/// Rows that a thread is worth starting for: about 16384 elements.
+inline int64_t rows_for_a_thread(int64_t cols) { return 1 + 16384 / (cols + 1); }
+
+/// Calls body(r) for every row of `cols` elements, rows spread over the threads.
 template <class Body>
 inline void for_each_row(int64_t rows, int64_t cols, const Body& body) {
-  // a thread is worth starting for about 16384 elements
-  parallel_for(0, rows, 1 + 16384 / (cols + 1), [&](int64_t first, int64_t last) {
+  parallel_for(0, rows, rows_for_a_thread(cols), [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) body(r);
+  });
+}
+
+/// The same with body(r, buffer); `buffer` holds `cols` floats and belongs to the thread.
+template <class Body>
+inline void for_each_buffered_row(int64_t rows, int64_t cols, const Body& body) {
+  parallel_for(0, rows, rows_for_a_thread(cols), [&](int64_t first, int64_t last) {
     const std::unique_ptr<float[]> buffer(new float[cols]);
     for (int64_t r = first; r < last; ++r) body(r, buffer.get());
   });
+}
+
+/// y = layernorm(x), read as it is stored: three times, from the cache after the first.
+template <typename T>
+inline void layernorm_rows(const Rows<const T>& x, const T* weight, const T* bias, const Rows<T>& y, float eps, std::nullptr_t) {
+  for_each_row(x.rows, x.cols, [&](int64_t r) {
+    const T* row = x.data + r * x.stride;
+    const MeanAndVariance of = mean_and_variance(row, x.cols);
+    const float mean = of.mean, scale = 1.0f / std::sqrt(of.variance + eps);
+    map_row(x.cols, y.data + r * y.stride, [mean, scale](float v, float w, float b) { return (v - mean) * scale * w + b; }, row, weight, bias);
+  });
+}
+
+/// y = after(layernorm(x)) with a row of floats at a time in cache: after(r, target) changes row r of the results.
+template <typename T, class After>
+inline void layernorm_rows(const Rows<const T>& x, const T* weight, const T* bias, const Rows<T>& y, float eps, const After& after) {
+  const int64_t cols = x.cols;
+  const FloatColumns<T> weights(weight, cols), biases(bias, cols);
+  const float* w = weights.get();
+  const float* b = biases.get();
+  for_each_buffered_row(x.rows, cols, [&](int64_t r, float* buffer) {
+    const float* row = row_as_float(x.data + r * x.stride, buffer, cols);
+    const MeanAndVariance of = mean_and_variance(row, cols);
+    const float mean = of.mean, scale = 1.0f / std::sqrt(of.variance + eps);
+    T* out = y.data + r * y.stride;
+    float* target = row_target(out, buffer);
+    map_row(cols, target, [mean, scale](float v, float g, float h) { return (v - mean) * scale * g + h; }, row, w, b);
+    after(r, target);
+    finish_row(target, out, cols);
+  });
+}
+
+/// Either for tensors; `after` is nullptr where the results stay as they are. Raises ValueError or TypeError where they do not fit together.
+template <class After>
+inline void layernorm_tensors(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& y, double eps, const After& after) {
+  check_rows_alike({{"x", x}, {"y", y}});
+  check_columns({{"weight", weight}, {"bias", bias}}, {"x", x});
+  OPFORGE_DISPATCH_DTYPE(x, T, layernorm_rows(as_rows<const T>(x), data<const T>(weight), data<const T>(bias), as_rows<T>(y), static_cast<float>(eps), after));
 }
 
 }  // namespace opforge

@@ -18,6 +18,11 @@
 //
 // Mean and variance take one exchange: every warp takes two passes over its own registers, and the parts are merged
 // (Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983).
+/* opforge
+layouts = ["contiguous", "rows"]
+[supports]
+fits_a_cluster = "cols <= 262144"
+*/
 #ifndef OPFORGE_NORM_ROWS_H_
 #define OPFORGE_NORM_ROWS_H_
 

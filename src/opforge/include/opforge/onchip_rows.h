@@ -17,6 +17,20 @@
 //   leave(r, finished)            once for each row
 //   out(r)                        (kEmits) where row r of the result begins, and its N elements from column c on:
 //   compute(c, finished, result, values[, values])
+/* opforge
+[supports]
+fits_a_cluster = "cols <= 262144"
+[space]
+VECS = [2, 4]
+SLICE = [256, 512, 1024]
+PLAIN = [32768, 65536]
+[limits]
+row_fits_a_cluster = "cols * itemsize <= 262144 * VECS"
+[default]
+VECS = 4
+SLICE = 512
+PLAIN = 65536
+*/
 #ifndef OPFORGE_ONCHIP_ROWS_H_
 #define OPFORGE_ONCHIP_ROWS_H_
 
@@ -92,6 +106,40 @@ struct OnchipRow {
       }
     }
   }
+};
+
+/// What an operator that writes a row of results has besides its arithmetic: where they go.
+template <typename T>
+struct EmitsRow {
+  static constexpr bool kEmits = true;
+  T* result;
+  int64_t result_stride;
+
+  void into(const Rows<T>& rows) { result = rows.data, result_stride = rows.stride; }
+  template <class Finished>
+  __device__ void leave(int64_t, const Finished&) const {}
+  __device__ __forceinline__ T* out(int64_t r) const { return result + r * result_stride; }
+};
+
+/// What an operator has besides its arithmetic whose statistic is a sum of terms, one for each pair of elements of two inputs.
+template <typename T>
+struct SumOverPairs : EmitsRow<T> {
+  static constexpr int kInputs = 2;
+  static constexpr float kOutside = 0.0f;
+  using Stat = float;
+
+  __device__ static __forceinline__ float empty() { return 0.0f; }
+  template <class Row, class F>
+  __device__ static __forceinline__ float sum_of(const Row& row, const F& term) {
+    float sum = 0.0f;
+    row.visit([&](int, const auto& a, const auto& b) {
+#pragma unroll
+      for (int j = 0; j < static_cast<int>(sizeof(a) / sizeof(float)); ++j) sum += term(a[j], b[j]);
+    });
+    return warp_reduce_sum(sum);
+  }
+  __device__ static __forceinline__ float merge_lanes(float part) { return warp_reduce_sum(part); }
+  __device__ __forceinline__ float finish(int64_t, float sum) const { return sum; }
 };
 
 /// Parts of a row's statistic.

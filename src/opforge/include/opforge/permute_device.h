@@ -4,26 +4,9 @@
 #define OPFORGE_PERMUTE_DEVICE_H_
 
 #include "opforge/broadcast_device.h"
+#include "opforge/permute_axes.h"
 
 namespace opforge {
-
-/// The integer that travels for an element of `Bytes` bytes.
-template <int Bytes>
-using Bits = std::conditional_t<Bytes == 4, uint32_t, uint16_t>;
-
-/// Runs the statement with `T` naming the integer that is as wide as the tensor's elements.
-#define OPFORGE_DISPATCH_BITS(tensor, T, ...)                                                                            \
-  do {                                                                                                                   \
-    const int opforge_bits = (tensor).dtype().bits * (tensor).dtype().lanes;                                             \
-    OPFORGE_CHECK(opforge_bits == 32 || opforge_bits == 16, TypeError, #tensor " must have elements of 16 or 32 bits"); \
-    if (opforge_bits == 32) {                                                                                            \
-      using T = ::opforge::Bits<4>;                                                                                      \
-      __VA_ARGS__;                                                                                                       \
-    } else {                                                                                                             \
-      using T = ::opforge::Bits<2>;                                                                                      \
-      __VA_ARGS__;                                                                                                       \
-    }                                                                                                                    \
-  } while (0)
 
 constexpr int kTransposeThreads = 256;
 
@@ -44,7 +27,8 @@ __global__ void __launch_bounds__(kTransposeThreads) transpose_tiles(const T* __
   const T* from = x + int64_t(matrix) * rows * cols;
   T* to = y + int64_t(matrix) * rows * cols;
 
-  constexpr int kReads = S * S / In / kTransposeThreads, kAtOnce = kReads < 8 ? kReads : 8, kReadLanes = S / In;
+  // eight of 8 bytes at once spill on sm_80, and four blocks to an SM keep enough on the way with four
+  constexpr int kReads = S * S / In / kTransposeThreads, kMost = In * sizeof(T) == 8 ? 4 : 8, kAtOnce = kReads < kMost ? kReads : kMost, kReadLanes = S / In;
   for (int first = 0; first < kReads; first += kAtOnce) {
     Vec<T, In> v[kAtOnce];
 #pragma unroll
@@ -276,6 +260,22 @@ inline void exchange_middle(cudaStream_t stream, const T* x, T* y, int64_t outer
     else
       launch(exchange_vectors<T, 1, kThreads, kUnroll>, width);
   }
+}
+
+/// y[m, c, r] = x[m, r, c] for tensors of three axes. A template, so that a file compiles the kernels that it calls and no others. Raises ValueError or TypeError where they do not fit together.
+template <typename View>
+inline void transpose_tensors(const View& x, const View& y) {
+  check_exchanged(x, y, 3, 1);
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_DISPATCH_BITS(x, T, transpose(current_stream(x), data<const T>(x), data<T>(y), x.size(0), x.size(1), x.size(2)));
+}
+
+/// y[l, d, b, a, w] = x[l, d, a, b, w] for tensors of five axes. A template for the same reason. Raises ValueError or TypeError where they do not fit together.
+template <typename View>
+inline void exchange_tensors(const View& x, const View& y) {
+  check_exchanged(x, y, 5, 2);
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_DISPATCH_BITS(x, T, exchange_middle(current_stream(x), data<const T>(x), data<T>(y), x.size(0) * x.size(1), x.size(2), x.size(3), x.size(4)));
 }
 
 }  // namespace opforge

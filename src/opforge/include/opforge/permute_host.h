@@ -7,22 +7,9 @@
 #include <type_traits>
 
 #include "opforge/host.h"
+#include "opforge/permute_axes.h"
 
 namespace opforge {
-
-/// Runs the statement with `T` naming the integer that is as wide as the tensor's elements.
-#define OPFORGE_DISPATCH_BITS(tensor, T, ...)                                                                            \
-  do {                                                                                                                   \
-    const int opforge_bits = (tensor).dtype().bits * (tensor).dtype().lanes;                                             \
-    OPFORGE_CHECK(opforge_bits == 32 || opforge_bits == 16, TypeError, #tensor " must have elements of 16 or 32 bits"); \
-    if (opforge_bits == 32) {                                                                                            \
-      using T = uint32_t;                                                                                                \
-      __VA_ARGS__;                                                                                                       \
-    } else {                                                                                                             \
-      using T = uint16_t;                                                                                                \
-      __VA_ARGS__;                                                                                                       \
-    }                                                                                                                    \
-  } while (0)
 
 namespace detail {
 
@@ -123,6 +110,20 @@ inline void exchange_middle(const T* x, T* y, int64_t outer, int64_t first, int6
       copy(from + (o * first * second + b) * bytes, to + i * first * bytes, first, second * bytes, bytes);
     }
   });
+}
+
+/// y[m, c, r] = x[m, r, c] for tensors of three axes. A template, so that a file compiles the kernels that it calls and no others. Raises ValueError or TypeError where they do not fit together.
+template <typename View>
+inline void transpose_tensors(const View& x, const View& y) {
+  check_exchanged(x, y, 3, 1);
+  OPFORGE_DISPATCH_BITS(x, T, transpose(data<const T>(x), data<T>(y), x.size(0), x.size(1), x.size(2)));
+}
+
+/// y[l, d, b, a, w] = x[l, d, a, b, w] for tensors of five axes. A template for the same reason. Raises ValueError or TypeError where they do not fit together.
+template <typename View>
+inline void exchange_tensors(const View& x, const View& y) {
+  check_exchanged(x, y, 5, 2);
+  OPFORGE_DISPATCH_BITS(x, T, exchange_middle(data<const T>(x), data<T>(y), x.size(0) * x.size(1), x.size(2), x.size(3), x.size(4)));
 }
 
 }  // namespace opforge

@@ -4,16 +4,15 @@
 
 #include "opforge/rows.h"
 
-/// Checks that a tensor argument is a contiguous vector of int64, one for each row of another.
-#define OPFORGE_CHECK_TARGETS(vector, tensor)                                                             \
-  do {                                                                                                    \
-    OPFORGE_CHECK_NDIM(vector, 1);                                                                        \
-    OPFORGE_CHECK_CONTIGUOUS(vector);                                                                     \
-    OPFORGE_CHECK((vector).size(0) == (tensor).size(0), ValueError,                                       \
-                  #vector " must have one element for each row of " #tensor " (", (vector).size(0), " and ", \
-                  (tensor).size(0), ")");                                                                 \
-    OPFORGE_CHECK((vector).dtype().code == kDLInt && (vector).dtype().bits == 64, TypeError,              \
-                  #vector " must be int64 (got ", ::opforge::dtype_name((vector).dtype()), ")");          \
-  } while (0)
+namespace opforge {
+
+/// Raises ValueError or TypeError unless a tensor argument is a contiguous vector of int64, one for each row of a matrix.
+inline void check_targets(const Named& vector, const Named& matrix) {
+  check_along(vector, matrix, 0);
+  const DLDataType dtype = vector.tensor.dtype();
+  OPFORGE_CHECK(dtype.code == kDLInt && dtype.bits == 64, TypeError, vector.name, " must be int64 (got ", dtype_name(dtype), ")");
+}
+
+}  // namespace opforge
 
 #endif  // OPFORGE_TARGETS_H_

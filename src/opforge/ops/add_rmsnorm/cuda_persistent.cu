@@ -51,22 +51,9 @@ struct AddRmsNorm {
 };
 
 void add_rmsnorm(opforge::TensorView x, opforge::TensorView residual, opforge::TensorView weight, opforge::TensorView y, opforge::TensorView total, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(residual);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_ROWS(total);
-  OPFORGE_CHECK_SAME_SHAPE(x, residual);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_SHAPE(x, total);
-  OPFORGE_CHECK_SAME_DTYPE(x, residual);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, total);
-  OPFORGE_CHECK_COLUMNS(weight, x);
+  opforge::check_rows_alike({{"x", x}, {"residual", residual}, {"y", y}, {"total", total}});
+  opforge::check_columns({{"weight", weight}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(residual);
-  OPFORGE_CHECK_DEVICE(weight);
-  OPFORGE_CHECK_DEVICE(y);
-  OPFORGE_CHECK_DEVICE(total);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto out = opforge::as_rows<T>(y);
     const auto sum = opforge::as_rows<T>(total);

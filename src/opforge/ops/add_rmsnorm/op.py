@@ -1,6 +1,8 @@
 """Residual addition and rmsnorm in one: sum = x + residual, y = sum / sqrt(mean(sum^2) + eps) * weight; both are results."""
 
+from opforge.core.cases import LARGE_SQUARES, MANY_NARROW, ONE_PAST_A_WARP, ROWS, TINY_EPS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.core.workloads import RMS_NORMS
 
 
 def reference(x, residual, weight, eps):
@@ -59,30 +61,22 @@ operator = Operator(
         Law(name="total_is_the_sum", about="total = x + residual", holds=total_is_the_sum),
     ),
     cases=(
-        Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call"),
-        Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
-        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
-        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        *ROWS,
+        ONE_PAST_A_WARP,
         Case(name="qwen", axes={"lead": (9,), "cols": 896}, why="Qwen2.5 0.5B's width: no power of two, whole 16-byte vectors"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="every result is the weight with the sign of the sum"),
-        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
+        MANY_NARROW,
         Case(name="wide", axes={"lead": (2,), "cols": 20001}, why="a wide row of odd length"),
         Case(name="wider", axes={"lead": (1,), "cols": 70001}, why="past the shared memory of a block"),
-        Case(name="large_values", axes={"lead": (4,), "cols": 500}, distribution="large", why="squares beyond float16's range"),
+        LARGE_SQUARES,
         Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="eps outweighs the mean of squares"),
-        Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, distribution="tiny", scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
+        TINY_EPS,
         Case(name="sparse", axes={"lead": (4,), "cols": 96}, distribution="sparse", why="zeros stay zero and still count in the mean"),
-        Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
-        Case(name="vector", axes={"lead": (), "cols": 100}, why="a vector: no leading axis"),
-        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
-        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
-        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+        *row_ranks(),
+        *row_layouts(),
     ),
     workloads=(
-        Workload(name="llama32_1b_prompt", axes={"lead": (1, 1024), "cols": 2048}, source="Llama 3.2 1B: hidden size 2048, a prompt of 1024", scale="laptop"),
-        Workload(name="qwen25_05b_prompt", axes={"lead": (2, 1024), "cols": 896}, source="Qwen2.5 0.5B: hidden size 896, 2 prompts of 1024", scale="laptop"),
-        Workload(name="llama3_8b", axes={"lead": (2, 8192), "cols": 4096}, source="Llama 3 8B: hidden size 4096, 2 contexts of 8192"),
-        Workload(name="llama3_70b", axes={"lead": (8192,), "cols": 8192}, source="Llama 3 70B: hidden size 8192, one context of 8192"),
+        *RMS_NORMS,
         Workload(name="llama31_405b", axes={"lead": (8192,), "cols": 16384}, source="Llama 3.1 405B: hidden size 16384, one context of 8192"),
     ),
     implementations=("cuda_persistent", "triton_onchip", "tilelang_onepass", "cpp_onepass", "torch_eager"),

@@ -7,28 +7,25 @@ limits    none in width
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_norms import BLOCK, WIDEST, load_float, normalised_rows, store_float
+from opforge.primitives.triton_rows import tile_of_rows
+
 LAYOUTS = ("contiguous", "rows")
-WIDEST = 16384  # columns kept in registers: 32 of each thread of 16 warps
-TILE = 2048  # elements of a program that takes several rows: 16 registers in each of 4 warps
-BLOCK = 4096  # columns read at a time from a wider row
 
 
 @triton.jit
 def add_rmsnorm_rows(
     x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, rows, cols, x_stride, residual_stride, y_stride, total_stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    # int64: row * stride leaves int32 beyond 32768 x 65536 elements
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)  # [ROWS, BLOCK]
-    residual = tl.load(residual_ptr + row * residual_stride + col, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    row, col, inside = tile_of_rows(rows, cols, ROWS, BLOCK)
+    x = load_float(x_ptr + row * x_stride + col, inside)  # [ROWS, BLOCK]
+    residual = load_float(residual_ptr + row * residual_stride + col, inside)
+    weight = load_float(weight_ptr + col, col < cols)
     total = x + residual
-    tl.store(total_ptr + row * total_stride + col, total.to(total_ptr.dtype.element_ty), mask=inside)
+    store_float(total_ptr + row * total_stride + col, total, inside)
     scale = 1.0 / tl.sqrt(tl.sum(total * total, axis=1, keep_dims=True) / cols + eps)  # [ROWS, 1]
     y = total * scale * weight
-    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    store_float(y_ptr + row * y_stride + col, y, inside)
 
 
 @triton.jit
@@ -43,16 +40,16 @@ def add_rmsnorm_blocks(x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, cols, 
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        total = tl.load(x_row + start + col, mask=inside, other=0.0).to(tl.float32) + tl.load(residual_row + start + col, mask=inside, other=0.0).to(tl.float32)
-        tl.store(total_row + start + col, total.to(total_ptr.dtype.element_ty), mask=inside)
+        total = load_float(x_row + start + col, inside) + load_float(residual_row + start + col, inside)
+        store_float(total_row + start + col, total, inside)
         squares += total * total
     scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / cols + eps)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
         # each thread reads what it wrote itself
-        total = tl.load(total_row + start + col, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + start + col, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y_row + start + col, (total * scale * weight).to(y_ptr.dtype.element_ty), mask=inside)
+        total = load_float(total_row + start + col, inside)
+        weight = load_float(weight_ptr + start + col, inside)
+        store_float(y_row + start + col, total * scale * weight, inside)
 
 
 def launch(x, residual, weight, y, total, *, eps):
@@ -61,8 +58,5 @@ def launch(x, residual, weight, y, total, *, eps):
     if cols > WIDEST:
         add_rmsnorm_blocks[(rows,)](x, residual, weight, y, total, cols, *strides, eps, BLOCK=BLOCK, num_warps=8)
         return
-    block = triton.next_power_of_2(cols)
-    several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
-    grid = (triton.cdiv(rows, several),)
-    add_rmsnorm_rows[grid](x, residual, weight, y, total, rows, cols, *strides, eps, ROWS=several, BLOCK=block, num_warps=warps)
+    grid, config = normalised_rows(rows, cols)
+    add_rmsnorm_rows[grid](x, residual, weight, y, total, rows, cols, *strides, eps, **config)

@@ -1,5 +1,6 @@
 """One number added to every element: y = x + value."""
 
+from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 
 
@@ -30,20 +31,14 @@ operator = Operator(
     flops="prod(shape)",
     tolerance=Tolerance(factor=1.0, magnitude=magnitude, rounded=rounded, about="the number rounded, one float32 addition, one rounding"),
     cases=(
-        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
-        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
-        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
-        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
-        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        *ELEMENTS,
         Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end"),
         Case(name="negative", axes={"shape": (31, 67)}, scalars={"value": -0.1}, why="a number that no binary format holds exactly"),
         Case(name="cancelling", axes={"shape": (31, 67)}, distribution="offset", scalars={"value": -100.0}, why="values near 100 less 100: the addition must be made in float32"),
         Case(name="zero", axes={"shape": (999,)}, distribution="tiny", scalars={"value": 0.0}, why="nothing may change"),
         Case(name="large", axes={"shape": (513,)}, distribution="large", why="the number disappears in the rounding"),
         Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN and infinities stay"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
     workloads=(
         Workload(name="epsilon_gpt2", axes={"shape": (4, 1024, 768)}, scalars={"value": 1e-5}, source="GPT-2 small: the residual stream, 4 sequences of 1024", scale="laptop"),

@@ -35,6 +35,8 @@ operator = Operator(
     scalars=(Scalar(name="alpha", default=1.0, about="multiplies the product"), Scalar(name="beta", default=0.0, about="multiplies c; 0 forgets it, NaN included")),
     reference=reference,
     flops="2 * prod(batch) * m * n * k",
+    bytes_read="prod(batch) * (m * k + k * n + m * n * (beta != 0)) * itemsize",
+    bytes_saved="prod(batch) * m * n * itemsize * (2 * (alpha != 1 or beta != 0))",
     unit="matrix",
     tolerance=Tolerance(length="k", magnitude=magnitude, rounded=rounded),
     cases=(
@@ -72,5 +74,5 @@ operator = Operator(
             name="accumulate_4096", axes=_axes((4,), 4096, 4096, 1024), scalars={"alpha": 1.0, "beta": 1.0}, source="gradient accumulation of four 4096 x 4096 weights, 1024 tokens"
         ),
     ),
-    implementations=("triton_tiled", "torch_eager"),
+    implementations=("triton_tiled", "cuda_mma", "cpp_blocked", "torch_eager"),
 )

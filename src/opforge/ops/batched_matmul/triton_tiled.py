@@ -8,6 +8,8 @@ precision float32 operands are multiplied in float32 ("ieee")
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_gemm import masked_sums, place
+
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {
     "BLOCK_M": (16, 32, 64, 128),
@@ -35,22 +37,11 @@ def batched_block(
     # matrices one after another: those that run at one time share operands
     blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     matrix = (tl.program_id(0) // (blocks_m * blocks_n)).to(tl.int64)
-    program = tl.program_id(0) % (blocks_m * blocks_n)
-    first = program // (GROUP * blocks_n) * GROUP
-    height = min(blocks_m - first, GROUP)
+    block_m, block_n = place(tl.program_id(0) % (blocks_m * blocks_n), blocks_m, blocks_n, GROUP)
     # int64: row * stride leaves int32 beyond 2^31 elements
-    row = ((first + program % (GROUP * blocks_n) % height) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
-    col = (program % (GROUP * blocks_n) // height * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
-    term = tl.arange(0, BLOCK_K).to(tl.int64)
-    a_at = a + matrix * a_batch + row * a_row + term[None, :] * a_col  # [BLOCK_M, BLOCK_K]
-    b_at = b + matrix * b_batch + term[:, None] * b_row + col * b_col  # [BLOCK_K, BLOCK_N]
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        left = tl.load(a_at, mask=(row < m) & (term[None, :] < k - start), other=0.0)
-        right = tl.load(b_at, mask=(term[:, None] < k - start) & (col < n), other=0.0)
-        sums = tl.dot(left, right, sums, input_precision="ieee")
-        a_at += BLOCK_K * a_col
-        b_at += BLOCK_K * b_row
+    row = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+    col = (block_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
+    sums = masked_sums(a + matrix * a_batch, b + matrix * b_batch, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K)
     inside = (row < m) & (col < n)
     sums *= alpha
     if ADDS:

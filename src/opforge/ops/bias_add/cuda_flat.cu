@@ -2,12 +2,7 @@
 #include "opforge/broadcast_device.h"
 
 /* opforge
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
-[limits]
-one_block_does_not_outgrow_small_calls = "THREADS * UNROLL <= 2048"
+like = "opforge/broadcast_device.h"
 */
 
 namespace {

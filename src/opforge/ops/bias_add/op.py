@@ -1,6 +1,7 @@
 """A lower-rank tensor broadcast over the last axes of a higher-rank one: y = x + bias, any ranks."""
 
-from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.operator import Case, Operator, TensorSpec, Workload
+from opforge.core.tolerances import ONE_ADDITION
 
 
 def reference(x, bias):
@@ -16,7 +17,7 @@ operator = Operator(
     reference=reference,
     flops="prod(lead) * prod(tail)",
     # one addition in float32 (half an ulp of it), then one rounding to the output dtype
-    tolerance=Tolerance(factor=1.0, about="one float32 addition and one rounding"),
+    tolerance=ONE_ADDITION,
     cases=(
         Case(name="one_element", axes={"lead": (1,), "tail": (1,)}, why="the smallest call: all of it is tail"),
         Case(name="scalar_ranks", axes={"lead": (), "tail": ()}, why="neither tensor has an axis"),

@@ -6,7 +6,7 @@ limits    an access moves one element, because a vector could be misaligned: 16-
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
+from opforge.primitives.tilelang_tools import both, from_float32, storage, to_float32
 
 # the second grid axis counts blocks of columns, and ends at 65535
 SUPPORTS = {"columns_fit_the_grid": "prod(tail) <= 65535 * 256"}

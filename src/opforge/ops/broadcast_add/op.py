@@ -1,6 +1,7 @@
 """y = x + b with b broadcast over any of the four axes: a bias of channels, a mask of attention scores, a table of positions."""
 
-from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Workload
+from opforge.core.tolerances import ONE_ADDITION
 
 
 def reference(x, b):
@@ -21,7 +22,7 @@ operator = Operator(
         Constraint(name="last_axis", expression="bl == l or bl == 1", about="b has the size of x there, or 1"),
     ),
     flops="i * j * k * l",
-    tolerance=Tolerance(factor=1.0, about="one float32 addition and one rounding"),
+    tolerance=ONE_ADDITION,
     cases=(
         Case(name="one_element", axes={"i": 1, "j": 1, "k": 1, "l": 1, "bi": 1, "bj": 1, "bk": 1, "bl": 1}, why="every axis disappears"),
         Case(name="channels_first", axes={"i": 3, "j": 5, "k": 8, "l": 8, "bi": 1, "bj": 5, "bk": 1, "bl": 1}, why="[C] on NCHW, maps of whole vectors"),

@@ -7,28 +7,23 @@ limits    a last axis that is no power of two leaves lanes idle; one shorter tha
 import triton
 import triton.language as tl
 
-SPACE = {"TILE": (1024, 2048, 4096, 8192), "num_warps": (4, 8)}
-LIMITS = {"every_thread_has_a_vector": "TILE * itemsize >= 16 * 32 * num_warps", "fits_registers": "TILE <= 32 * 32 * num_warps"}
+from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_tiles import LIMITS as LIMITS, SPACE as SPACE, tile_of, tiles_over
+
 DEFAULT = {"TILE": 4096, "num_warps": 4}
 
 
 @triton.jit
 def broadcast_add_tile(x_ptr, b_ptr, y_ptr, rows, cols, second, third, outer, middle, inner, along, ROWS: tl.constexpr, COLS: tl.constexpr):
-    # one grid axis, because the others end at 65535
-    across = tl.cdiv(cols, COLS)
-    tile = tl.program_id(0)
-    # int64: row * cols leaves int32 beyond 2^31 elements
-    row = (tile // across).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    col = (tile % across) * COLS + tl.arange(0, COLS)
-    inside = (row < rows)[:, None] & (col < cols)[None, :]
+    row, col, inside = tile_of(rows, cols, ROWS, COLS)
     # a row's place in the broadcast tensor: divisions for each row, none for an element
     rest = row // third
     place = (row - rest * third) * inner
     place += rest % second * middle + rest // second * outer
     offset = place[:, None] + col[None, :] * along
-    x = tl.load(x_ptr + row[:, None] * cols + col[None, :], mask=inside, eviction_policy="evict_first").to(tl.float32)  # [ROWS, COLS]
+    x = load_once(x_ptr + row[:, None] * cols + col[None, :], inside)  # [ROWS, COLS], float32
     b = tl.load(b_ptr + offset, mask=inside).to(tl.float32)
-    tl.store(y_ptr + row[:, None] * cols + col[None, :], (x + b).to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(y_ptr + row[:, None] * cols + col[None, :], x + b, inside)
 
 
 def collapsed(sizes, strides):
@@ -47,7 +42,5 @@ def collapsed(sizes, strides):
 def launch(x, b, y, *, TILE, num_warps):
     (cols, along), (third, inner), (second, middle), (first, outer) = collapsed(x.shape, [0 if size == 1 else stride for size, stride in zip(b.shape, b.stride(), strict=True)])
     rows = first * second * third
-    width = min(TILE, triton.next_power_of_2(cols))
-    height = TILE // width
-    grid = (triton.cdiv(rows, height) * triton.cdiv(cols, width),)
-    broadcast_add_tile[grid](x, b, y, rows, cols, second, third, outer, middle, inner, along, ROWS=height, COLS=width, num_warps=num_warps)
+    grid, sides = tiles_over(rows, cols, TILE)
+    broadcast_add_tile[grid](x, b, y, rows, cols, second, third, outer, middle, inner, along, **sides, num_warps=num_warps)

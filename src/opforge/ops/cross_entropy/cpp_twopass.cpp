@@ -5,42 +5,37 @@
 /* opforge
 layouts = ["contiguous", "rows"]
 */
-#include "opforge/host_pieces.h"
+#include "opforge/host_softmax.h"
 #include "opforge/targets.h"
 
 namespace {
 
 template <typename T>
 void losses(opforge::Rows<const T> x, const int64_t* target, T* loss, int64_t ignore_index, float smoothing) {
-  opforge::for_each_row(x.rows, x.cols, [&](int64_t r, float*) {
+  opforge::for_each_row(x.rows, x.cols, [&](int64_t r) {
     const int64_t right = target[r];
     float value = 0.0f;
     if (right != ignore_index) {
       const T* scores = x.data + r * x.stride;
-      opforge::Pieces<T> row(scores, x.cols);
-      const opforge::TopAndSum found = opforge::top_and_sum(row);
+      const opforge::TopAndSum found = opforge::top_and_sum(scores, x.cols);
       const float log_sum = std::log(found.sum);
       // an index that no class has: there is no answer
       float score = NAN;
-      if (right >= 0 && right < x.cols) opforge::convert_to_float(scores + right, &score, 1);
+      if (right >= 0 && right < x.cols) score = opforge::load_as_float(scores[right]);
       value = log_sum - (score - found.top);
       if (smoothing != 0.0f) {
-        float all = 0.0f;
-        row.visit([&](const float* piece, int64_t, int64_t n) {
-          all += opforge::sum_over(piece, n, [](auto v) { return v; });
-        });
+        const float all = opforge::sum_map(x.cols, [](float v) { return v; }, scores);
         value = (1.0f - smoothing) * value + smoothing * (log_sum + (found.top - all / static_cast<float>(x.cols)));
       }
     }
-    opforge::convert_from_float(&value, loss + r, 1);
+    loss[r] = opforge::store_from_float<T>(value);
   });
 }
 
 void cross_entropy(opforge::TensorView x, opforge::TensorView target, opforge::TensorView loss, int64_t ignore_index, double label_smoothing) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_TARGETS(target, x);
-  OPFORGE_CHECK_PER_ROW(loss, x);
-  OPFORGE_CHECK_SAME_DTYPE(x, loss);
+  opforge::check_rows({"x", x});
+  opforge::check_targets({"target", target}, {"x", x});
+  opforge::check_per_row({{"loss", loss}}, {"x", x});
   OPFORGE_DISPATCH_DTYPE(x, T,
                          losses<T>(opforge::as_rows<const T>(x), opforge::data<const int64_t>(target),
                                    opforge::data<T>(loss), ignore_index, static_cast<float>(label_smoothing)));

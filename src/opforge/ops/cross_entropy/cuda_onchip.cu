@@ -4,19 +4,12 @@
 // limits    262144 classes: the registers of a cluster of 16 blocks. Past a block's registers (32768 classes of 16 bits,
 //           16384 of 32) it needs clusters: sm_90 or later
 /* opforge
+like = "opforge/onchip_rows.h"
 layouts = ["contiguous", "rows"]
 [supports]
 fits_a_cluster = "classes <= 262144"
-[space]
-VECS = [2, 4]
-SLICE = [256, 512, 1024]
-PLAIN = [32768, 65536]
 [limits]
 row_fits_a_cluster = "classes * itemsize <= 262144 * VECS"
-[default]
-VECS = 4
-SLICE = 512
-PLAIN = 65536
 */
 #include "opforge/cross_entropy_rows.h"
 
@@ -50,13 +43,11 @@ struct CrossEntropy : opforge::CrossEntropyRows<T> {
 };
 
 void cross_entropy(opforge::TensorView x, opforge::TensorView target, opforge::TensorView loss, int64_t ignore_index, double label_smoothing) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_TARGETS(target, x);
-  OPFORGE_CHECK_PER_ROW(loss, x);
+  opforge::check_rows({"x", x});
+  opforge::check_targets({"target", target}, {"x", x});
+  opforge::check_per_row({{"loss", loss}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
   OPFORGE_CHECK_DEVICE(target);
-  OPFORGE_CHECK_DEVICE(loss);
-  OPFORGE_CHECK_SAME_DTYPE(x, loss);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     CrossEntropy<T> op;
     op.set(x, target, ignore_index, label_smoothing);

@@ -1,6 +1,8 @@
 """cross_entropy of each row with the index of its right class: loss = log(sum(exp(x))) - x[target]."""
 
-from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.core.cases import row_layouts
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
+from opforge.core.workloads import vocabularies
 
 
 def reference(x, target, *, ignore_index, label_smoothing):
@@ -73,17 +75,9 @@ operator = Operator(
         Case(name="special", axes={"lead": (9,), "classes": 67}, distribution="special", why="NaN and +inf make their row NaN; -inf, a mask, takes no part"),
         Case(name="empty", axes={"lead": (0,), "classes": 16}, why="no rows at all"),
         Case(name="scalar_rank", axes={"lead": (), "classes": 100}, why="a vector of scores: no leading axis"),
-        Case(name="transposed", axes={"lead": (33,), "classes": 65}, layout="transposed", why="strides that are not row-major"),
-        Case(name="sliced_rows", axes={"lead": (9,), "classes": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
-        Case(name="misaligned", axes={"lead": (6,), "classes": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+        *row_layouts("classes"),
     ),
-    workloads=(
-        Workload(name="vocabulary_bert", axes={"lead": (64,), "classes": 30522}, source="BERT: the masked-language-model head, 64 masked tokens", scale="laptop"),
-        Workload(name="vocabulary_gpt2", axes={"lead": (16,), "classes": 50257}, source="GPT-2: the language-model head, 16 tokens", scale="laptop"),
-        Workload(name="vocabulary_llama2", axes={"lead": (2048,), "classes": 32000}, source="Llama 2: the language-model head, 2048 tokens"),
-        Workload(name="vocabulary_llama3", axes={"lead": (512,), "classes": 128256}, source="Llama 3: the language-model head, 512 tokens"),
-        Workload(name="classes_imagenet", axes={"lead": (65536,), "classes": 1000}, source="ImageNet: 1000 classes, 65536 pictures"),
-    ),
+    workloads=vocabularies("classes"),
     implementations=("cuda_onchip", "triton_online", "cpp_twopass", "torch_eager"),
     gradient="cross_entropy_backward",
 )

@@ -4,19 +4,12 @@
 // limits    262144 classes: the registers of a cluster of 16 blocks. Past a block's registers (32768 classes of 16 bits,
 //           16384 of 32) it needs clusters: sm_90 or later
 /* opforge
+like = "opforge/onchip_rows.h"
 layouts = ["contiguous", "rows"]
 [supports]
 fits_a_cluster = "classes <= 262144"
-[space]
-VECS = [2, 4]
-SLICE = [256, 512, 1024]
-PLAIN = [32768, 65536]
 [limits]
 row_fits_a_cluster = "classes * itemsize <= 262144 * VECS"
-[default]
-VECS = 4
-SLICE = 512
-PLAIN = 65536
 */
 #include "opforge/softmax_rows.h"
 #include "opforge/targets.h"
@@ -24,9 +17,8 @@ PLAIN = 65536
 namespace {
 
 template <typename T>
-struct Gradient : opforge::SoftmaxRows {
+struct Gradient : opforge::SoftmaxRows, opforge::EmitsRow<T> {
   static constexpr int kInputs = 1;
-  static constexpr bool kEmits = true;
   struct Finished {
     float top, scale, weight, right_weight, spread;
     int right;
@@ -34,8 +26,7 @@ struct Gradient : opforge::SoftmaxRows {
   };
   const int64_t* target;
   const T* dloss;
-  T* dx;
-  int64_t dx_stride, classes, ignore_index;
+  int64_t classes, ignore_index;
   float smoothing;
 
   __device__ __forceinline__ Finished finish(int64_t r, Stat stat) const {
@@ -49,8 +40,6 @@ struct Gradient : opforge::SoftmaxRows {
     if (!valid) row.weight = NAN;
     return row;
   }
-  __device__ void leave(int64_t, Finished) const {}
-  __device__ __forceinline__ T* out(int64_t r) const { return dx + r * dx_stride; }
   template <int N>
   __device__ __forceinline__ void compute(int c, const Finished& row, float (&result)[N], const float (&x)[N]) const {
     const opforge::Shift shift(row.top);
@@ -65,24 +54,18 @@ struct Gradient : opforge::SoftmaxRows {
 
 void cross_entropy_backward(opforge::TensorView x, opforge::TensorView target, opforge::TensorView dloss, opforge::TensorView dx, int64_t ignore_index,
                             double label_smoothing) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(dx);
-  OPFORGE_CHECK_SAME_SHAPE(x, dx);
-  OPFORGE_CHECK_SAME_DTYPE(x, dx);
-  OPFORGE_CHECK_TARGETS(target, x);
-  OPFORGE_CHECK_PER_ROW(dloss, x);
-  OPFORGE_CHECK_SAME_DTYPE(x, dloss);
+  opforge::check_rows_alike({{"x", x}, {"dx", dx}});
+  opforge::check_targets({"target", target}, {"x", x});
+  opforge::check_per_row({{"dloss", dloss}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
   OPFORGE_CHECK_DEVICE(target);
-  OPFORGE_CHECK_DEVICE(dloss);
-  OPFORGE_CHECK_DEVICE(dx);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto in = opforge::as_rows<const T>(x);
     const auto out = opforge::as_rows<T>(dx);
     Gradient<T> op;
     op.target = opforge::data<const int64_t>(target);
     op.dloss = opforge::data<const T>(dloss);
-    op.dx = out.data, op.dx_stride = out.stride;
+    op.into(out);
     op.classes = in.cols;
     op.ignore_index = ignore_index;
     op.smoothing = static_cast<float>(label_smoothing);

@@ -7,10 +7,11 @@ limits    rows up to 65536 wide, the most a block may hold; beyond 32768 registe
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_rows import SPACE as SPACE, tile_of_rows, whole_rows
+
 LAYOUTS = ("contiguous", "rows")
 SUPPORTS = {"row_fits_one_block": "classes <= 65536"}
-# elements of a program that holds several rows, and of a thread: registers against loads in flight; 0: 16, and 32 from 8192 columns on
-SPACE = {"tile": (1024, 2048, 4096), "per_thread": (0, 8, 16, 32)}
 LIMITS = {"row_fits_the_threads": "classes <= 1024 * per_thread or per_thread in (0, 32)"}
 DEFAULT = {"tile": 2048, "per_thread": 0}
 
@@ -20,11 +21,8 @@ def gradients(
     x_ptr, target_ptr, dloss_ptr, dx_ptr, rows, classes, x_stride, dx_stride, ignore_index, label_smoothing,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    # int64: row * stride leaves int32 beyond 32768 x 65536 elements
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (col < classes)
-    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)  # [ROWS, BLOCK]
+    row, col, inside = tile_of_rows(rows, classes, ROWS, BLOCK)
+    x = load_once(x_ptr + row * x_stride + col, inside, -float("inf"))  # [ROWS, BLOCK], float32
     numerator = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
     scale = 1.0 / tl.sum(numerator, axis=1, keep_dims=True)
     target = tl.load(target_ptr + row, mask=row < rows, other=0)
@@ -33,15 +31,10 @@ def gradients(
     weight = tl.where((target >= 0) & (target < classes), weight, float("nan"))
     dx = (numerator * scale - label_smoothing / classes) * weight - tl.where(col == target, (1.0 - label_smoothing) * weight, 0.0)
     dx = tl.where(target == ignore_index, 0.0, dx)
-    tl.store(dx_ptr + row * dx_stride + col, dx.to(dx_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(dx_ptr + row * dx_stride + col, dx, inside)
 
 
 def launch(x, target, dloss, dx, ignore_index, label_smoothing, tile, per_thread):
     rows, classes = x.shape
-    block = triton.next_power_of_2(classes)
-    several = max(1, min(tile // block, triton.next_power_of_2(rows)))
-    per_thread = per_thread or (16 if block < 8192 else 32)
-    warps = max(1, min(32, block * several // (32 * per_thread)))
-    gradients[(triton.cdiv(rows, several),)](
-        x, target, dloss, dx, rows, classes, x.stride(0), dx.stride(0), ignore_index, float(label_smoothing), ROWS=several, BLOCK=block, num_warps=warps
-    )
+    grid, config = whole_rows(rows, classes, tile, per_thread)
+    gradients[grid](x, target, dloss, dx, rows, classes, x.stride(0), dx.stride(0), ignore_index, float(label_smoothing), **config)

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 
 from opforge.core.philox import threshold
+from opforge.primitives.triton_blocks import LIMITS as LIMITS, SPACE as SPACE
 
 LAYOUTS = ("contiguous",)
-SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
-LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 

@@ -4,33 +4,10 @@ moves     2 * elements * itemsize bytes: the least possible
 limits    tiles whose rows are no power of two leave lanes idle
 """
 
-import triton
-import triton.language as tl
+from opforge.primitives.triton_exchange import LIMITS as LIMITS, SPACE as SPACE, exchange_middle
 
-SPACE = {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8)}
-LIMITS = {"fits_registers": "BLOCK <= 64 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 4096, "num_warps": 4}
 
 
-@triton.jit
-def from_blocked_tiles(x_ptr, y_ptr, first, second, width, A: tl.constexpr, B: tl.constexpr, W: tl.constexpr):
-    # one grid axis, because the others end at 65535
-    a_blocks, b_blocks = tl.cdiv(first, A), tl.cdiv(second, B)
-    block = tl.program_id(0)
-    # int64: a place leaves int32 beyond 2^31 elements
-    start = (block // (a_blocks * b_blocks)).to(tl.int64) * first * second * width
-    a = ((block // b_blocks) % a_blocks * A + tl.arange(0, A))[None, :, None]
-    b = (block % b_blocks * B + tl.arange(0, B))[:, None, None]
-    col = tl.arange(0, W)[None, None, :]
-    inside = (a < first) & (b < second) & (col < width)
-    x = tl.load(x_ptr + start + (a.to(tl.int64) * second + b) * width + col, mask=inside, eviction_policy="evict_first")  # [B, A, W]
-    tl.store(y_ptr + start + (b.to(tl.int64) * first + a) * width + col, x, mask=inside, eviction_policy="evict_first")
-
-
 def launch(x, y, *, BLOCK, num_warps):
-    lead, down, first, second, width = x.shape
-    w = triton.next_power_of_2(width)
-    a = max(1, min(triton.next_power_of_2(first), BLOCK // w))
-    b = max(1, min(triton.next_power_of_2(second), BLOCK // (w * a)))
-    grid = (lead * down * triton.cdiv(first, a) * triton.cdiv(second, b),)
-    from_blocked_tiles[grid](x, y, first, second, width, A=a, B=b, W=w, num_warps=num_warps)
+    exchange_middle(x, y, BLOCK, num_warps)

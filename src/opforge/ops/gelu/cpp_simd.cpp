@@ -18,20 +18,13 @@ inline float gelu_tanh(float x) {
 }
 
 void gelu(opforge::TensorView x, opforge::TensorView y, int64_t approximate) {
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_CONTIGUOUS(x);
-  OPFORGE_CHECK_CONTIGUOUS(y);
   OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
   const auto by_erf = [](float v) { return gelu_erf(v); };
   const auto by_tanh = [](float v) { return gelu_tanh(v); };
-  OPFORGE_DISPATCH_DTYPE(
-      x, T, {
-        if (approximate == 1)
-          opforge::map(x.numel(), opforge::data<T>(y), by_tanh, opforge::data<const T>(x));
-        else
-          opforge::map(x.numel(), opforge::data<T>(y), by_erf, opforge::data<const T>(x));
-      });
+  if (approximate == 1)
+    opforge::map_tensors(by_tanh, {"y", y}, {"x", x});
+  else
+    opforge::map_tensors(by_erf, {"y", y}, {"x", x});
 }
 
 }  // namespace

@@ -3,11 +3,7 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-any_rank = true
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
+like = "opforge/elementwise_device.h"
 [limits]
 the_inputs_in_flight_fit_the_registers = "UNROLL * 1 <= 16"
 */
@@ -29,17 +25,11 @@ struct ByTanh {
 };
 
 void gelu(opforge::TensorView x, opforge::TensorView y, int64_t approximate) {
-  opforge::check_alike({{"x", x}, {"y", y}});
-  OPFORGE_CHECK_DEVICE(x);
   OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
-  if (x.numel() == 0) return;
-  const auto stream = opforge::current_stream(x);
-  OPFORGE_DISPATCH_DTYPE(x, T, {
-    if (approximate == 1)
-      opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(y), ByTanh(), opforge::data<const T>(x));
-    else
-      opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(y), ByErf(), opforge::data<const T>(x));
-  });
+  if (approximate == 1)
+    opforge::map_tensors<THREADS, UNROLL>(ByTanh(), {"y", y}, {"x", x});
+  else
+    opforge::map_tensors<THREADS, UNROLL>(ByErf(), {"y", y}, {"x", x});
 }
 
 }  // namespace

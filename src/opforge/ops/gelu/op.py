@@ -2,7 +2,8 @@
 
 import math
 
-from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
+from opforge.core.workloads import GELUS
 
 
 def reference(x, *, approximate):
@@ -67,13 +68,7 @@ operator = Operator(
         Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
         Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
     ),
-    workloads=(
-        Workload(name="mlp_bert_base", axes={"shape": (8, 128, 3072)}, source="BERT base: feed-forward layer, 8 sequences of 128", scale="laptop"),
-        Workload(name="mlp_gpt2", axes={"shape": (1024, 3072)}, source="GPT-2 small: MLP, 1024 tokens", scale="laptop", scalars={"approximate": "tanh"}),
-        Workload(name="mlp_bert_large", axes={"shape": (32, 512, 4096)}, source="BERT large: feed-forward layer, 32 sequences of 512"),
-        Workload(name="mlp_vit_l16", axes={"shape": (64, 197, 4096)}, source="ViT-L/16: MLP, 64 images"),
-        Workload(name="mlp_gpt2_xl", axes={"shape": (8, 1024, 6400)}, source="GPT-2 XL: MLP, 8 sequences of 1024", scalars={"approximate": "tanh"}),
-    ),
+    workloads=GELUS,
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
     gradient="gelu_backward",
 )

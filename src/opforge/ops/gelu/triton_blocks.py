@@ -7,18 +7,16 @@ limits    16-byte accesses only where the tensors are contiguous and 16-byte ali
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import LIMITS as LIMITS, SPACE as SPACE, block_of, load_once, store_once
+
 LAYOUTS = ("contiguous", "strided")
-SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
-LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 
 @triton.jit
 def gelu_block(x_ptr, y_ptr, n, x_stride, y_stride, TANH: tl.constexpr, BLOCK: tl.constexpr):
-    # int64: there may be more than 2^31 elements
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    x = tl.load(x_ptr + i * x_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    i, inside = block_of(n, BLOCK)
+    x = load_once(x_ptr + i * x_stride, inside)  # [BLOCK], float32
     if TANH:  # a constexpr: two kernels, not a branch
         # 2u = 2 sqrt(2/pi) (x + 0.044715 x^3); the factor log2(e) makes exp an exp2
         y = x / (1 + tl.exp2(x * (-2.3022081985 - 0.1029432407 * x * x)))
@@ -27,7 +25,7 @@ def gelu_block(x_ptr, y_ptr, n, x_stride, y_stride, TANH: tl.constexpr, BLOCK: t
         t = 1 / (1 + 0.2316418882 * tl.abs(x))
         tail = tl.exp2(x * x * -0.7213475204) * t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
         y = x * tl.where(x > 0, 1 - tail, tail)
-    tl.store(y_ptr + i * y_stride, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(y_ptr + i * y_stride, y, inside)
 
 
 def launch(x, y, *, approximate, BLOCK, num_warps):

@@ -1,5 +1,4 @@
 // One parallel pass in float32 vectors, with a Phi and an exp that vectorise: gelu_backward(x, dy, dx, approximate).
-#include "opforge/alike.h"
 #include "opforge/elementwise_host.h"
 #include "opforge/math.h"
 
@@ -26,16 +25,13 @@ inline float by_tanh(float x, float dy) {
 }
 
 void gelu_backward(opforge::TensorView x, opforge::TensorView dy, opforge::TensorView dx, int64_t approximate) {
-  opforge::check_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
   OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
   const auto erf_form = [](float v, float g) { return by_erf(v, g); };
   const auto tanh_form = [](float v, float g) { return by_tanh(v, g); };
-  OPFORGE_DISPATCH_DTYPE(x, T, {
-    if (approximate == 1)
-      opforge::map(x.numel(), opforge::data<T>(dx), tanh_form, opforge::data<const T>(x), opforge::data<const T>(dy));
-    else
-      opforge::map(x.numel(), opforge::data<T>(dx), erf_form, opforge::data<const T>(x), opforge::data<const T>(dy));
-  });
+  if (approximate == 1)
+    opforge::map_tensors(tanh_form, {"dx", dx}, {"x", x}, {"dy", dy});
+  else
+    opforge::map_tensors(erf_form, {"dx", dx}, {"x", x}, {"dy", dy});
 }
 
 }  // namespace

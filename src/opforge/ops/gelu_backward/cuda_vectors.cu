@@ -3,11 +3,7 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-any_rank = true
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
+like = "opforge/elementwise_device.h"
 [limits]
 the_inputs_in_flight_fit_the_registers = "UNROLL * 2 <= 16"
 */
@@ -32,17 +28,11 @@ struct ByTanh {
 };
 
 void gelu_backward(opforge::TensorView x, opforge::TensorView dy, opforge::TensorView dx, int64_t approximate) {
-  opforge::check_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
-  OPFORGE_CHECK_DEVICE(x);
   OPFORGE_CHECK(approximate == 0 || approximate == 1, ValueError, "approximate must be 0 (none) or 1 (tanh), not ", approximate);
-  if (x.numel() == 0) return;
-  const auto stream = opforge::current_stream(x);
-  OPFORGE_DISPATCH_DTYPE(x, T, {
-    if (approximate == 1)
-      opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(dx), ByTanh(), opforge::data<const T>(x), opforge::data<const T>(dy));
-    else
-      opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(dx), ByErf(), opforge::data<const T>(x), opforge::data<const T>(dy));
-  });
+  if (approximate == 1)
+    opforge::map_tensors<THREADS, UNROLL>(ByTanh(), {"dx", dx}, {"x", x}, {"dy", dy});
+  else
+    opforge::map_tensors<THREADS, UNROLL>(ByErf(), {"dx", dx}, {"x", x}, {"dy", dy});
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import math
 
+from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 
 ROOT = math.sqrt(2 / math.pi)
@@ -50,11 +51,7 @@ operator = Operator(
     tolerance=Tolerance(magnitude=magnitude, about="erf, exp and tanh of a few float32 ulp, sums that cancel for negative x, one rounding"),
     laws=(Law(name="bounded", about="the slope of gelu stays below 1.13", holds=bounded),),
     cases=(
-        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
-        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
-        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
-        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
-        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        *ELEMENTS,
         Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end"),
         Case(name="prime_tanh", axes={"shape": (70001,)}, scalars={"approximate": "tanh"}, why="the other form"),
         # finite values only: PyTorch's own slope at infinity is 0 times infinity
@@ -62,9 +59,7 @@ operator = Operator(
         Case(name="large_tanh", axes={"shape": (1025,)}, distribution="large", scalars={"approximate": "tanh"}, why="x cubed reaches 1e8 and exp overflows"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the slope is 1/2"),
         Case(name="skewed_tanh", axes={"shape": (1025,)}, distribution="skewed", scalars={"approximate": "tanh"}, why="positive values only, a few of them large"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
     workloads=(
         Workload(name="mlp_bert_base", axes={"shape": (8, 128, 3072)}, source="BERT base: feed-forward layer, 8 sequences of 128", scale="laptop"),

@@ -44,16 +44,9 @@ struct LayerNorm {
 
 void layernorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView bias,
                opforge::TensorView y, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_COLUMNS(weight, x);
-  OPFORGE_CHECK_COLUMNS(bias, x);
+  opforge::check_rows_alike({{"x", x}, {"y", y}});
+  opforge::check_columns({{"weight", weight}, {"bias", bias}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(weight);
-  OPFORGE_CHECK_DEVICE(bias);
-  OPFORGE_CHECK_DEVICE(y);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto out = opforge::as_rows<T>(y);
     const LayerNorm<T> op{out.data, out.stride, opforge::data<T>(weight), opforge::data<T>(bias),

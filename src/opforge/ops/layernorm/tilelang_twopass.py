@@ -6,8 +6,8 @@ limits    none in width; the C target runs its rows one after another, on one co
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_rows import row_tiles, variant as variant
-from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
+from opforge.primitives.tilelang_rows import row_tiles, variant as variant
+from opforge.primitives.tilelang_tools import both, from_float32, storage, to_float32
 
 
 def program(*, dtype, target, eps, height, width, whole):
@@ -26,11 +26,9 @@ def program(*, dtype, target, eps, height, width, whole):
             mean = alloc((height,), "float32")
             scale = alloc((height,), "float32")
             tiles.sum_rows(x, block, partial, mean)
-            for i in each(height):
-                mean[i] = mean[i] / T.Cast("float32", cols)
+            tiles.average(mean)
             tiles.sum_squares(x, block, partial, mean, scale)
-            for i in each(height):
-                scale[i] = T.float32(1) / T.sqrt(scale[i] / T.Cast("float32", cols) + T.float32(eps))
+            tiles.inverse_root(scale, eps)
             for k in T.serial(T.ceildiv(cols, width)):
                 for i, j in each(height, width):
                     if both(block * height + i < rows, k * width + j < cols):
@@ -47,12 +45,10 @@ def program(*, dtype, target, eps, height, width, whole):
             scale = alloc((height,), "float32")
             tiles.load_row(x, block, row)
             T.reduce_sum(row, mean, dim=1, clear=True)
-            for i in each(height):
-                mean[i] = mean[i] / T.Cast("float32", cols)
+            tiles.average(mean)
             tiles.square_row(row, mean, square)
             T.reduce_sum(square, scale, dim=1, clear=True)
-            for i in each(height):
-                scale[i] = T.float32(1) / T.sqrt(scale[i] / T.Cast("float32", cols) + T.float32(eps))
+            tiles.inverse_root(scale, eps)
             for i, j in each(height, width):
                 if both(block * height + i < rows, j < cols):
                     y[block * height + i, j] = normalised(row[i, j], mean[i], scale[i], weight[j], bias[j])

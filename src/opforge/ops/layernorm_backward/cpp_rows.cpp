@@ -11,16 +11,8 @@ namespace {
 
 void layernorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
                         opforge::TensorView dbias, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(dy);
-  OPFORGE_CHECK_ROWS(dx);
-  OPFORGE_CHECK_SAME_SHAPE(x, dy);
-  OPFORGE_CHECK_SAME_SHAPE(x, dx);
-  OPFORGE_CHECK_SAME_DTYPE(x, dy);
-  OPFORGE_CHECK_SAME_DTYPE(x, dx);
-  OPFORGE_CHECK_COLUMNS(weight, x);
-  OPFORGE_CHECK_COLUMNS(dweight, x);
-  OPFORGE_CHECK_COLUMNS(dbias, x);
+  opforge::check_rows_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
+  opforge::check_columns({{"weight", weight}, {"dweight", dweight}, {"dbias", dbias}}, {"x", x});
   OPFORGE_DISPATCH_DTYPE(x, T,
                          opforge::norm_gradient<true>(opforge::as_rows<const T>(x), opforge::data<const T>(weight), opforge::as_rows<const T>(dy),
                                                       opforge::as_rows<T>(dx), opforge::data<T>(dweight), opforge::data<T>(dbias), static_cast<float>(eps)));

@@ -13,22 +13,9 @@ namespace {
 
 void layernorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
                         opforge::TensorView dbias, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(dy);
-  OPFORGE_CHECK_ROWS(dx);
-  OPFORGE_CHECK_SAME_SHAPE(x, dy);
-  OPFORGE_CHECK_SAME_SHAPE(x, dx);
-  OPFORGE_CHECK_SAME_DTYPE(x, dy);
-  OPFORGE_CHECK_SAME_DTYPE(x, dx);
-  OPFORGE_CHECK_COLUMNS(weight, x);
-  OPFORGE_CHECK_COLUMNS(dweight, x);
-  OPFORGE_CHECK_COLUMNS(dbias, x);
+  opforge::check_rows_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
+  opforge::check_columns({{"weight", weight}, {"dweight", dweight}, {"dbias", dbias}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(weight);
-  OPFORGE_CHECK_DEVICE(dy);
-  OPFORGE_CHECK_DEVICE(dx);
-  OPFORGE_CHECK_DEVICE(dweight);
-  OPFORGE_CHECK_DEVICE(dbias);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const opforge::NormGradient<T> call{opforge::as_rows<const T>(x), opforge::as_rows<const T>(dy), opforge::data<const T>(weight), opforge::as_rows<T>(dx),
                                         opforge::data<T>(dweight),    opforge::data<T>(dbias),       static_cast<float>(eps)};

@@ -1,6 +1,9 @@
 """Gradients of layernorm: dx, dweight and dbias from x, weight and dy; mean and variance are taken from x again."""
 
-from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.core.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, OFFSET_SQUARES, ONE_PAST_A_WARP, row_layouts
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec
+from opforge.core.tolerances import row_and_column_sums
+from opforge.core.workloads import LAYER_NORMS
 
 
 def reference(x, weight, dy, eps):
@@ -52,40 +55,28 @@ operator = Operator(
     reference=reference,
     flops="16 * prod(lead) * cols",
     # cols / 32: as in the forward pass; rows: the sums of dweight and dbias may follow one another
-    tolerance=Tolerance(
-        length="cols / 32 + log2(max(cols, 2)) + prod(lead)",
-        magnitude=magnitude,
-        about="a row's sums are shared by at least 32 accumulators; a column's may be added one after another",
-    ),
+    tolerance=row_and_column_sums(magnitude),
     laws=(Law(name="shift_moves_nothing", about="dx sums up to 0 along a row", holds=shift_moves_nothing),),
     cases=(
         Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call: dbias is dy"),
         Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
         Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
-        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        ONE_PAST_A_WARP,
         Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
         Case(name="gpt2_xl", axes={"lead": (5,), "cols": 1600}, why="GPT-2 XL's width: vectors that leave part of a warp idle"),
         Case(name="block", axes={"lead": (4,), "cols": 4096}, why="a row shared by a block, its sums in shared memory"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="no variance: dx is 0, and dweight too"),
-        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
-        Case(name="many_rows", axes={"lead": (1031,), "cols": 96}, why="sums over a prime number of rows, more than any grid has groups here"),
+        MANY_NARROW,
+        LONG_COLUMNS,
         Case(name="wide", axes={"lead": (2,), "cols": 16383}, why="a wide row of odd length"),
-        Case(name="offset", axes={"lead": (64,), "cols": 257}, distribution="offset", why="E[x^2] - E[x]^2 loses four digits here; two passes lose none"),
-        Case(name="large_values", axes={"lead": (4,), "cols": 500}, distribution="large", why="squares beyond float16's range"),
+        OFFSET_SQUARES,
+        LARGE_SQUARES,
         Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="eps outweighs the variance"),
         Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
         Case(name="sparse", axes={"lead": (33,), "cols": 96}, distribution="sparse", why="mostly zeros: dweight and dbias have few terms"),
         Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows: sums of nothing, which are 0"),
-        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
-        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
-        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+        *row_layouts(),
     ),
-    workloads=(
-        Workload(name="bert_base", axes={"lead": (4, 512), "cols": 768}, source="BERT-base: hidden size 768, 4 sequences of 512", scale="laptop"),
-        Workload(name="gpt2_xl_prompt", axes={"lead": (1024,), "cols": 1600}, source="GPT-2 XL: d_model 1600, one context of 1024", scale="laptop"),
-        Workload(name="bert_large", axes={"lead": (64, 512), "cols": 1024}, source="BERT-large: hidden size 1024, 64 sequences of 512"),
-        Workload(name="gpt2_xl", axes={"lead": (16, 1024), "cols": 1600}, source="GPT-2 XL: d_model 1600, 16 contexts of 1024"),
-        Workload(name="gpt3_175b", axes={"lead": (2, 2048), "cols": 12288}, source="GPT-3 175B: d_model 12288, 2 contexts of 2048"),
-    ),
+    workloads=LAYER_NORMS,
     implementations=("cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
 )

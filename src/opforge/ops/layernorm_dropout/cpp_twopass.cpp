@@ -31,39 +31,11 @@ inline void drop(const opforge::Dropout& dropout, int64_t first, float* __restri
   }
 }
 
-template <typename T>
-void layernorm_dropout_rows(opforge::Rows<const T> x, const T* weight, const T* bias, opforge::Rows<T> y, float eps, const opforge::Dropout& dropout) {
-  const int64_t cols = x.cols;
-  const opforge::FloatColumns<T> weights(weight, cols), biases(bias, cols);
-  const float* w = weights.get();
-  const float* b = biases.get();
-  opforge::for_each_row(x.rows, cols, [&](int64_t r, float* buffer) {
-    const float* row = opforge::row_as_float(x.data + r * x.stride, buffer, cols);
-    const float mean = opforge::sum_over(row, cols, [](auto v) { return v; }) / cols;
-    const float variance = opforge::sum_over(row, cols, [mean](auto v) {
-      const auto centred = v - mean;
-      return centred * centred;
-    }) / cols;
-    const float scale = 1.0f / std::sqrt(variance + eps);
-    T* out = y.data + r * y.stride;
-    float* target = opforge::row_target(out, buffer);
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) target[c] = (row[c] - mean) * scale * w[c] + b[c];
-    drop(dropout, r * cols, target, cols);
-    opforge::finish_row(target, out, cols);
-  });
-}
-
 void layernorm_dropout(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView bias, opforge::TensorView y, double eps, double p, int64_t seed) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_COLUMNS(weight, x);
-  OPFORGE_CHECK_COLUMNS(bias, x);
-  OPFORGE_DISPATCH_DTYPE(x, T,
-                         layernorm_dropout_rows<T>(opforge::as_rows<const T>(x), opforge::data<T>(weight), opforge::data<T>(bias), opforge::as_rows<T>(y),
-                                                   static_cast<float>(eps), opforge::Dropout(p, seed)));
+  opforge::check_rows({"x", x});
+  const opforge::Dropout dropout(p, seed);
+  const int64_t cols = x.size(1);
+  opforge::layernorm_tensors(x, weight, bias, y, eps, [&](int64_t r, float* target) { drop(dropout, r * cols, target, cols); });
 }
 
 }  // namespace

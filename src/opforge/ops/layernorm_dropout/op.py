@@ -1,7 +1,9 @@
 """layernorm over the last axis followed by dropout: y = h / (1 - p) or 0, h = (x - mean) / sqrt(var + eps) * weight + bias."""
 
-from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.core.cases import LARGE_SQUARES, OFFSET_SQUARES, ONE_PAST_A_WARP, SPECIAL_SQUARES, TINY_EPS, WIDE_NORMS
+from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Workload
 from opforge.core.philox import threshold, words
+from opforge.core.tolerances import row_sums
 
 
 def mask(x, p, seed):
@@ -66,12 +68,7 @@ operator = Operator(
     reference=reference,
     flops="9 * prod(lead) * cols",
     # 32: a warp, or the lanes of a vector unit, share a sum; the partial sums meet in a tree
-    tolerance=Tolerance(
-        length="cols / 32 + log2(max(cols, 2))",
-        magnitude=magnitude,
-        rounded=rounded,
-        about="a sum is shared by at least 32 accumulators, so that cols / 32 terms follow one another",
-    ),
+    tolerance=row_sums(magnitude, rounded=rounded),
     laws=(
         Law(name="dropped_are_zero", about="the seed's mask", holds=dropped_are_zero),
         Law(name="no_outlier_beyond_samuelson", about="|y| * (1 - p) <= |weight| * sqrt(cols - 1) + |bias|", holds=no_outlier_beyond_samuelson),
@@ -85,25 +82,17 @@ operator = Operator(
             scalars={"p": 0.5, "seed": 9},
             why="rows that begin inside a block of the generator; a prime width and two leading axes",
         ),
-        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        ONE_PAST_A_WARP,
         Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, scalars={"p": 0.0}, why="the variance is 0 and every result is the bias"),
         Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, scalars={"p": 0.3, "seed": -1}, why="more rows than one program takes, each narrower than a warp"),
-        Case(name="wide", axes={"lead": (2,), "cols": 50257}, why="past registers: the row waits in shared memory or is read again"),
-        Case(name="wider", axes={"lead": (1,), "cols": 70001}, why="past the shared memory of a block"),
-        Case(name="offset", axes={"lead": (64,), "cols": 257}, distribution="offset", why="E[x^2] - E[x]^2 loses four digits here; two passes lose none"),
-        Case(name="large_values", axes={"lead": (4,), "cols": 500}, distribution="large", why="squares beyond float16's range"),
+        *WIDE_NORMS,
+        OFFSET_SQUARES,
+        LARGE_SQUARES,
         Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="eps outweighs the variance"),
-        Case(name="tiny_eps", axes={"lead": (4,), "cols": 500}, distribution="tiny", scalars={"eps": 1e-12}, why="eps must be the one that was passed"),
+        TINY_EPS,
         Case(name="constant_rows", axes={"lead": (4,), "cols": 96}, distribution="constant_rows", why="no variance: eps alone keeps the division finite"),
-        # float16 alone: its largest value has a square that float32 holds; the square of float32's largest overflows
-        Case(
-            name="special",
-            axes={"lead": (9,), "cols": 67},
-            distribution="special",
-            dtype="float16",
-            why="NaN and infinities stay in their own rows and columns",
-        ),
+        SPECIAL_SQUARES,
         Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
         Case(name="vector", axes={"lead": (), "cols": 100}, scalars={"p": 0.5, "seed": 2**40 + 1}, why="a seed of more than 32 bits, and a vector: no leading axis"),
         Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),

@@ -8,11 +8,10 @@ import triton
 import triton.language as tl
 
 from opforge.core.philox import threshold
+from opforge.primitives.triton_norms import BLOCK, WIDEST, centred_rows, load_float, mean_of_row, normalised_rows, store_float, variance_of_row
+from opforge.primitives.triton_rows import tile_of_rows
 
 LAYOUTS = ("contiguous", "rows")
-WIDEST = 16384  # columns kept in registers: 32 of each thread of 16 warps
-TILE = 2048  # elements of a program that takes several rows: 16 registers in each of 4 warps
-BLOCK = 4096  # columns read at a time from a wider row
 
 
 @triton.jit
@@ -37,46 +36,33 @@ def words_of(seed, row, start, cols, ROWS: tl.constexpr, BLOCK: tl.constexpr, FO
 def normalise_and_drop_rows(
     x_ptr, weight_ptr, bias_ptr, y_ptr, rows, cols, x_stride, y_stride, eps, seed, least, kept, ROWS: tl.constexpr, BLOCK: tl.constexpr, FOURS: tl.constexpr
 ):
-    # int64: row * stride leaves int32 beyond 32768 x 65536 elements
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)  # [ROWS, BLOCK]
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
-    centred = tl.where(inside, x - tl.sum(x, axis=1, keep_dims=True) / cols, 0.0)
+    row, col, inside = tile_of_rows(rows, cols, ROWS, BLOCK)
+    x = load_float(x_ptr + row * x_stride + col, inside)  # [ROWS, BLOCK]
+    weight = load_float(weight_ptr + col, col < cols)
+    bias = load_float(bias_ptr + col, col < cols)
+    centred = centred_rows(x, inside, cols)
     scale = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / cols + eps)  # [ROWS, 1]
     keep = words_of(seed, row, 0, cols, ROWS, BLOCK, FOURS) >= least.to(tl.uint32)
     y = tl.where(keep, (centred * scale * weight + bias) * kept, 0.0)
-    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    store_float(y_ptr + row * y_stride + col, y, inside)
 
 
 @triton.jit(do_not_specialize=["seed", "least"])
 def normalise_and_drop_blocks(x_ptr, weight_ptr, bias_ptr, y_ptr, cols, x_stride, y_stride, eps, seed, least, kept, BLOCK: tl.constexpr, FOURS: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)[:, None]  # [1, 1]
+    row = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + row * x_stride
     y_row = y_ptr + row * y_stride
+    mean = mean_of_row(x_row, cols, BLOCK)
+    scale = 1.0 / tl.sqrt(variance_of_row(x_row, mean, cols, BLOCK) + eps)
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    # sums stay spread over the lanes until the end: fewer reductions, and smaller rounding errors
-    total = tl.zeros([1, BLOCK], tl.float32)
-    for start in range(0, cols, BLOCK):
-        total += tl.load(x_row + start + col, mask=start + col < cols, other=0.0).to(tl.float32)
-    mean = tl.sum(total, axis=1, keep_dims=True) / cols  # [1, 1]
-    squares = tl.zeros([1, BLOCK], tl.float32)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        x = tl.load(x_row + start + col, mask=inside, other=0.0).to(tl.float32)
-        centred = tl.where(inside, x - mean, 0.0)
-        squares += centred * centred
-    scale = 1.0 / tl.sqrt(tl.sum(squares, axis=1, keep_dims=True) / cols + eps)
-    for start in range(0, cols, BLOCK):
-        inside = start + col < cols
-        x = tl.load(x_row + start + col, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + start + col, mask=inside, other=0.0).to(tl.float32)
-        bias = tl.load(bias_ptr + start + col, mask=inside, other=0.0).to(tl.float32)
-        keep = words_of(seed, row, start, cols, 1, BLOCK, FOURS) >= least.to(tl.uint32)
+        x = load_float(x_row + start + col, inside)
+        weight = load_float(weight_ptr + start + col, inside)
+        bias = load_float(bias_ptr + start + col, inside)
+        keep = words_of(seed, row + tl.arange(0, 1)[:, None], start, cols, 1, BLOCK, FOURS) >= least.to(tl.uint32)
         y = tl.where(keep, ((x - mean) * scale * weight + bias) * kept, 0.0)
-        tl.store(y_row + start + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+        store_float(y_row + start + col, y, inside)
 
 
 def launch(x, weight, bias, y, *, eps, p, seed):
@@ -87,8 +73,5 @@ def launch(x, weight, bias, y, *, eps, p, seed):
         grid = (rows,)
         normalise_and_drop_blocks[grid](x, weight, bias, y, cols, x.stride(0), y.stride(0), eps, seed, least, kept, BLOCK=BLOCK, FOURS=fours, num_warps=8)
         return
-    block = triton.next_power_of_2(cols)
-    several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
-    grid = (triton.cdiv(rows, several),)
-    normalise_and_drop_rows[grid](x, weight, bias, y, rows, cols, x.stride(0), y.stride(0), eps, seed, least, kept, ROWS=several, BLOCK=block, FOURS=fours, num_warps=warps)
+    grid, config = normalised_rows(rows, cols)
+    normalise_and_drop_rows[grid](x, weight, bias, y, rows, cols, x.stride(0), y.stride(0), eps, seed, least, kept, FOURS=fours, **config)

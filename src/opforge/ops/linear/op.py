@@ -1,65 +1,26 @@
 """A linear layer with its activation: y = activation(x @ w^T + bias)."""
 
-import math
-
+from opforge.core.activation import ACTIVATIONS, activated, linear_magnitude, slope
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
-
-
-def activated(z, activation):
-    if activation == "relu":
-        return z.clamp(min=0)
-    if activation == "gelu":
-        return 0.5 * z * (1 + (z / math.sqrt(2)).erf())
-    if activation == "silu":
-        return z * z.sigmoid()
-    return z
 
 
 def reference(x, w, bias, *, activation):
     return activated(x @ w.transpose(-1, -2) + bias, activation)
 
 
-def slope(z, activation):
-    """How much an error of z, up to a bfloat16 rounding, is stretched: the steepest derivative near it."""
-    if activation == "none":
-        return z.new_ones(()).expand_as(z)
-    near = [z, z * (1 + 1 / 128), z * (1 - 1 / 128)]
-    if activation == "relu":
-        return (near[0] > 0).to(z)
-    if activation == "gelu":
-        found = [0.5 * (1 + (v / math.sqrt(2)).erf()) + v * (-v * v / 2).exp() / math.sqrt(2 * math.pi) for v in near]
-    else:
-        found = [v.sigmoid() * (1 + v * (1 - v.sigmoid())) for v in near]
-    return found[0].abs().maximum(found[1].abs()).maximum(found[2].abs())
-
-
-def _before(inputs):
-    return inputs["x"] @ inputs["w"].transpose(-1, -2) + inputs["bias"]
-
-
 def magnitude(inputs, outputs, scalars):
-    # what is added up are the products and the bias, stretched by the activation; exp and erf err by a few ulp of the result
-    x, w, bias = (inputs[name].abs() for name in ("x", "w", "bias"))
-    added = x @ w.transpose(-1, -2) + bias
-    z = _before(inputs)
-    found = slope(z, scalars["activation"]) * added + outputs["y"].abs()
-    if scalars["activation"] == "gelu":
-        # z/2 and z/2 * erf cancel for negative z: what remains carries the error of both, however many terms z has
-        found = found + z.abs() / max(1, inputs["x"].shape[-1]) ** 0.5
-    return {"y": found}
+    return {"y": linear_magnitude(inputs["x"], inputs["w"], inputs["bias"], scalars["activation"])}
 
 
 def rounded(inputs, outputs, scalars):
     # a library without this epilogue stores x @ w^T + bias, and reads it back
-    z = _before(inputs)
+    z = inputs["x"] @ inputs["w"].transpose(-1, -2) + inputs["bias"]
     return {"y": (z, slope(z, scalars["activation"]))}
 
 
 def _axes(rows, n, k):
     return {"rows": rows, "n": n, "k": k}
 
-
-ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
 operator = Operator(
     name="linear",
@@ -74,6 +35,7 @@ operator = Operator(
     scalars=(Scalar(name="activation", default="none", choices=ACTIVATIONS, about="applied to x @ w^T + bias"),),
     reference=reference,
     flops="2 * prod(rows) * n * k",
+    bytes_saved="2 * prod(rows) * n * itemsize * (activation != 'none')",
     unit="matrix",
     tolerance=Tolerance(length="k", magnitude=magnitude, rounded=rounded, about="products summed in float32; an unfused library rounds once more, before the activation"),
     cases=(
@@ -113,5 +75,5 @@ operator = Operator(
         Workload(name="mlp_up_gpt2_xl", axes=_axes((8192,), 6400, 1600), scalars={"activation": "gelu"}, source="GPT-2 XL: first layer of the MLP, 8192 tokens"),
         Workload(name="attention_out_llama3_8b", axes=_axes((16384,), 4096, 4096), source="Llama 3 8B: output projection, 16384 tokens"),
     ),
-    implementations=("triton_gluon", "triton_pipelined", "torch_eager"),
+    implementations=("triton_gluon", "cuda_wgmma", "triton_pipelined", "cuda_mma", "cpp_blocked", "torch_eager"),
 )

@@ -1,6 +1,8 @@
 """log_softmax over the last axis: y = x - max(x) - log(sum(exp(x - max(x))))."""
 
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.core.workloads import vocabularies
 
 
 def reference(x):
@@ -35,12 +37,10 @@ operator = Operator(
     tolerance=Tolerance(length="cols", magnitude=magnitude),
     laws=(Law(name="exponentials_sum_to_one", about="logarithms of probabilities", holds=exponentials_sum_to_one),),
     cases=(
-        Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call"),
-        Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
-        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
-        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        *ROWS,
+        ONE_PAST_A_WARP,
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="every result is exactly 0"),
-        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
+        MANY_NARROW,
         Case(name="wide", axes={"lead": (2,), "cols": 50257}, why="GPT-2's vocabulary: rows that begin off the 16-byte grid"),
         Case(name="wider", axes={"lead": (1,), "cols": 70001}, why="past 65536 elements, the most that one program holds"),
         Case(name="large_values", axes={"lead": (4,), "cols": 257}, distribution="large", why="exp overflows without the shift"),
@@ -48,19 +48,10 @@ operator = Operator(
         Case(name="offset", axes={"lead": (4,), "cols": 333}, distribution="offset", why="a common offset must cancel"),
         Case(name="constant_rows", axes={"lead": (4,), "cols": 96}, distribution="constant_rows", why="every result is -log(cols)"),
         Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", why="NaN and +inf make their row NaN; -inf, a mask, stays"),
-        Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
-        Case(name="scalar_rank", axes={"lead": (), "cols": 100}, why="a vector: no leading axis"),
-        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
-        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
-        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+        *row_ranks(),
+        *row_layouts(),
     ),
-    workloads=(
-        Workload(name="vocabulary_bert", axes={"lead": (64,), "cols": 30522}, source="BERT: the masked-language-model head, 64 masked tokens", scale="laptop"),
-        Workload(name="vocabulary_gpt2", axes={"lead": (16,), "cols": 50257}, source="GPT-2: the language-model head, 16 tokens", scale="laptop"),
-        Workload(name="vocabulary_llama2", axes={"lead": (2048,), "cols": 32000}, source="Llama 2: the language-model head, 2048 tokens"),
-        Workload(name="vocabulary_llama3", axes={"lead": (512,), "cols": 128256}, source="Llama 3: the language-model head, 512 tokens"),
-        Workload(name="classes_imagenet", axes={"lead": (65536,), "cols": 1000}, source="ImageNet: 1000 classes, 65536 pictures"),
-    ),
-    implementations=("cuda_onchip", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager"),
+    workloads=vocabularies(),
+    implementations=("cuda_onchip", "cuda_wide", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager"),
     gradient="log_softmax_backward",
 )

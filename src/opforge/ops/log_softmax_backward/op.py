@@ -1,6 +1,8 @@
 """The gradient of log_softmax over the last axis: dx = dy - exp(y) * sum(dy), y being what log_softmax returned."""
 
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.cases import MANY_NARROW, ROWS, row_layouts, row_ranks, wide_rows
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.core.workloads import vocabularies
 
 
 def reference(y, dy):
@@ -33,28 +35,16 @@ operator = Operator(
     tolerance=Tolerance(length="cols", magnitude=magnitude),
     laws=(Law(name="zero_passes_nothing", about="dx is 0 in a row whose dy is 0", holds=unmoved_where_nothing_flows),),
     cases=(
-        Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call"),
-        Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
-        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
+        *ROWS,
         Case(name="past_one_warp", axes={"lead": (3,), "cols": 2056}, why="past what a warp keeps in registers, in whole 16-byte vectors"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="a single term in each sum"),
-        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
-        Case(name="wide", axes={"lead": (2,), "cols": 50257}, why="GPT-2's vocabulary: rows that begin off the 16-byte grid"),
-        Case(name="wider", axes={"lead": (2,), "cols": 65544}, why="past 65536 elements, in whole 16-byte vectors"),
+        MANY_NARROW,
+        *wide_rows(),
         Case(name="tiny_values", axes={"lead": (4,), "cols": 257}, distribution="tiny", why="exp(y) is close to 1"),
         Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", why="NaN and infinities reach their whole row"),
-        Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
-        Case(name="scalar_rank", axes={"lead": (), "cols": 100}, why="a vector: no leading axis"),
-        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
-        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
-        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+        *row_ranks(),
+        *row_layouts(),
     ),
-    workloads=(
-        Workload(name="vocabulary_bert", axes={"lead": (64,), "cols": 30522}, source="BERT: the masked-language-model head, 64 masked tokens", scale="laptop"),
-        Workload(name="vocabulary_gpt2", axes={"lead": (16,), "cols": 50257}, source="GPT-2: the language-model head, 16 tokens", scale="laptop"),
-        Workload(name="vocabulary_llama2", axes={"lead": (2048,), "cols": 32000}, source="Llama 2: the language-model head, 2048 tokens"),
-        Workload(name="vocabulary_llama3", axes={"lead": (512,), "cols": 128256}, source="Llama 3: the language-model head, 512 tokens"),
-        Workload(name="classes_imagenet", axes={"lead": (65536,), "cols": 1000}, source="ImageNet: 1000 classes, 65536 pictures"),
-    ),
+    workloads=vocabularies(),
     implementations=("cuda_onchip", "triton_onepass", "triton_twopass", "cpp_twopass", "torch_eager"),
 )

@@ -7,6 +7,8 @@ limits    none in width
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import load_once, store_once
+
 LAYOUTS = ("contiguous", "rows")
 SPACE = {"block": (2048, 4096, 8192), "warps": (8, 16)}
 DEFAULT = {"block": 4096, "warps": 8}
@@ -26,9 +28,9 @@ def gradient_blocks(y_ptr, dy_ptr, dx_ptr, cols, y_stride, dy_stride, dx_stride,
     total = tl.sum(part, axis=0)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        y = tl.load(y_row + start + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        dy = tl.load(dy_row + start + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
-        tl.store(dx_row + start + col, (dy - tl.exp(y) * total).to(dx_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+        y = load_once(y_row + start + col, inside, 0.0)
+        dy = load_once(dy_row + start + col, inside, 0.0)
+        store_once(dx_row + start + col, dy - tl.exp(y) * total, inside)
 
 
 def launch(y, dy, dx, block, warps):

@@ -9,7 +9,7 @@ layouts = ["contiguous", "rows", "strided"]
 space = {BLOCK_N = [16, 32, 64], BLOCK_M = [4, 8, 16]}
 default = {BLOCK_N = 32, BLOCK_M = 8}
 */
-#include "opforge/device.h"
+#include "opforge/gemm.h"
 
 #include <algorithm>
 
@@ -53,17 +53,8 @@ void matmul_elements(opforge::TensorView a, opforge::TensorView b, opforge::Tens
 }
 
 void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
-  OPFORGE_CHECK_NDIM(a, 2);
-  OPFORGE_CHECK_NDIM(b, 2);
-  OPFORGE_CHECK_NDIM(c, 2);
-  OPFORGE_CHECK(a.size(1) == b.size(0) && a.size(0) == c.size(0) && b.size(1) == c.size(1), ValueError,
-                "a must be m x k, b k x n and c m x n");
-  OPFORGE_CHECK(std::max({c.size(0), c.size(1), a.size(1)}) < 2147483647 - 64, ValueError, "an axis is longer than 2^31 - 65");
-  OPFORGE_CHECK_SAME_DTYPE(a, b);
+  opforge::check_product(OPFORGE_DEVICE_MATRIX(a), OPFORGE_DEVICE_MATRIX(b), OPFORGE_DEVICE_MATRIX(c));
   OPFORGE_CHECK_SAME_DTYPE(a, c);
-  OPFORGE_CHECK_DEVICE(a);
-  OPFORGE_CHECK_DEVICE(b);
-  OPFORGE_CHECK_DEVICE(c);
   if (c.numel() == 0) return;
   OPFORGE_DISPATCH_DTYPE(a, T, matmul_elements<T>(a, b, c));
 }

@@ -16,6 +16,7 @@ space = {BLOCK_N = [64, 128], STAGES = [2, 3], SPLITTERS = [1, 2], GROUP = [4, 8
 default = {BLOCK_N = 128, STAGES = 2, SPLITTERS = 2, GROUP = 8}
 limits = {stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 384 + 2048 <= 232448"}
 */
+#include "opforge/gemm.h"
 #include "opforge/hopper.h"
 
 #include <algorithm>
@@ -281,18 +282,9 @@ Operand describe(const opforge::TensorView& tensor, int outer_dim) {
 }
 
 void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
-  OPFORGE_CHECK_NDIM(a, 2);
-  OPFORGE_CHECK_NDIM(b, 2);
-  OPFORGE_CHECK_NDIM(c, 2);
-  OPFORGE_CHECK(a.size(1) == b.size(0) && a.size(0) == c.size(0) && b.size(1) == c.size(1), ValueError,
-                "a must be m x k, b k x n and c m x n");
-  OPFORGE_CHECK(std::max({c.size(0), c.size(1), a.size(1)}) < 2147483647 - 256, ValueError, "an axis is longer than 2^31 - 257");
-  OPFORGE_CHECK_SAME_DTYPE(a, b);
+  opforge::check_product(OPFORGE_DEVICE_MATRIX(a), OPFORGE_DEVICE_MATRIX(b), OPFORGE_DEVICE_MATRIX(c));
   OPFORGE_CHECK_SAME_DTYPE(a, c);
   OPFORGE_CHECK(opforge::float_kind(a.dtype()) == opforge::FloatKind::kFloat32, TypeError, "a must be float32 (got ", opforge::dtype_name(a.dtype()), ")");
-  OPFORGE_CHECK_DEVICE(a);
-  OPFORGE_CHECK_DEVICE(b);
-  OPFORGE_CHECK_DEVICE(c);
   if (c.numel() == 0) return;
   static const int blocks_together = [] {
     int device = 0, count = 0;

@@ -8,7 +8,7 @@ precision T.gemm would round float32 operands to TF32: they take a route of thei
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
+from opforge.primitives.tilelang_tools import both, from_float32, storage, to_float32
 
 SPACE = {
     "BLOCK_M": (64, 128, 256),

@@ -15,8 +15,10 @@ import triton
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from opforge.primitives.triton_gemm import multiprocessors
+from opforge.primitives.triton_roles import barriers, described, place
 
 ARCH = "sm_90a"
 DTYPES = ("float32",)
@@ -47,14 +49,6 @@ def split(source, parts, rows, cols, row_stride, col_stride, padded, plane, HEIG
     tl.store(at, high, mask=inside)
     tl.store(at + plane, middle, mask=inside)
     tl.store(at + plane + plane, low, mask=inside)
-
-
-@gluon.jit
-def place(tile, blocks_m, blocks_n, GROUP: gl.constexpr):
-    """The row and column of a tile: GROUP rows of tiles are walked column by column."""
-    first = tile // (GROUP * blocks_n) * GROUP
-    height = min(blocks_m - first, GROUP)
-    return first + tile % (GROUP * blocks_n) % height, tile % (GROUP * blocks_n) // height
 
 
 @gluon.jit
@@ -123,13 +117,7 @@ def consume(c, m, n, c_row, c_col, a_ring, b_ring, full, free, blocks_m, blocks_
 def product_of_parts(a, b, c, m, n, k, c_row, c_col, blocks_m, blocks_n, steps, STAGES: gl.constexpr, GROUP: gl.constexpr, PROMOTE: gl.constexpr, num_warps: gl.constexpr):
     a_ring = gl.allocate_shared_memory(a.dtype, [6 * STAGES, ROWS, TERMS], a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [3 * STAGES, TERMS, WIDTH], b.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
-    gl.thread_barrier()
+    full, free = barriers(STAGES, 2)
     gl.warp_specialize(
         [
             (consume, (c, m, n, c_row, c_col, a_ring, b_ring, full, free, blocks_m, blocks_n, steps, 0, STAGES, GROUP, PROMOTE)),
@@ -150,16 +138,10 @@ def parts_of(matrix):
     return parts
 
 
-def described(matrix, height, width):
-    """A TMA descriptor for [height, width] tiles of a matrix."""
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width], gl.NVMMASharedLayout.get_default_for([height, width], gl.bfloat16))
-
-
 def launch(a, b, c, *, STAGES, GROUP, PROMOTE):
     (m, k), n = a.shape, b.shape[1]
     blocks_m, blocks_n = triton.cdiv(m, 128), triton.cdiv(n, 128)
-    programs = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 132
-    product_of_parts[(min(programs, blocks_m * blocks_n),)](
-        described(parts_of(a), 64, 32), described(parts_of(b), 32, 128), c, m, n, k, *c.stride(), blocks_m, blocks_n, triton.cdiv(k, 32),
+    product_of_parts[(min(multiprocessors(c), blocks_m * blocks_n),)](
+        described(parts_of(a), "rows", 64, 32), described(parts_of(b), "rows", 32, 128), c, m, n, k, *c.stride(), blocks_m, blocks_n, triton.cdiv(k, 32),
         STAGES=STAGES, GROUP=GROUP, PROMOTE=PROMOTE, num_warps=4,
     )  # fmt: skip

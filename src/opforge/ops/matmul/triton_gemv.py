@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_gemm import counters_for
+
 SUPPORTS = {"a_vector_and_a_matrix": "m == 1 or n == 1"}
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {"COLS": (32, 64, 128, 256, 512), "TERMS": (4, 8, 16, 32, 64, 128), "SPLIT": (1, 2, 4, 8, 16, 32, 64), "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3, 4, 6)}
@@ -54,18 +56,6 @@ def vector_times_matrix(
             tl.store(y + col.to(tl.int64) * y_stride, tl.sum(all_parts, axis=0).to(y.dtype.element_ty), mask=inside)
             # ready for the next call
             tl.store(counters + block, 0)
-
-
-_COUNTERS = {}
-
-
-def counters_for(device, count):
-    """Zeros that the kernel leaves as zeros. One set for each stream, whose kernels run one after another."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    found = _COUNTERS.get((device, stream))
-    if found is None or found.numel() < count:
-        found = _COUNTERS[device, stream] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
-    return found
 
 
 def launch(a, b, c, *, COLS, TERMS, SPLIT, num_warps, num_stages):

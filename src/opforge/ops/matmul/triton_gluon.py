@@ -1,18 +1,14 @@
 """Gluon: one warp feeds TMA, two warpgroups multiply with wgmma, and a tile's store runs under the products of the next one.
 
 moves     as triton_pipelined
+code      the roles are in primitives/triton_roles.py, which ../linear has too
 idea      the roles that Triton's compiler cannot give: a producer warp with 24 registers, two consumers with 240 each that share the
           tile of b and own 64 rows of a, full and free barriers for each stage, persistent programs in groups that share panels
-limits    sm_90 alone (wgmma); an operand that TMA cannot walk (rows or columns not at multiples of 16 bytes) takes a plain kernel with masks
+limits    sm_90 alone (wgmma); an operand that TMA cannot walk (rows or columns not at multiples of 16 bytes) goes the way of triton_pipelined
 """
 
-import torch
-import triton
-import triton.language as tl
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from opforge.primitives.triton_gemm import launch_ring
+from opforge.primitives.triton_roles import launch_roles
 
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
@@ -23,201 +19,9 @@ LIMITS = {
     "sums_fit_registers": "ROWS * BLOCK_N <= 64 * 256",
 }
 DEFAULT = {"BLOCK_N": 256, "ROWS": 64, "STAGES": 3, "PARTS": 1, "GROUP": 8}
-BLOCK_K = tl.constexpr(64)
+ELSEWHERE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 8, "num_stages": 3}
 
 
-@gluon.jit
-def place(tile, blocks_m, blocks_n, GROUP: gl.constexpr):
-    """The row and column of a tile: GROUP rows of tiles are walked column by column."""
-    first = tile // (GROUP * blocks_n) * GROUP
-    height = min(blocks_m - first, GROUP)
-    return first + tile % (GROUP * blocks_n) % height, tile % (GROUP * blocks_n) // height
-
-
-@gluon.jit
-def produce(
-    a,
-    b,
-    a_ring,
-    b_ring,
-    full,
-    free,
-    blocks_m,
-    blocks_n,
-    steps,
-    ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    GROUP: gl.constexpr,
-    A: gl.constexpr,
-    B: gl.constexpr,
-):
-    """Fill the ring: both consumers' rows of a, and the tile of b that they share."""
-    count = 0
-    for tile in range(gl.program_id(0), blocks_m * blocks_n, gl.num_programs(0)):
-        block_m, block_n = place(tile, blocks_m, blocks_n, GROUP)
-        row, col = block_m * 2 * ROWS, block_n * BLOCK_N
-        for step in range(steps):
-            stage = count % STAGES
-            mbarrier.wait(free.index(stage), (count // STAGES & 1) ^ 1)
-            bar = full.index(stage)
-            mbarrier.expect(bar, 2 * a.block_type.nbytes + b.block_type.nbytes)
-            term = step * BLOCK_K
-            if A == "rows":
-                tma.async_copy_global_to_shared(a, [row, term], bar, a_ring.index(2 * stage))
-                tma.async_copy_global_to_shared(a, [row + ROWS, term], bar, a_ring.index(2 * stage + 1))
-            else:
-                tma.async_copy_global_to_shared(a, [term, row], bar, a_ring.index(2 * stage))
-                tma.async_copy_global_to_shared(a, [term, row + ROWS], bar, a_ring.index(2 * stage + 1))
-            if B == "rows":
-                tma.async_copy_global_to_shared(b, [term, col], bar, b_ring.index(stage))
-            else:
-                tma.async_copy_global_to_shared(b, [col, term], bar, b_ring.index(stage))
-            count += 1
-
-
-@gluon.jit
-def consume(
-    c,
-    a_ring,
-    b_ring,
-    c_part,
-    full,
-    free,
-    blocks_m,
-    blocks_n,
-    steps,
-    ME: gl.constexpr,
-    ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
-    GROUP: gl.constexpr,
-    A: gl.constexpr,
-    B: gl.constexpr,
-):
-    """Multiply what is in the ring, with one product in flight while the one before it gives its stage back; store the tile in PARTS."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    count = 0
-    for tile in range(gl.program_id(0), blocks_m * blocks_n, gl.num_programs(0)):
-        block_m, block_n = place(tile, blocks_m, blocks_n, GROUP)
-        sums = gl.zeros((ROWS, BLOCK_N), gl.float32, layout)
-        for step in range(steps):
-            stage = count % STAGES
-            mbarrier.wait(full.index(stage), count // STAGES & 1)
-            left = a_ring.index(2 * stage + ME)
-            right = b_ring.index(stage)
-            if A != "rows":
-                left = left.permute((1, 0))
-            if B != "rows":
-                right = right.permute((1, 0))
-            sums = warpgroup_mma(left, right, sums, is_async=True)
-            sums = warpgroup_mma_wait(num_outstanding=1, deps=[sums])
-            if step > 0:
-                mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1)
-            count += 1
-        sums = warpgroup_mma_wait(num_outstanding=0, deps=[sums])
-        mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), count=1)
-        store(c, sums, c_part, block_m * 2 * ROWS + ME * ROWS, block_n * BLOCK_N, ROWS, BLOCK_N, PARTS)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def store(c, sums, c_part, row, col, ROWS: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr):
-    """Through shared memory, a part of the columns at a time; the last part is still on its way when this returns."""
-    if PARTS == 1:
-        tma.store_wait(0)
-        gl.thread_barrier()
-        c_part.store(sums.to(c.dtype))
-        fence_async_shared()
-        gl.thread_barrier()
-        tma.async_copy_shared_to_global(c, [row, col], c_part)
-    else:
-        half: gl.constexpr = WIDTH // 2
-        narrow: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, half, 16])
-        low, high = sums.reshape((ROWS, 2, half)).permute((0, 2, 1)).split()
-        store(c, gl.convert_layout(low, narrow), c_part, row, col, ROWS, half, PARTS // 2)
-        store(c, gl.convert_layout(high, narrow), c_part, row, col + half, ROWS, half, PARTS // 2)
-
-
-@gluon.jit
-def matmul_roles(
-    a,
-    b,
-    c,
-    blocks_m,
-    blocks_n,
-    steps,
-    ROWS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
-    PARTS: gl.constexpr,
-    GROUP: gl.constexpr,
-    A: gl.constexpr,
-    B: gl.constexpr,
-    num_warps: gl.constexpr,
-):
-    a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, a.block_shape[0], a.block_shape[1]], a.layout)
-    b_ring = gl.allocate_shared_memory(b.dtype, [STAGES, b.block_shape[0], b.block_shape[1]], b.layout)
-    c_parts = gl.allocate_shared_memory(c.dtype, [2, ROWS, BLOCK_N // PARTS], c.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(free.index(stage), count=2)
-    fence_async_shared()
-    gl.thread_barrier()
-    gl.warp_specialize(
-        [
-            (consume, (c, a_ring, b_ring, c_parts.index(0), full, free, blocks_m, blocks_n, steps, 0, ROWS, BLOCK_N, STAGES, PARTS, GROUP, A, B)),
-            (consume, (c, a_ring, b_ring, c_parts.index(1), full, free, blocks_m, blocks_n, steps, 1, ROWS, BLOCK_N, STAGES, PARTS, GROUP, A, B)),
-            (produce, (a, b, a_ring, b_ring, full, free, blocks_m, blocks_n, steps, ROWS, BLOCK_N, STAGES, GROUP, A, B)),
-        ],
-        [4, 1],
-        [240, 24],
-    )
-
-
-@triton.jit
-def matmul_masked(a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK: tl.constexpr):
-    row = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]
-    col = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[None, :]
-    sums = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)
-    for start in range(0, k, 64):
-        term = (start + tl.arange(0, 64)).to(tl.int64)
-        left = tl.load(a + row * a_row + term[None, :] * a_col, mask=(row < m) & (term[None, :] < k), other=0.0)
-        right = tl.load(b + term[:, None] * b_row + col * b_col, mask=(term[:, None] < k) & (col < n), other=0.0)
-        sums = tl.dot(left, right, sums)
-    tl.store(c + row * c_row + col * c_col, sums.to(c.dtype.element_ty), mask=(row < m) & (col < n))
-
-
-def how(matrix):
-    """How TMA can walk a matrix: along its rows, its columns, or (sizes or addresses that are no multiples of 16 bytes) not at all."""
-    if matrix.numel() and matrix.data_ptr() % 16 == 0:
-        for name, inner, outer in (("rows", 1, 0), ("columns", 0, 1)):
-            stride = matrix.stride(outer)
-            if matrix.stride(inner) == 1 and stride * matrix.element_size() % 16 == 0 and stride >= matrix.shape[inner]:
-                return name
-    return "pointers"
-
-
-def described(matrix, way, height, width):
-    """A TMA descriptor for [height, width] tiles of a matrix, walked along its rows or its columns."""
-    if way == "columns":
-        matrix, height, width = matrix.T, width, height
-    layout = gl.NVMMASharedLayout.get_default_for([height, width], gl.float16 if matrix.dtype == torch.float16 else gl.bfloat16)
-    return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width], layout)
-
-
-def launch(a, b, c, *, BLOCK_N, ROWS, STAGES, PARTS, GROUP):
-    (m, k), n = a.shape, b.shape[1]
-    a_way, b_way = how(a), how(b)
-    if "pointers" in (a_way, b_way) or how(c) != "rows":
-        matmul_masked[(triton.cdiv(m, 128), triton.cdiv(n, 128))](a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(), BLOCK=128, num_warps=8, num_stages=3)
-        return
-    blocks_m, blocks_n = triton.cdiv(m, 2 * ROWS), triton.cdiv(n, BLOCK_N)
-    programs = torch.cuda.get_device_properties(c.device).multi_processor_count if c.is_cuda else 132
-    matmul_roles[(min(programs, blocks_m * blocks_n),)](
-        described(a, a_way, ROWS, 64), described(b, b_way, 64, BLOCK_N), described(c, "rows", ROWS, BLOCK_N // PARTS), blocks_m, blocks_n, triton.cdiv(k, 64),
-        ROWS=ROWS, BLOCK_N=BLOCK_N, STAGES=STAGES, PARTS=PARTS, GROUP=GROUP, A=a_way, B=b_way, num_warps=4,
-    )  # fmt: skip
+def launch(a, b, c, **config):
+    if not launch_roles(a, b, c, **config):
+        launch_ring(a, b, c, **ELSEWHERE)

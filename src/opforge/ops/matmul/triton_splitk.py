@@ -10,7 +10,8 @@ limits    m <= 256
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
+
+from opforge.primitives.triton_gemm import counters_for, described, how, load_tile
 
 SUPPORTS = {"few_rows": "m <= 256"}
 LAYOUTS = ("contiguous", "rows", "strided")
@@ -32,20 +33,6 @@ LIMITS = {
     "every_part_has_a_tile": "SPLIT == 1 or SPLIT * BLOCK_K_BYTES <= k * itemsize",
 }
 DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K_BYTES": 128, "SPLIT": 2, "SWAP": False, "num_warps": 4, "num_stages": 5}
-
-
-@triton.jit
-def load_tile(source, row, col, rows, cols, row_stride, col_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HOW: tl.constexpr):
-    """A [HEIGHT, WIDTH] tile at (row, col). HOW: "rows" and "columns" are TMA along either axis, "pointers" needs nothing of the matrix."""
-    if HOW == "rows":
-        return source.load([row, col])
-    elif HOW == "columns":
-        return source.load([col, row]).T
-    else:
-        # int64: row * stride leaves int32 beyond 2^31 elements
-        r = (row + tl.arange(0, HEIGHT)).to(tl.int64)[:, None]
-        c = (col + tl.arange(0, WIDTH)).to(tl.int64)[None, :]
-        return tl.load(source + r * row_stride + c * col_stride, mask=(r < rows) & (c < cols), other=0.0)
 
 
 @triton.jit
@@ -90,37 +77,6 @@ def matmul_parts(
             tl.store(at, total.to(c.dtype.element_ty), mask=inside)
             # ready for the next call
             tl.store(counters + tile, 0)
-
-
-_COUNTERS = {}
-
-
-def counters_for(device, count):
-    """Zeros that the kernel leaves as zeros. One set for each stream, whose kernels run one after another."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    found = _COUNTERS.get((device, stream))
-    if found is None or found.numel() < count:
-        found = _COUNTERS[device, stream] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
-    return found
-
-
-def how(matrix):
-    """How TMA can walk a matrix: along its rows, its columns, or (sizes or addresses that are no multiples of 16 bytes) not at all."""
-    if matrix.numel() and matrix.data_ptr() % 16 == 0:
-        for name, inner, outer in (("rows", 1, 0), ("columns", 0, 1)):
-            stride = matrix.stride(outer)
-            if matrix.stride(inner) == 1 and stride * matrix.element_size() % 16 == 0 and stride >= matrix.shape[inner]:
-                return name
-    return "pointers"
-
-
-def described(matrix, way, height, width):
-    """What the kernel needs of a matrix to read [height, width] tiles of it."""
-    if way == "rows":
-        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width])
-    if way == "columns":
-        return TensorDescriptor(matrix, list(matrix.shape[::-1]), list(matrix.stride()[::-1]), [width, height])
-    return matrix
 
 
 def launch(a, b, c, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages):

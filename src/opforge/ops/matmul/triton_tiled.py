@@ -1,12 +1,15 @@
 """One program per block of c, the k axis walked in pipelined steps, blocks visited in groups that share rows of b in cache.
 
 moves     a is read cdiv(n, BLOCK_N) times and b cdiv(m, BLOCK_M) times, mostly from the second-level cache
+code      the loop over k is `masked_sums` in primitives/triton_gemm.py
 limits    few blocks leave most of a GPU idle: small m and n with a large k want the k axis split as well
 precision float32 operands are multiplied in float32 ("ieee"): TF32 keeps 10 bits of them, outside the bound of short sums
 """
 
 import triton
 import triton.language as tl
+
+from opforge.primitives.triton_gemm import masked_sums, place
 
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {
@@ -27,32 +30,13 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "nu
 
 
 @triton.jit
-def matmul_block(a_ptr, b_ptr, c_ptr, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
-    # GROUP rows of blocks are walked column by column: what runs at one time reads few distinct panels of a and b
-    program = tl.program_id(0)
-    blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    first = program // (GROUP * blocks_n) * GROUP
-    height = min(blocks_m - first, GROUP)
-    block_m = first + program % (GROUP * blocks_n) % height
-    block_n = program % (GROUP * blocks_n) // height
-
+def matmul_block(a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
+    block_m, block_n = place(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP)
     # int64: row * stride leaves int32 beyond 2^31 elements
-    row = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)  # [BLOCK_M]
-    col = (block_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)  # [BLOCK_N]
-    term = tl.arange(0, BLOCK_K).to(tl.int64)  # [BLOCK_K]
-    a_at = a_ptr + row[:, None] * a_row + term[None, :] * a_col  # [BLOCK_M, BLOCK_K]
-    b_at = b_ptr + term[:, None] * b_row + col[None, :] * b_col  # [BLOCK_K, BLOCK_N]
-    row_inside, col_inside = row[:, None] < m, col[None, :] < n
-    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
-    for start in range(0, k, BLOCK_K):
-        left = k - start
-        # both operands are zero beyond k: zero times whatever lies there could be NaN
-        a = tl.load(a_at, mask=row_inside & (term[None, :] < left), other=0.0)
-        b = tl.load(b_at, mask=(term[:, None] < left) & col_inside, other=0.0)
-        sums = tl.dot(a, b, sums, input_precision="ieee")
-        a_at += BLOCK_K * a_col
-        b_at += BLOCK_K * b_row
-    tl.store(c_ptr + row[:, None] * c_row + col[None, :] * c_col, sums.to(c_ptr.dtype.element_ty), mask=row_inside & col_inside)
+    row = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]  # [BLOCK_M, 1]
+    col = (block_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]  # [1, BLOCK_N]
+    sums = masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K)
+    tl.store(c + row * c_row + col * c_col, sums.to(c.dtype.element_ty), mask=(row < m) & (col < n))
 
 
 def launch(a, b, c, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):

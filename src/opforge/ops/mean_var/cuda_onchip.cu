@@ -35,13 +35,10 @@ struct MeanVar {
 };
 
 void mean_var(opforge::TensorView x, opforge::TensorView mean, opforge::TensorView var) {
-  OPFORGE_CHECK_ROWS(x);
+  opforge::check_rows({"x", x});
   OPFORGE_CHECK(x.size(1) >= 1, ValueError, "x must have at least one column");
-  OPFORGE_CHECK_PER_ROW(mean, x);
-  OPFORGE_CHECK_PER_ROW(var, x);
+  opforge::check_per_row({{"mean", mean}, {"var", var}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(mean);
-  OPFORGE_CHECK_DEVICE(var);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const MeanVar<T> op{opforge::data<T>(mean), opforge::data<T>(var)};
     opforge::launch_rows<T>(op, opforge::as_rows<const T>(x), true, opforge::current_stream(x));

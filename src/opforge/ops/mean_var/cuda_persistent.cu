@@ -3,9 +3,7 @@
 // moves     rows * cols * itemsize bytes: the least possible; see opforge/norm_rows.h
 // limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers it needs clusters: sm_90 or later
 /* opforge
-layouts = ["contiguous", "rows"]
-[supports]
-fits_a_cluster = "cols <= 262144"
+like = "opforge/norm_rows.h"
 */
 #include "opforge/norm_rows.h"
 
@@ -32,12 +30,9 @@ struct MeanVar {
 };
 
 void mean_var(opforge::TensorView x, opforge::TensorView mean, opforge::TensorView var) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_PER_ROW(mean, x);
-  OPFORGE_CHECK_PER_ROW(var, x);
+  opforge::check_rows({"x", x});
+  opforge::check_per_row({{"mean", mean}, {"var", var}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(mean);
-  OPFORGE_CHECK_DEVICE(var);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto in = opforge::as_rows<const T>(x);
     const MeanVar<T> op{opforge::data<T>(mean), opforge::data<T>(var), 1.0f / static_cast<float>(in.cols)};

@@ -1,5 +1,6 @@
 """Mean and population variance over the last axis: mean = sum(x) / cols, var = sum((x - mean)^2) / cols."""
 
+from opforge.core.cases import LARGE_SQUARES, MANY_NARROW, OFFSET_SQUARES, ONE_PAST_A_WARP, ROWS, WIDE_NORMS, row_layouts
 from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance, Workload
 
 FACTOR = 6.0
@@ -67,27 +68,22 @@ operator = Operator(
         Law(name="within_popoviciu", about="0 <= var <= (max - min)^2 / 4", holds=within_popoviciu),
     ),
     cases=(
-        Case(name="one_row", axes={"lead": (1,), "cols": 64}, why="the smallest useful call"),
-        Case(name="odd_tail", axes={"lead": (7,), "cols": 129}, why="one past a block of 128"),
-        Case(name="prime", axes={"lead": (3, 5), "cols": 1021}, why="a prime width and two leading axes"),
-        Case(name="past_one_warp", axes={"lead": (3,), "cols": 1025}, why="one past what a warp keeps in registers"),
+        *ROWS,
+        ONE_PAST_A_WARP,
         Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="the mean is the value, the variance exactly 0"),
         Case(name="two_columns", axes={"lead": (5,), "cols": 2}, why="correction 1 instead of 0 would double the variance"),
-        Case(name="many_narrow", axes={"lead": (130,), "cols": 8}, why="more rows than one program takes, each narrower than a warp"),
-        Case(name="wide", axes={"lead": (2,), "cols": 50257}, why="past registers: the row waits in shared memory or is read again"),
-        Case(name="wider", axes={"lead": (1,), "cols": 70001}, why="past the shared memory of a block"),
-        Case(name="offset", axes={"lead": (64,), "cols": 257}, distribution="offset", why="E[x^2] - E[x]^2 loses four digits here; two passes lose none"),
+        MANY_NARROW,
+        *WIDE_NORMS,
+        OFFSET_SQUARES,
         Case(name="skewed", axes={"lead": (4,), "cols": 1500}, distribution="skewed", why="a few values carry most of the variance"),
-        Case(name="large_values", axes={"lead": (4,), "cols": 500}, distribution="large", why="squares beyond float16's range"),
+        LARGE_SQUARES,
         Case(name="tiny_values", axes={"lead": (4,), "cols": 500}, distribution="tiny", why="a variance below float16's smallest normal number"),
         Case(name="constant_rows", axes={"lead": (4,), "cols": 96}, distribution="constant_rows", why="the variance is 0, never negative"),
         Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", why="the mean of a row with one infinity is infinite, its variance NaN"),
         Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows at all"),
         Case(name="vector", axes={"lead": (), "cols": 100}, why="a vector: the results are scalars"),
-        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
-        Case(name="sliced_rows", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows inside a wider matrix, off the 16-byte grid"),
-        Case(name="misaligned", axes={"lead": (6,), "cols": 256}, layout="misaligned", why="16-byte loads would fault or read the neighbour"),
+        *row_layouts(),
     ),
     workloads=(
         Workload(

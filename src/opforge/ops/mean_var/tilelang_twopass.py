@@ -6,8 +6,8 @@ limits    none in width; one block per row at most; the C target runs its rows o
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_rows import row_tiles, variant as variant
-from opforge.backends.tilelang_tools import from_float32, storage
+from opforge.primitives.tilelang_rows import row_tiles, variant as variant
+from opforge.primitives.tilelang_tools import from_float32, storage
 
 
 def program(*, dtype, target, height, width, whole):
@@ -30,8 +30,7 @@ def program(*, dtype, target, height, width, whole):
             mean = alloc((height,), "float32")
             squares = alloc((height,), "float32")
             tiles.sum_rows(x, block, partial, mean)
-            for i in each(height):
-                mean[i] = mean[i] / T.Cast("float32", cols)
+            tiles.average(mean)
             tiles.sum_squares(x, block, partial, mean, squares)
             write(block, mean, squares, means, variances)
 
@@ -44,8 +43,7 @@ def program(*, dtype, target, height, width, whole):
             squares = alloc((height,), "float32")
             tiles.load_row(x, block, row)
             T.reduce_sum(row, mean, dim=1, clear=True)
-            for i in each(height):
-                mean[i] = mean[i] / T.Cast("float32", cols)
+            tiles.average(mean)
             tiles.square_row(row, mean, square)
             T.reduce_sum(square, squares, dim=1, clear=True)
             write(block, mean, squares, means, variances)

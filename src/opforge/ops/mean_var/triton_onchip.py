@@ -8,10 +8,9 @@ limits    one program per row at most: few, long rows leave most of a GPU idle.
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_norms import BLOCK, WIDEST, load_float, mean_of_row, normalised_rows, store_float, variance_of_row
+
 LAYOUTS = ("contiguous", "rows")
-WIDEST = 16384  # columns kept in registers: 32 of each thread of 16 warps
-TILE = 2048  # elements of a program that takes several rows: 16 registers in each of 4 warps
-BLOCK = 4096  # columns read at a time from a wider row
 
 
 @triton.jit
@@ -20,31 +19,20 @@ def moments_rows(x_ptr, mean_ptr, var_ptr, rows, cols, x_stride, ROWS: tl.conste
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)  # [ROWS]
     col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
     inside = (row < rows)[:, None] & (col < cols)
-    x = tl.load(x_ptr + row[:, None] * x_stride + col, mask=inside, other=0.0).to(tl.float32)  # [ROWS, BLOCK]
+    x = load_float(x_ptr + row[:, None] * x_stride + col, inside)  # [ROWS, BLOCK]
     mean = tl.sum(x, axis=1) / cols  # [ROWS]
     centred = tl.where(inside, x - mean[:, None], 0.0)
     var = tl.sum(centred * centred, axis=1) / cols
-    tl.store(mean_ptr + row, mean.to(mean_ptr.dtype.element_ty), mask=row < rows)
-    tl.store(var_ptr + row, var.to(var_ptr.dtype.element_ty), mask=row < rows)
+    store_float(mean_ptr + row, mean, row < rows)
+    store_float(var_ptr + row, var, row < rows)
 
 
 @triton.jit
 def moments_blocks(x_ptr, mean_ptr, var_ptr, cols, x_stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     x_row = x_ptr + row * x_stride
-    col = tl.arange(0, BLOCK)
-    # sums stay spread over the lanes until the end: fewer reductions, and smaller rounding errors
-    total = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, cols, BLOCK):
-        total += tl.load(x_row + start + col, mask=start + col < cols, other=0.0).to(tl.float32)
-    mean = tl.sum(total, axis=0) / cols
-    squares = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, cols, BLOCK):
-        inside = start + col < cols
-        x = tl.load(x_row + start + col, mask=inside, other=0.0).to(tl.float32)
-        centred = tl.where(inside, x - mean, 0.0)
-        squares += centred * centred
-    var = tl.sum(squares, axis=0) / cols
+    mean = mean_of_row(x_row, cols, BLOCK)
+    var = variance_of_row(x_row, mean, cols, BLOCK)
     tl.store(mean_ptr + row, mean.to(mean_ptr.dtype.element_ty))
     tl.store(var_ptr + row, var.to(var_ptr.dtype.element_ty))
 
@@ -54,7 +42,5 @@ def launch(x, mean, var):
     if cols > WIDEST:
         moments_blocks[(rows,)](x, mean, var, cols, x.stride(0), BLOCK=BLOCK, num_warps=8)
         return
-    block = triton.next_power_of_2(cols)
-    several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
-    moments_rows[(triton.cdiv(rows, several),)](x, mean, var, rows, cols, x.stride(0), ROWS=several, BLOCK=block, num_warps=warps)
+    grid, config = normalised_rows(rows, cols)
+    moments_rows[grid](x, mean, var, rows, cols, x.stride(0), **config)

@@ -4,36 +4,11 @@ moves     2 * elements * itemsize bytes: the least possible
 limits    16-byte accesses only where both sides are multiples of 16 bytes; a side shorter than the tile leaves lanes idle
 """
 
-import triton
-import triton.language as tl
+from opforge.primitives.triton_transpose import LIMITS as LIMITS, SPACE as SPACE, transpose_matrices
 
-SPACE = {"SIDE": (32, 64, 128), "num_warps": (4, 8)}
-LIMITS = {"fits_registers": "SIDE * SIDE <= 64 * 32 * num_warps"}
 DEFAULT = {"SIDE": 64, "num_warps": 4}
 
 
-@triton.jit
-def nchw_to_nhwc_tile(x_ptr, y_ptr, rows, cols, ROWS: tl.constexpr, COLS: tl.constexpr):
-    # one grid axis, because the others end at 65535
-    across = tl.cdiv(cols, COLS)
-    tiles = tl.cdiv(rows, ROWS) * across
-    # int64: a place leaves int32 beyond 2^31 elements
-    start = (tl.program_id(0) // tiles).to(tl.int64) * rows * cols
-    tile = tl.program_id(0) % tiles
-    row = (tile // across) * ROWS + tl.arange(0, ROWS)
-    col = (tile % across) * COLS + tl.arange(0, COLS)
-    row_64, col_64 = row.to(tl.int64), col.to(tl.int64)
-    inside = (row < rows)[:, None] & (col < cols)[None, :]
-    x = tl.load(x_ptr + start + row_64[:, None] * cols + col[None, :], mask=inside, eviction_policy="evict_first")  # [ROWS, COLS]
-    turned = (col < cols)[:, None] & (row < rows)[None, :]
-    tl.store(y_ptr + start + col_64[:, None] * rows + row[None, :], tl.trans(x), mask=turned, eviction_policy="evict_first")
-
-
 def launch(x, y, *, SIDE, num_warps):
-    matrices, rows, cols = x.shape
-    # a short side gives its share of the tile to the other one
-    height = min(SIDE, triton.next_power_of_2(rows))
-    width = min(SIDE * SIDE // height, max(SIDE, triton.next_power_of_2(cols)), 1024)
-    width = min(width, triton.next_power_of_2(cols))
-    grid = (matrices * triton.cdiv(rows, height) * triton.cdiv(cols, width),)
-    nchw_to_nhwc_tile[grid](x, y, rows, cols, ROWS=height, COLS=width, num_warps=num_warps)
+    # a picture is a matrix of channels by positions
+    transpose_matrices(x, y, SIDE, num_warps)

@@ -31,10 +31,7 @@ void rectify_all(const T* x, T* y, int64_t n) {
 }
 
 void relu(opforge::TensorView x, opforge::TensorView y) {
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_CONTIGUOUS(x);
-  OPFORGE_CHECK_CONTIGUOUS(y);
+  opforge::check_alike({{"x", x}, {"y", y}});
   OPFORGE_DISPATCH_DTYPE(x, T, rectify_all(opforge::data<const T>(x), opforge::data<T>(y), x.numel()));
 }
 

@@ -1,5 +1,6 @@
 """Rectified linear unit: y = max(x, 0), with NaN kept."""
 
+from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 
 
@@ -33,19 +34,13 @@ operator = Operator(
         Law(name="not_negative", about="no result is below 0", holds=not_negative),
     ),
     cases=(
-        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
-        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
-        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
-        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
-        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        *ELEMENTS,
         Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end"),
         Case(name="half_zeros", axes={"shape": (64, 33)}, distribution="sparse", why="exact zeros stay zeros"),
         Case(name="large", axes={"shape": (513,)}, distribution="large", why="nothing may be clipped from above"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="small positive values must not be flushed"),
         Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN stays NaN, -inf and -0 become 0, inf stays"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
     workloads=(
         Workload(name="stem_resnet50_laptop", axes={"shape": (8, 64, 112, 112)}, source="ResNet-50: after conv1, batch 8", scale="laptop"),

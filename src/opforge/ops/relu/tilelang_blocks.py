@@ -6,27 +6,14 @@ limits    an access moves one element, because a vector could be misaligned: 16-
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_tools import from_float32, storage, to_float32
+from opforge.primitives.tilelang_blocks import LIMITS as LIMITS, SPACE as SPACE, map_program
 
-SPACE = {"block": (1024, 2048, 4096), "threads": (128, 256, 512)}
-LIMITS = {"every_thread_has_work": "block >= threads"}
 DEFAULT = {"block": 2048, "threads": 256}
 
 
 def program(*, dtype, target, block, threads):
-    n = T.dynamic("n", "int64")
-    kept = storage(dtype, target)
+    def relu(x):
+        # T.max(x, 0) would turn NaN into 0
+        return T.if_then_else(x <= T.float32(0), T.float32(0), x)
 
-    def rectify(stored):
-        value = to_float32(stored, dtype, target)
-        # T.max(value, 0) would turn NaN into 0
-        return from_float32(T.if_then_else(value <= T.float32(0), T.float32(0), value), dtype, target)
-
-    @T.prim_func
-    def relu(x: T.Tensor((n,), kept), y: T.Tensor((n,), kept)):
-        with T.Kernel(T.ceildiv(n, block), threads=threads) as b:
-            for i in T.Parallel(block):
-                if b * block + i < n:
-                    y[b * block + i] = rectify(x[b * block + i])
-
-    return relu
+    return map_program(relu, 1, dtype=dtype, target=target, block=block, threads=threads)

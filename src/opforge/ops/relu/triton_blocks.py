@@ -7,6 +7,8 @@ limits    16-byte accesses only where the tensors are contiguous and 16-byte ali
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import block_of
+
 LAYOUTS = ("contiguous", "strided")
 SPACE = {"BLOCK": (1024, 2048, 4096, 8192), "num_warps": (4, 8, 16)}
 LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 64 * 32 * num_warps"}
@@ -15,9 +17,7 @@ DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 @triton.jit
 def relu_block(x_ptr, y_ptr, n, x_stride, y_stride, BLOCK: tl.constexpr):
-    # int64: there may be more than 2^31 elements
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
+    i, inside = block_of(n, BLOCK)
     x = tl.load(x_ptr + i * x_stride, mask=inside, eviction_policy="evict_first")  # [BLOCK]
     # tl.maximum(x, 0) would turn NaN into 0
     tl.store(y_ptr + i * y_stride, tl.where(x <= 0, 0.0, x).to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")

@@ -1,6 +1,6 @@
 // Sum of squares first, then the scaled row, with a row at a time in the first-level cache.
 //
-// moves     2 * rows * cols * itemsize bytes while a row of floats fits the cache
+// moves     2 * rows * cols * itemsize bytes while a row fits the cache
 // limits    rows are spread over the threads: a single row runs on one
 /* opforge
 layouts = ["contiguous", "rows"]
@@ -11,27 +11,17 @@ namespace {
 
 template <typename T>
 void rmsnorm_rows(opforge::Rows<const T> x, const T* weight, opforge::Rows<T> y, float eps) {
-  const int64_t cols = x.cols;
-  const opforge::FloatColumns<T> weights(weight, cols);
-  const float* w = weights.get();
-  opforge::for_each_row(x.rows, cols, [&](int64_t r, float* buffer) {
-    const float* row = opforge::row_as_float(x.data + r * x.stride, buffer, cols);
-    const float squares = opforge::sum_over(row, cols, [](auto v) { return v * v; });
-    const float scale = 1.0f / std::sqrt(squares / cols + eps);
-    T* out = y.data + r * y.stride;
-    float* target = opforge::row_target(out, buffer);
-#pragma omp simd
-    for (int64_t c = 0; c < cols; ++c) target[c] = row[c] * scale * w[c];
-    opforge::finish_row(target, out, cols);
+  opforge::for_each_row(x.rows, x.cols, [&](int64_t r) {
+    const T* row = x.data + r * x.stride;
+    const float squares = opforge::sum_map(x.cols, [](float v) { return v * v; }, row);
+    const float scale = 1.0f / std::sqrt(squares / x.cols + eps);
+    opforge::map_row(x.cols, y.data + r * y.stride, [scale](float v, float w) { return v * scale * w; }, row, weight);
   });
 }
 
 void rmsnorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView y, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_COLUMNS(weight, x);
+  opforge::check_rows_alike({{"x", x}, {"y", y}});
+  opforge::check_columns({{"weight", weight}}, {"x", x});
   OPFORGE_DISPATCH_DTYPE(x, T,
                          rmsnorm_rows<T>(opforge::as_rows<const T>(x), opforge::data<T>(weight),
                                          opforge::as_rows<T>(y), static_cast<float>(eps)));

@@ -36,14 +36,9 @@ struct RmsNorm {
 };
 
 void rmsnorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView y, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_COLUMNS(weight, x);
+  opforge::check_rows_alike({{"x", x}, {"y", y}});
+  opforge::check_columns({{"weight", weight}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(weight);
-  OPFORGE_CHECK_DEVICE(y);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto out = opforge::as_rows<T>(y);
     const RmsNorm<T> op{out.data, out.stride, opforge::data<T>(weight), static_cast<float>(eps)};

@@ -5,9 +5,7 @@
 // limits    262144 columns: the registers of a cluster of 16 blocks. Past a block's registers (32768 columns of 16 bits, 16384
 //           of 32) it needs clusters: sm_90 or later
 /* opforge
-layouts = ["contiguous", "rows"]
-[supports]
-fits_a_cluster = "cols <= 262144"
+like = "opforge/norm_rows.h"
 */
 #include "opforge/norm_rows.h"
 
@@ -40,14 +38,9 @@ struct RmsNorm {
 };
 
 void rmsnorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView y, double eps) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
-  OPFORGE_CHECK_COLUMNS(weight, x);
+  opforge::check_rows_alike({{"x", x}, {"y", y}});
+  opforge::check_columns({{"weight", weight}}, {"x", x});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(weight);
-  OPFORGE_CHECK_DEVICE(y);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto in = opforge::as_rows<const T>(x);
     const auto out = opforge::as_rows<T>(y);

@@ -6,8 +6,8 @@ limits    none in width; the C target runs its rows one after another, on one co
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_rows import row_tiles, variant as variant
-from opforge.backends.tilelang_tools import both, from_float32, storage, to_float32
+from opforge.primitives.tilelang_rows import row_tiles, variant as variant
+from opforge.primitives.tilelang_tools import both, from_float32, storage, to_float32
 
 
 def program(*, dtype, target, eps, height, width, whole):
@@ -28,8 +28,7 @@ def program(*, dtype, target, eps, height, width, whole):
             for i in each(height):
                 zero[i] = T.float32(0)
             tiles.sum_squares(x, block, partial, zero, scale)
-            for i in each(height):
-                scale[i] = T.float32(1) / T.sqrt(scale[i] / T.Cast("float32", cols) + T.float32(eps))
+            tiles.inverse_root(scale, eps)
             for k in T.serial(T.ceildiv(cols, width)):
                 for i, j in each(height, width):
                     if both(block * height + i < rows, k * width + j < cols):
@@ -45,8 +44,7 @@ def program(*, dtype, target, eps, height, width, whole):
             for i, j in each(height, width):
                 square[i, j] = row[i, j] * row[i, j]
             T.reduce_sum(square, scale, dim=1, clear=True)
-            for i in each(height):
-                scale[i] = T.float32(1) / T.sqrt(scale[i] / T.Cast("float32", cols) + T.float32(eps))
+            tiles.inverse_root(scale, eps)
             for i, j in each(height, width):
                 if both(block * height + i < rows, j < cols):
                     y[block * height + i, j] = normalised(row[i, j], scale[i], weight[j])

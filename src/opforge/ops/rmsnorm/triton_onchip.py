@@ -7,23 +7,20 @@ limits    none in width
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_norms import BLOCK, WIDEST, load_float, normalised_rows, store_float
+from opforge.primitives.triton_rows import tile_of_rows
+
 LAYOUTS = ("contiguous", "rows")
-WIDEST = 16384  # columns kept in registers: 32 of each thread of 16 warps
-TILE = 2048  # elements of a program that takes several rows: 16 registers in each of 4 warps
-BLOCK = 4096  # columns read at a time from a wider row
 
 
 @triton.jit
 def rmsnorm_rows(x_ptr, weight_ptr, y_ptr, rows, cols, x_stride, y_stride, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    # int64: row * stride leaves int32 beyond 32768 x 65536 elements
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=0.0).to(tl.float32)  # [ROWS, BLOCK]
-    weight = tl.load(weight_ptr + col, mask=col < cols, other=0.0).to(tl.float32)
+    row, col, inside = tile_of_rows(rows, cols, ROWS, BLOCK)
+    x = load_float(x_ptr + row * x_stride + col, inside)  # [ROWS, BLOCK]
+    weight = load_float(weight_ptr + col, col < cols)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=1, keep_dims=True) / cols + eps)  # [ROWS, 1]
     y = x * scale * weight
-    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+    store_float(y_ptr + row * y_stride + col, y, inside)
 
 
 @triton.jit
@@ -35,15 +32,15 @@ def rmsnorm_blocks(x_ptr, weight_ptr, y_ptr, cols, x_stride, y_stride, eps, BLOC
     # the sum stays spread over the lanes until the end: one reduction, and smaller rounding errors
     squares = tl.zeros([BLOCK], tl.float32)
     for start in range(0, cols, BLOCK):
-        x = tl.load(x_row + start + col, mask=start + col < cols, other=0.0).to(tl.float32)
+        x = load_float(x_row + start + col, start + col < cols)
         squares += x * x
     scale = 1.0 / tl.sqrt(tl.sum(squares, axis=0) / cols + eps)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        x = tl.load(x_row + start + col, mask=inside, other=0.0).to(tl.float32)
-        weight = tl.load(weight_ptr + start + col, mask=inside, other=0.0).to(tl.float32)
+        x = load_float(x_row + start + col, inside)
+        weight = load_float(weight_ptr + start + col, inside)
         y = x * scale * weight
-        tl.store(y_row + start + col, y.to(y_ptr.dtype.element_ty), mask=inside)
+        store_float(y_row + start + col, y, inside)
 
 
 def launch(x, weight, y, *, eps):
@@ -51,8 +48,5 @@ def launch(x, weight, y, *, eps):
     if cols > WIDEST:
         rmsnorm_blocks[(rows,)](x, weight, y, cols, x.stride(0), y.stride(0), eps, BLOCK=BLOCK, num_warps=8)
         return
-    block = triton.next_power_of_2(cols)
-    several = max(1, min(TILE // block, triton.next_power_of_2(rows)))
-    warps = 4 if block <= 2048 else 8 if block <= 4096 else 16
-    grid = (triton.cdiv(rows, several),)
-    rmsnorm_rows[grid](x, weight, y, rows, cols, x.stride(0), y.stride(0), eps, ROWS=several, BLOCK=block, num_warps=warps)
+    grid, config = normalised_rows(rows, cols)
+    rmsnorm_rows[grid](x, weight, y, rows, cols, x.stride(0), y.stride(0), eps, **config)

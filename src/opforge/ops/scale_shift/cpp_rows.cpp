@@ -6,15 +6,7 @@ namespace {
 
 void scale_shift(opforge::TensorView x, opforge::TensorView scale, opforge::TensorView shift, opforge::TensorView y) {
   opforge::check_alike({{"x", x}, {"y", y}});
-  opforge::check_alike({{"scale", scale}, {"shift", shift}});
-  OPFORGE_CHECK_NDIM(x, 3);
-  OPFORGE_CHECK_NDIM(scale, 1);
-  OPFORGE_CHECK_SAME_DTYPE(x, scale);
-  OPFORGE_CHECK(scale.size(0) == x.size(1), ValueError, "scale must have ", x.size(1), " elements (got ", scale.size(0), ")");
-  opforge::BroadcastAxes axes;
-  axes.push(x.size(2), 0);
-  axes.push(x.size(1), 1);
-  axes.push(x.size(0), 0);
+  const opforge::BroadcastAxes axes = opforge::axes_of_channels({"x", x}, {{"scale", scale}, {"shift", shift}});
   if (x.numel() == 0) return;
   const auto scaled = [](float v, float a, float b) { return std::fma(v, a, b); };
   OPFORGE_DISPATCH_DTYPE(

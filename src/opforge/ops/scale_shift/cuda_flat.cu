@@ -5,12 +5,7 @@
 #include "opforge/broadcast_device.h"
 
 /* opforge
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
-[limits]
-one_block_does_not_outgrow_small_calls = "THREADS * UNROLL <= 2048"
+like = "opforge/broadcast_device.h"
 */
 
 namespace {
@@ -21,17 +16,8 @@ struct ScaleShift {
 
 void scale_shift(opforge::TensorView x, opforge::TensorView scale, opforge::TensorView shift, opforge::TensorView y) {
   opforge::check_alike({{"x", x}, {"y", y}});
-  opforge::check_alike({{"scale", scale}, {"shift", shift}});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(scale);
-  OPFORGE_CHECK_NDIM(x, 3);
-  OPFORGE_CHECK_NDIM(scale, 1);
-  OPFORGE_CHECK_SAME_DTYPE(x, scale);
-  OPFORGE_CHECK(scale.size(0) == x.size(1), ValueError, "scale must have ", x.size(1), " elements (got ", scale.size(0), ")");
-  opforge::BroadcastAxes axes;
-  axes.push(x.size(2), 0);
-  axes.push(x.size(1), 1);
-  axes.push(x.size(0), 0);
+  const opforge::BroadcastAxes axes = opforge::axes_of_channels({"x", x}, {{"scale", scale}, {"shift", shift}});
   if (x.numel() == 0) return;
   OPFORGE_DISPATCH_DTYPE(
       x, T,

@@ -3,11 +3,7 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-any_rank = true
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
+like = "opforge/elementwise_device.h"
 [limits]
 the_inputs_in_flight_fit_the_registers = "UNROLL * 1 <= 16"
 */
@@ -19,11 +15,7 @@ struct Silu {
 };
 
 void silu(opforge::TensorView x, opforge::TensorView y) {
-  opforge::check_alike({{"x", x}, {"y", y}});
-  OPFORGE_CHECK_DEVICE(x);
-  if (x.numel() == 0) return;
-  const auto stream = opforge::current_stream(x);
-  OPFORGE_DISPATCH_DTYPE(x, T, opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(y), Silu(), opforge::data<const T>(x)));
+  opforge::map_tensors<THREADS, UNROLL>(Silu(), {"y", y}, {"x", x});
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 """Sigmoid linear unit: y = x / (1 + exp(-x)), also called swish."""
 
+from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 
 
@@ -32,18 +33,12 @@ operator = Operator(
     tolerance=Tolerance(magnitude=magnitude, about="exp to a few float32 ulp, one rounding"),
     laws=(Law(name="bounded_below", about="the function's minimum is -0.278", holds=bounded_below),),
     cases=(
-        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
-        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
-        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
-        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
-        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        *ELEMENTS,
         Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end"),
         Case(name="large", axes={"shape": (4099,)}, distribution="large", why="exp overflows: the result is x or 0"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the result is x / 2"),
         Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN, infinities, signed zeros"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
     workloads=(
         Workload(name="mbconv_efficientnet_b0_laptop", axes={"shape": (8, 96, 112, 112)}, source="EfficientNet-B0: first expansion of stage 3, batch 8", scale="laptop"),

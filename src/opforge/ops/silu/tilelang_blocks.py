@@ -7,26 +7,13 @@ limits    an access moves one element, because a vector could be misaligned: 16-
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_tools import from_float32, storage, to_float32
+from opforge.primitives.tilelang_blocks import LIMITS as LIMITS, SPACE as SPACE, map_program
 
-SPACE = {"block": (1024, 2048, 4096), "threads": (128, 256, 512)}
-LIMITS = {"every_thread_has_work": "block >= threads"}
 DEFAULT = {"block": 2048, "threads": 256}
 
 
 def program(*, dtype, target, block, threads):
-    n = T.dynamic("n", "int64")
-    kept = storage(dtype, target)
+    def silu(x):
+        return x / (T.float32(1) + T.exp(-x))
 
-    def computed(stored):
-        v = to_float32(stored, dtype, target)
-        return from_float32(v / (T.float32(1) + T.exp(-v)), dtype, target)
-
-    @T.prim_func
-    def silu(x: T.Tensor((n,), kept), y: T.Tensor((n,), kept)):
-        with T.Kernel(T.ceildiv(n, block), threads=threads) as b:
-            for i in T.Parallel(block):
-                if b * block + i < n:
-                    y[b * block + i] = computed(x[b * block + i])
-
-    return silu
+    return map_program(silu, 1, dtype=dtype, target=target, block=block, threads=threads)

@@ -9,20 +9,11 @@ any_rank = true
 namespace {
 
 void silu_mul(opforge::TensorView gate, opforge::TensorView up, opforge::TensorView y) {
-  OPFORGE_CHECK_SAME_SHAPE(gate, up);
-  OPFORGE_CHECK_SAME_SHAPE(gate, y);
-  OPFORGE_CHECK_SAME_DTYPE(gate, up);
-  OPFORGE_CHECK_SAME_DTYPE(gate, y);
-  OPFORGE_CHECK_CONTIGUOUS(gate);
-  OPFORGE_CHECK_CONTIGUOUS(up);
-  OPFORGE_CHECK_CONTIGUOUS(y);
   const auto gated = [](float g, float u) {
     const opforge::Sigmoid s = opforge::sigmoid(g);
     return g * s.share / s.total * u;
   };
-  OPFORGE_DISPATCH_DTYPE(gate, T,
-                         opforge::map(gate.numel(), opforge::data<T>(y), gated, opforge::data<const T>(gate),
-                                      opforge::data<const T>(up)));
+  opforge::map_tensors(gated, {"y", y}, {"gate", gate}, {"up", up});
 }
 
 }  // namespace

@@ -3,11 +3,7 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-any_rank = true
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
+like = "opforge/elementwise_device.h"
 [limits]
 the_inputs_in_flight_fit_the_registers = "UNROLL * 2 <= 16"
 */
@@ -19,11 +15,7 @@ struct Gated {
 };
 
 void silu_mul(opforge::TensorView gate, opforge::TensorView up, opforge::TensorView y) {
-  opforge::check_alike({{"gate", gate}, {"up", up}, {"y", y}});
-  OPFORGE_CHECK_DEVICE(gate);
-  if (gate.numel() == 0) return;
-  const auto stream = opforge::current_stream(gate);
-  OPFORGE_DISPATCH_DTYPE(gate, T, opforge::map<THREADS, UNROLL>(stream, gate.numel(), opforge::data<T>(y), Gated(), opforge::data<const T>(gate), opforge::data<const T>(up)));
+  opforge::map_tensors<THREADS, UNROLL>(Gated(), {"y", y}, {"gate", gate}, {"up", up});
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 """SwiGLU's elementwise part: y = silu(gate) * up, with silu(g) = g / (1 + exp(-g))."""
 
+from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.workloads import SWIGLUS
 
 
 def reference(gate, up):
@@ -47,26 +49,17 @@ operator = Operator(
         Law(name="sign_of_the_product", about="a sigmoid is positive", holds=sign_of_the_product),
     ),
     cases=(
-        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
-        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
-        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
-        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
-        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        *ELEMENTS,
         Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end; swapped arguments show"),
         Case(name="constant_rows", axes={"shape": (17, 64)}, distribution="constant_rows", why="the same gate along a row"),
         Case(name="large", axes={"shape": (4099,)}, distribution="large", why="exp overflows: the result is gate * up or 0"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the result is gate * up / 2"),
         Case(name="skewed", axes={"shape": (1025,)}, distribution="skewed", why="positive gates only, a few of them large"),
         Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN, infinities, signed zeros, a product that overflows"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
     workloads=(
-        Workload(name="mlp_qwen2.5_0.5b", axes={"shape": (512, 4864)}, source="Qwen2.5 0.5B: MLP, 512 tokens", scale="laptop"),
-        Workload(name="mlp_llama3.2_1b", axes={"shape": (512, 8192)}, source="Llama 3.2 1B: MLP, 512 tokens", scale="laptop"),
-        Workload(name="mlp_llama3_8b", axes={"shape": (4096, 14336)}, source="Llama 3 8B: MLP, 4096 tokens"),
-        Workload(name="mlp_llama3_70b", axes={"shape": (4096, 28672)}, source="Llama 3 70B: MLP, 4096 tokens"),
+        *SWIGLUS,
         Workload(name="mlp_llama3_8b_decode", axes={"shape": (64, 14336)}, source="Llama 3 8B: MLP, 64 sequences decoding: launch-bound"),
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),

@@ -7,21 +7,19 @@ limits    16-byte accesses only where the tensors are contiguous and 16-byte ali
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import LIMITS as LIMITS, SPACE as SPACE, block_of, load_once, store_once
+
 LAYOUTS = ("contiguous", "strided")
-SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
-LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 
 @triton.jit
 def silu_mul_block(gate_ptr, up_ptr, y_ptr, n, gate_stride, up_stride, y_stride, BLOCK: tl.constexpr):
-    # int64: there may be more than 2^31 elements
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    gate = tl.load(gate_ptr + i * gate_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
-    up = tl.load(up_ptr + i * up_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    i, inside = block_of(n, BLOCK)
+    gate = load_once(gate_ptr + i * gate_stride, inside)  # [BLOCK], float32
+    up = load_once(up_ptr + i * up_stride, inside)  # [BLOCK], float32
     y = gate / (1 + tl.exp2(gate * -1.4426950408889634)) * up
-    tl.store(y_ptr + i * y_stride, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(y_ptr + i * y_stride, y, inside)
 
 
 def launch(gate, up, y, *, BLOCK, num_warps):

@@ -3,11 +3,7 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-any_rank = true
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
+like = "opforge/elementwise_device.h"
 [limits]
 the_inputs_in_flight_fit_the_registers = "UNROLL * 3 <= 16"
 */

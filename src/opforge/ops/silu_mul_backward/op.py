@@ -1,6 +1,8 @@
 """The gradients of silu(gate) * up:  dgate = dy up s (1 + gate (1 - s)),  dup = dy gate s,  with s = sigmoid(gate)."""
 
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.core.workloads import SWIGLUS
 
 
 def reference(gate, up, dy):
@@ -42,24 +44,13 @@ operator = Operator(
     tolerance=Tolerance(magnitude=magnitude, rounded=rounded, about="exp to a few float32 ulp; a product may be rounded before the last multiplication"),
     laws=(Law(name="no_larger_than_the_product", about="a sigmoid is at most 1", holds=no_larger_than_the_product),),
     cases=(
-        Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
-        Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
-        Case(name="empty", axes={"shape": (0, 16)}, why="no element at all"),
-        Case(name="odd_ranks", axes={"shape": (2, 3, 5, 7)}, why="four odd axes, 210 elements: less than any block"),
-        Case(name="one_past_a_block", axes={"shape": (4097,)}, why="one past a block of 1024, 2048 or 4096"),
+        *ELEMENTS,
         Case(name="prime", axes={"shape": (70001,)}, why="several blocks and a ragged end"),
         Case(name="large", axes={"shape": (4099,)}, distribution="large", why="exp overflows: the sigmoid is 1 or 0"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the sigmoid is 1/2"),
         Case(name="skewed", axes={"shape": (1025,)}, distribution="skewed", why="positive gates only, a few of them large"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
-    workloads=(
-        Workload(name="mlp_qwen2.5_0.5b", axes={"shape": (512, 4864)}, source="Qwen2.5 0.5B: MLP, 512 tokens", scale="laptop"),
-        Workload(name="mlp_llama3.2_1b", axes={"shape": (512, 8192)}, source="Llama 3.2 1B: MLP, 512 tokens", scale="laptop"),
-        Workload(name="mlp_llama3_8b", axes={"shape": (4096, 14336)}, source="Llama 3 8B: MLP, 4096 tokens"),
-        Workload(name="mlp_llama3_70b", axes={"shape": (4096, 28672)}, source="Llama 3 70B: MLP, 4096 tokens"),
-    ),
+    workloads=SWIGLUS,
     implementations=("cuda_vectors", "triton_blocks", "cpp_simd", "torch_eager"),
 )

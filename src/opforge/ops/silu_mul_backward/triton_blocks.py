@@ -7,27 +7,25 @@ limits    16-byte accesses only where the tensors are contiguous and 16-byte ali
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import LIMITS as LIMITS, SPACE as SPACE, block_of, load_once, store_once
+
 LAYOUTS = ("contiguous", "strided")
-SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
-LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 
 @triton.jit
 def silu_mul_backward_block(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, n, gate_stride, up_stride, dy_stride, dgate_stride, dup_stride, BLOCK: tl.constexpr):
-    # int64: there may be more than 2^31 elements
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    gate = tl.load(gate_ptr + i * gate_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
-    up = tl.load(up_ptr + i * up_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
-    dy = tl.load(dy_ptr + i * dy_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    i, inside = block_of(n, BLOCK)
+    gate = load_once(gate_ptr + i * gate_stride, inside)  # [BLOCK], float32
+    up = load_once(up_ptr + i * up_stride, inside)  # [BLOCK], float32
+    dy = load_once(dy_ptr + i * dy_stride, inside)  # [BLOCK], float32
     e = tl.exp2(gate * -1.4426950408889634)
     s = 1 / (1 + e)
     # 1 - s cancels where s is close to 1, and e s would be infinity times 0 at the other end
     dgate = dy * up * s * (1 + gate * tl.where(gate > 0, e * s, 1 - s))
     dup = dy * gate * s
-    tl.store(dgate_ptr + i * dgate_stride, dgate.to(dgate_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
-    tl.store(dup_ptr + i * dup_stride, dup.to(dup_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(dgate_ptr + i * dgate_stride, dgate, inside)
+    store_once(dup_ptr + i * dup_stride, dup, inside)
 
 
 def launch(gate, up, dy, dgate, dup, *, BLOCK, num_warps):

@@ -39,12 +39,8 @@ struct Softmax {
 };
 
 void softmax(opforge::TensorView x, opforge::TensorView y) {
-  OPFORGE_CHECK_ROWS(x);
-  OPFORGE_CHECK_ROWS(y);
-  OPFORGE_CHECK_SAME_SHAPE(x, y);
-  OPFORGE_CHECK_SAME_DTYPE(x, y);
+  opforge::check_rows_alike({{"x", x}, {"y", y}});
   OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_CHECK_DEVICE(y);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     const auto out = opforge::as_rows<T>(y);
     const Softmax<T> op{out.data, out.stride};

@@ -7,31 +7,26 @@ limits    rows up to 65536 wide, the most a block may hold; beyond 32768 registe
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_rows import SPACE as SPACE, tile_of_rows, whole_rows
+
 LAYOUTS = ("contiguous", "rows")
 SUPPORTS = {"row_fits_one_block": "cols <= 65536"}
-# elements of a program that holds several rows, and of a thread: registers against loads in flight; 0: 16, and 32 from 8192 columns on
-SPACE = {"tile": (1024, 2048, 4096), "per_thread": (0, 8, 16, 32)}
 LIMITS = {"row_fits_the_threads": "cols <= 1024 * per_thread or per_thread in (0, 32)"}
 DEFAULT = {"tile": 2048, "per_thread": 0}
 
 
 @triton.jit
 def softmax_rows(x_ptr, y_ptr, rows, cols, x_stride, y_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    # int64: row * stride leaves int32 beyond 32768 x 65536 elements
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (col < cols)
-    x = tl.load(x_ptr + row * x_stride + col, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)  # [ROWS, BLOCK]
+    row, col, inside = tile_of_rows(rows, cols, ROWS, BLOCK)
+    x = load_once(x_ptr + row * x_stride + col, inside, -float("inf"))  # [ROWS, BLOCK], float32
     # a row past the end is -inf throughout and becomes NaN, which is masked off
     numerator = tl.exp(x - tl.max(x, axis=1, keep_dims=True))
     y = numerator * (1.0 / tl.sum(numerator, axis=1, keep_dims=True))
-    tl.store(y_ptr + row * y_stride + col, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(y_ptr + row * y_stride + col, y, inside)
 
 
 def launch(x, y, tile, per_thread):
     rows, cols = x.shape
-    block = triton.next_power_of_2(cols)
-    several = max(1, min(tile // block, triton.next_power_of_2(rows)))
-    per_thread = per_thread or (16 if block < 8192 else 32)
-    warps = max(1, min(32, block * several // (32 * per_thread)))
-    softmax_rows[(triton.cdiv(rows, several),)](x, y, rows, cols, x.stride(0), y.stride(0), ROWS=several, BLOCK=block, num_warps=warps)
+    grid, config = whole_rows(rows, cols, tile, per_thread)
+    softmax_rows[grid](x, y, rows, cols, x.stride(0), y.stride(0), **config)

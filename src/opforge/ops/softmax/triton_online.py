@@ -8,10 +8,10 @@ limits    none in width; exp is computed twice an element. Large blocks keep few
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_online import LIMITS as LIMITS, SPACE as SPACE, peak_and_sum, row_blocks
+
 LAYOUTS = ("contiguous", "rows")
-# elements of a step, and of a thread
-SPACE = {"block": (4096, 8192, 16384, 32768), "per_thread": (16, 32)}
-LIMITS = {"at_most_32_warps": "block <= 1024 * per_thread"}
 DEFAULT = {"block": 16384, "per_thread": 32}
 
 
@@ -22,25 +22,15 @@ def softmax_blocks(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr):
     x_row = x_ptr + row * x_stride
     y_row = y_ptr + row * y_stride
     col = tl.arange(0, BLOCK)
-    # every lane keeps a sum of its own, so that blocks share a maximum and nothing else
-    peak = -float("inf")
-    part = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, cols, BLOCK):
-        x = tl.load(x_row + start + col, mask=start + col < cols, other=-float("inf"), eviction_policy="evict_last").to(tl.float32)  # [BLOCK]
-        higher = tl.maximum(peak, tl.max(x, axis=0))
-        # while only -inf was seen the shift is 0, because -inf - -inf is NaN
-        shift = tl.where(higher == -float("inf"), 0.0, higher)
-        part = part * tl.exp(peak - shift) + tl.exp(x - shift)
-        peak = higher
-    scale = 1.0 / tl.sum(part, axis=0)
+    peak, total = peak_and_sum(x_row, cols, BLOCK)
+    scale = 1.0 / total
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        x = tl.load(x_row + start + col, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)
+        x = load_once(x_row + start + col, inside, -float("inf"))
         y = tl.exp(x - peak) * scale
-        tl.store(y_row + start + col, y.to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+        store_once(y_row + start + col, y, inside)
 
 
 def launch(x, y, block, per_thread):
     rows, cols = x.shape
-    block = min(block, max(128, triton.next_power_of_2(cols)))
-    softmax_blocks[(rows,)](x, y, cols, x.stride(0), y.stride(0), BLOCK=block, num_warps=max(1, block // (32 * per_thread)))
+    softmax_blocks[(rows,)](x, y, cols, x.stride(0), y.stride(0), **row_blocks(cols, block, per_thread))

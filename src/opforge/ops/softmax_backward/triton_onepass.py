@@ -7,6 +7,9 @@ limits    rows up to 32768 wide; beyond, registers spill. Wider rows belong to t
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_rows import tile_of_rows, whole_rows
+
 LAYOUTS = ("contiguous", "rows")
 SUPPORTS = {"row_fits_one_block": "cols <= 32768"}
 # elements of a program that holds several rows, and of a thread: registers against loads in flight
@@ -17,20 +20,14 @@ DEFAULT = {"tile": 1024, "per_thread": 8}
 
 @triton.jit
 def gradient_rows(y_ptr, dy_ptr, dx_ptr, rows, cols, y_stride, dy_stride, dx_stride, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    # int64: row * stride leaves int32 beyond 32768 x 65536 elements
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    col = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    inside = (row < rows) & (col < cols)
-    y = tl.load(y_ptr + row * y_stride + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)  # [ROWS, BLOCK]
-    dy = tl.load(dy_ptr + row * dy_stride + col, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
+    row, col, inside = tile_of_rows(rows, cols, ROWS, BLOCK)
+    y = load_once(y_ptr + row * y_stride + col, inside, 0.0)  # [ROWS, BLOCK], float32
+    dy = load_once(dy_ptr + row * dy_stride + col, inside, 0.0)
     dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
-    tl.store(dx_ptr + row * dx_stride + col, dx.to(dx_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(dx_ptr + row * dx_stride + col, dx, inside)
 
 
 def launch(y, dy, dx, tile, per_thread):
     rows, cols = y.shape
-    block = triton.next_power_of_2(cols)
-    several = max(1, min(tile // block, triton.next_power_of_2(rows)))
-    warps = max(1, min(32, block * several // (32 * per_thread)))
-    grid = (triton.cdiv(rows, several),)
-    gradient_rows[grid](y, dy, dx, rows, cols, y.stride(0), dy.stride(0), dx.stride(0), ROWS=several, BLOCK=block, num_warps=warps)
+    grid, config = whole_rows(rows, cols, tile, per_thread)
+    gradient_rows[grid](y, dy, dx, rows, cols, y.stride(0), dy.stride(0), dx.stride(0), **config)

@@ -2,11 +2,7 @@
 #include "opforge/elementwise_device.h"
 
 /* opforge
-any_rank = true
-default = { THREADS = 256, UNROLL = 1 }
-[space]
-THREADS = [128, 256, 512]
-UNROLL = [1, 2, 4, 8]
+like = "opforge/elementwise_device.h"
 [limits]
 the_inputs_in_flight_fit_the_registers = "UNROLL * 2 <= 16"
 */
@@ -18,11 +14,7 @@ struct Add {
 };
 
 void vector_add(opforge::TensorView x, opforge::TensorView y, opforge::TensorView z) {
-  opforge::check_alike({{"x", x}, {"y", y}, {"z", z}});
-  OPFORGE_CHECK_DEVICE(x);
-  if (x.numel() == 0) return;
-  const auto stream = opforge::current_stream(x);
-  OPFORGE_DISPATCH_DTYPE(x, T, opforge::map<THREADS, UNROLL>(stream, x.numel(), opforge::data<T>(z), Add(), opforge::data<const T>(x), opforge::data<const T>(y)));
+  opforge::map_tensors<THREADS, UNROLL>(Add(), {"z", z}, {"x", x}, {"y", y});
 }
 
 }  // namespace

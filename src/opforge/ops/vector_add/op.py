@@ -1,6 +1,8 @@
 """Elementwise sum of two tensors of one shape: z = x + y."""
 
-from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.cases import ELEMENT_LAYOUTS
+from opforge.core.operator import Case, Operator, TensorSpec, Workload
+from opforge.core.tolerances import ONE_ADDITION
 
 
 def reference(x, y):
@@ -16,7 +18,7 @@ operator = Operator(
     reference=reference,
     flops="prod(shape)",
     # one addition in float32 (half an ulp of it), then one rounding to the output dtype
-    tolerance=Tolerance(factor=1.0, about="one float32 addition and one rounding"),
+    tolerance=ONE_ADDITION,
     cases=(
         Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),
         Case(name="scalar_rank", axes={"shape": ()}, why="a tensor without axes still has one element"),
@@ -29,9 +31,7 @@ operator = Operator(
         Case(name="large", axes={"shape": (513,)}, distribution="large", why="sums that a narrow intermediate would round away"),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="float16 sums among its subnormals"),
         Case(name="special", axes={"shape": (263,)}, distribution="special", why="NaN, infinities, signed zeros, and a sum that overflows"),
-        Case(name="misaligned", axes={"shape": (2051,)}, layout="misaligned", why="vector accesses must not assume 16-byte addresses"),
-        Case(name="transposed", axes={"shape": (33, 65)}, layout="transposed", why="strides that no vector has: refused or right"),
-        Case(name="strided", axes={"shape": (1031,)}, layout="strided", why="every second element"),
+        *ELEMENT_LAYOUTS,
     ),
     workloads=(
         Workload(name="residual_gpt2", axes={"shape": (4, 1024, 768)}, source="GPT-2 small: residual stream, 4 sequences of 1024", scale="laptop"),

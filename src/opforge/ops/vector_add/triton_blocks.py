@@ -7,21 +7,19 @@ limits    16-byte accesses only where the tensors are contiguous and 16-byte ali
 import triton
 import triton.language as tl
 
+from opforge.primitives.triton_blocks import LIMITS as LIMITS, SPACE as SPACE, block_of, load_once, store_once
+
 LAYOUTS = ("contiguous", "strided")
-SPACE = {"BLOCK": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
-LIMITS = {"every_thread_has_a_vector": "BLOCK * itemsize >= 16 * 32 * num_warps", "fits_registers": "BLOCK <= 32 * 32 * num_warps"}
 DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 
 
 @triton.jit
 def vector_add_block(x_ptr, y_ptr, z_ptr, n, x_stride, y_stride, z_stride, BLOCK: tl.constexpr):
-    # int64: there may be more than 2^31 elements
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    x = tl.load(x_ptr + i * x_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
-    y = tl.load(y_ptr + i * y_stride, mask=inside, eviction_policy="evict_first").to(tl.float32)  # [BLOCK]
+    i, inside = block_of(n, BLOCK)
+    x = load_once(x_ptr + i * x_stride, inside)  # [BLOCK], float32
+    y = load_once(y_ptr + i * y_stride, inside)  # [BLOCK], float32
     z = x + y
-    tl.store(z_ptr + i * z_stride, z.to(z_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    store_once(z_ptr + i * z_stride, z, inside)
 
 
 def launch(x, y, z, *, BLOCK, num_warps):

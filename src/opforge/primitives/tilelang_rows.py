@@ -1,4 +1,4 @@
-"""Sums over rows in TileLang: what kernels for layer norm, RMS norm and mean and variance have in common.
+"""Rows in TileLang: how kernels that work row by row walk over them, and the sums of those that normalise.
 
 A row that fits one tile stays there; a wider one is read a tile at a time, with one partial sum for each column of the tile:
 no reduction inside the loop, and a loop that vectorises.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import tilelang.language as T
 
-from opforge.backends.tilelang_tools import both, loop, tile, to_float32
+from opforge.primitives.tilelang_tools import both, loop, tile, to_float32
 
 
 def variant(axes: Any, dtype: str) -> dict[str, int | bool]:
@@ -28,6 +28,8 @@ class RowTiles(NamedTuple):
     square_row(row, mean, square)               (row - mean)^2, zeros past the end
     sum_rows(x, block, partial, total)          the sum of each row, a tile at a time
     sum_squares(x, block, partial, mean, total) the sum of (x - mean)^2 of each row, a tile at a time
+    average(total)                              total / cols
+    inverse_root(total, eps)                    1 / sqrt(total / cols + eps)
     """
 
     width: int
@@ -39,6 +41,8 @@ class RowTiles(NamedTuple):
     square_row: Any
     sum_rows: Any
     sum_squares: Any
+    average: Any
+    inverse_root: Any
 
 
 def row_tiles(rows: Any, cols: Any, *, dtype: str, target: str, height: int, width: int, whole: bool) -> RowTiles:
@@ -77,4 +81,13 @@ def row_tiles(rows: Any, cols: Any, *, dtype: str, target: str, height: int, wid
                     )
         T.reduce_sum(partial, total, dim=1, clear=True)
 
-    return RowTiles(width, whole, threads, alloc, each, *(T.macro(body) for body in (load_row, square_row, sum_rows, sum_squares)))
+    def average(total: Any) -> None:
+        for i in each(height):
+            total[i] = total[i] / T.Cast("float32", cols)
+
+    def inverse_root(total: Any, eps: Any) -> None:
+        for i in each(height):
+            total[i] = T.float32(1) / T.sqrt(total[i] / T.Cast("float32", cols) + T.float32(eps))
+
+    bodies = (load_row, square_row, sum_rows, sum_squares, average, inverse_root)
+    return RowTiles(width, whole, threads, alloc, each, *(T.macro(body) for body in bodies))

@@ -1,0 +1,73 @@
+"""The code that operators share and a kernel file reaches: headers that it includes, modules of opforge that it imports. One hash for all of it.
+
+A record, a tuned choice and a replay name an implementation by this hash: what was measured no longer describes a kernel after any
+of the code that it is made of has changed, in its own file or not.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from opforge.backends.cache import sha256_of
+
+PACKAGE = Path(__file__).resolve().parent.parent
+INCLUDE = PACKAGE / "include"
+
+_INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def headers_of(source: Path) -> dict[str, Path]:
+    """Every header that a C++ or CUDA file includes by name in quotes, and that those include, found beside it or in opforge's own folder."""
+    found: dict[str, Path] = {}
+    pending = [(name, source.parent) for name in _INCLUDED.findall(source.read_text(encoding="utf-8"))]
+    while pending:
+        name, beside = pending.pop()
+        path = next((place for place in (beside / name, INCLUDE / name) if place.is_file()), None)
+        if path is None or name in found:
+            continue
+        found[name] = path
+        pending += [(inner, path.parent) for inner in _INCLUDED.findall(path.read_text(encoding="utf-8"))]
+    return found
+
+
+def modules_of(source: Path) -> dict[str, Path]:
+    """Every module of opforge that a Python file imports, anywhere in it, and that those import."""
+    found: dict[str, Path] = {}
+    pending = list(_imported(source))
+    while pending:
+        name = pending.pop()
+        stem = PACKAGE.joinpath(*name.split(".")[1:])
+        path = next((place for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()), None)
+        if path is None or name in found:
+            continue
+        found[name] = path
+        pending += _imported(path)
+    return found
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Names below `opforge` in a file's imports: modules, and what may be a module ("from opforge.core import philox")."""
+    text = path.read_text(encoding="utf-8")
+    if "opforge" not in text:
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("opforge."))
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and node.module.split(".")[0] == "opforge":
+            yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
+
+
+def source_sha256(source: Path) -> str:
+    """SHA-256, in hex, of a kernel file and of all shared code that it reaches; of a file that reaches none, its own.
+
+    The names of the shared files go into it and their folders do not, so that it is the same in every installation.
+    """
+    shared = modules_of(source) if source.suffix == ".py" else headers_of(source)
+    own = sha256_of(source)
+    if not shared:
+        return own
+    return hashlib.sha256("\n".join([own, *(f"{name} {sha256_of(path)}" for name, path in sorted(shared.items()))]).encode()).hexdigest()

@@ -1,0 +1,54 @@
+"""The activations of linear layers, for references and bounds: on whatever has the methods of a tensor, so nothing is imported."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+ACTIVATIONS = ("none", "relu", "gelu", "silu")
+
+
+def activated(z: Any, activation: str) -> Any:
+    """The activation of z, element by element: relu, gelu by erf, silu as z * sigmoid(z), or z itself."""
+    if activation == "relu":
+        return z.clamp(min=0)
+    if activation == "gelu":
+        return 0.5 * z * (1 + (z / math.sqrt(2)).erf())
+    if activation == "silu":
+        return z * z.sigmoid()
+    return z
+
+
+def slope(z: Any, activation: str) -> Any:
+    """How much an error of z, up to a bfloat16 rounding, is stretched: the steepest derivative near it."""
+    if activation == "none":
+        return z.new_ones(()).expand_as(z)
+    near = [z, z * (1 + 1 / 128), z * (1 - 1 / 128)]
+    if activation == "relu":
+        return (near[0] > 0).to(z)
+    if activation == "gelu":
+        found = [0.5 * (1 + (v / math.sqrt(2)).erf()) + v * (-v * v / 2).exp() / math.sqrt(2 * math.pi) for v in near]
+    else:
+        found = [v.sigmoid() * (1 + v * (1 - v.sigmoid())) for v in near]
+    return found[0].abs().maximum(found[1].abs()).maximum(found[2].abs())
+
+
+def stored_between(z: Any, activation: str) -> Any:
+    """How often half a step at z bounds the errors of a library that stores z before the activation, and the activation before what
+    comes next: the first is stretched by the slope; the second has half a step at activated(z), which is no larger than z."""
+    if activation == "none":
+        return slope(z, activation)
+    share = (2 * activated(z, activation) / z).abs().nan_to_num(nan=1.0).clamp(max=1.0)
+    return slope(z, activation) + share
+
+
+def linear_magnitude(x: Any, w: Any, bias: Any, activation: str) -> Any:
+    """What bounds the rounding errors of activation(x @ w^T + bias), in units of eps * sqrt(k): the absolute products and the bias,
+    stretched by the activation; exp and erf err by a few ulp of the result."""
+    z = x @ w.transpose(-1, -2) + bias
+    added = x.abs() @ w.abs().transpose(-1, -2) + bias.abs()
+    found = slope(z, activation) * added + activated(z, activation).abs()
+    if activation == "gelu":
+        # z/2 and z/2 * erf cancel for negative z: what remains carries the error of both, however many terms z has
+        found = found + z.abs() / max(1, x.shape[-1]) ** 0.5
+    return found

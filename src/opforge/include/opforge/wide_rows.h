@@ -1,0 +1,319 @@
+// opforge/wide_rows.h - row operators whose rows are wide: memory is read without a pause while statistics travel.
+//
+// A cluster of blocks shares a row, a slice each. In every block one warp copies slices into a ring in shared memory, as far
+// ahead as the ring allows, one warp exchanges statistics with the other blocks, and the rest compute. Those do not wait for
+// a row's statistic: they gather from the next rows first (kDelay of them), and write the row when its statistic has long
+// arrived. So neither the exchange nor the slowest block of a cluster keeps memory waiting, and a block has all of its shared
+// memory for loads, where blocks that hold their rows in registers have half of those.
+//
+// An operator is a functor:
+//   Stat, empty()                 the statistic of a part of a row, whole words; and that of no elements
+//   gather(row)                   this warp's, in every lane; row.visit(f) calls f(c, values) for the N elements from column c on
+//   merge_lanes(stat)             the lanes' statistics merged, in every lane
+//   Finished, finish(stat)        what compute gets of the row
+//   kConstants, constant(k)       how many vectors of one element per column it reads, and which: they stay in registers
+//   compute(finished, result, x, constants)    N elements
+//
+// Not yet run on hardware: compiled for sm_90a, and run by the CPU emulator, which has the barriers, copies and stores used here.
+/* opforge
+layouts = ["contiguous", "rows"]
+[supports]
+whole_16_byte_vectors = "cols % 8 == 0 or dtype == 'float32' and cols % 4 == 0"
+fits_a_cluster = "cols <= 262144"
+[space]
+THREADS = [128, 256, 512]
+VECS = [4, 8, 16]
+RESIDENT = [1, 2, 3, 4, 6]
+DELAY = [0, 1, 2]
+STAY = [0, 1]
+[limits]
+rows_fit_the_ring = "16 * THREADS * VECS * (DELAY + 1) <= 233472 // RESIDENT - 4096"
+registers_suffice = "(THREADS + 64) * RESIDENT <= 1536"
+a_single_row_has_no_next = "STAY == 1 or DELAY == 0"
+[default]
+THREADS = 512
+VECS = 4
+RESIDENT = 2
+DELAY = 1
+STAY = 1
+*/
+#ifndef OPFORGE_WIDE_ROWS_H_
+#define OPFORGE_WIDE_ROWS_H_
+
+#include <algorithm>
+
+#include "opforge/device_rows.h"
+#include "opforge/packed.h"
+#include "opforge/shared_barriers.h"
+
+namespace opforge {
+
+constexpr int kWideMaxStages = 64;
+constexpr int kWideMaxCluster = 16;
+constexpr int64_t kWideMaxColumns = 262144;
+constexpr int kWideHelpers = 2 * kWarpSize;  // threads that compute nothing: a warp that copies, a warp that exchanges
+
+/// What a block has in shared memory beside the ring. A slot belongs to a row until the row kSlots later: no block can have
+/// gathered from that one before every block has written this one out.
+template <int kWarps, int kSlots, class Op>
+struct WideShared {
+  SharedBarrier full[kWideMaxStages], empty[kWideMaxStages];  // of a stage: its bytes have come; every warp has read them
+  SharedBarrier gathered[kSlots], arrived[kSlots], known[kSlots];  // of a row: the warps' statistics, the blocks', the row's
+  typename Op::Stat warps[kSlots][kWarps];
+  typename Op::Stat blocks[kSlots][kWideMaxCluster];
+  typename Op::Finished finished[kSlots];
+};
+
+/// A place in something that goes round, and the parity of the rounds.
+struct WideTurn {
+  int place = 0, parity = 0;
+  __device__ __forceinline__ void next(int places) {
+    if (++place == places) place = 0, parity ^= 1;
+  }
+};
+
+/// This thread's part of a block's slice in the ring: one vector of N elements in each stage from `stage` on. kBatch are read at
+/// a time.
+template <typename T, int N, int kThreads, int kVecs, int kBatch>
+struct WideRow {
+  const Packed<T, N>* ring;
+  int stage, stages, left, column;  // left: vectors from this thread's first one on; column: of that one
+
+  __device__ __forceinline__ bool has(int i) const { return i * kThreads < left; }
+  __device__ __forceinline__ int at(int i) const { return stage + i < stages ? stage + i : stage + i - stages; }
+  __device__ __forceinline__ const Packed<T, N>& piece(int i) const { return ring[at(i) * kThreads + threadIdx.x]; }
+
+  template <class F>
+  __device__ __forceinline__ void visit(const F& f) const {
+#pragma unroll(4 / kBatch)
+    for (int batch = 0; batch < kVecs; batch += kBatch) {
+      Packed<T, N> data[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (has(batch + i)) data[i] = piece(batch + i);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (has(batch + i)) {
+          float values[N];
+          data[i].unpack(values);
+          f(column + (batch + i) * kThreads * N, values);
+        }
+      }
+    }
+  }
+};
+
+/// How many of a row's elements this warp has.
+template <typename T, int N, int kThreads, int kVecs, int kBatch>
+__device__ __forceinline__ float elements_of_warp(const WideRow<T, N, kThreads, kVecs, kBatch>& row) {
+  const int left = row.left + static_cast<int>(threadIdx.x) % kWarpSize;
+  int count = 0;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) count += max(0, min(left - i * kThreads, kWarpSize)) * N;
+  return static_cast<float>(count);
+}
+
+/// A whole vector; where it does not lie on a 16-byte boundary, element by element.
+template <typename T, int N>
+__device__ __forceinline__ Packed<T, N> load_vector(const T* p, bool on_grid) {
+  if (on_grid) return Packed<T, N>::load(p);
+  float values[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) values[j] = load_as_float(p[j]);
+  return Packed<T, N>::pack(values);
+}
+template <typename T, int N>
+__device__ __forceinline__ void store_vector(T* p, const float (&values)[N], bool on_grid) {
+  if (on_grid) {
+    Packed<T, N>::pack(values).store_once(p);
+  } else {
+#pragma unroll
+    for (int j = 0; j < N; ++j) p[j] = store_from_float<T>(values[j]);
+  }
+}
+
+/// kThreads threads compute; a slice has kVecs vectors of each at most; kResident blocks share an SM. `slice` is vectors of a
+/// block; `on_grid` says whether all rows and constants begin on 16-byte boundaries (if not, elements are copied one by one).
+template <typename T, int kThreads, int kVecs, int kResident, int kDelay, class Op>
+__global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(Op op, Rows<const T> x, Rows<T> y, int slice, int stages, bool on_grid) {
+  static_assert(kVecs % 4 == 0, "vectors are read in batches");
+  constexpr int N = kVecSize<T>, kWarps = kThreads / kWarpSize, kSlots = kDelay + 2, kBatch = Op::kConstants > 0 ? 1 : 4;
+  OPFORGE_DYNAMIC_SHARED(unsigned char, shared);
+  Packed<T, N>* ring = reinterpret_cast<Packed<T, N>*>(shared);
+  auto& held = *reinterpret_cast<WideShared<kWarps, kSlots, Op>*>(ring + stages * kThreads);
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const int blocks = cluster_blocks(), block = cluster_block();
+  const int rows = static_cast<int>(x.rows), groups = gridDim.x / blocks, first_row = blockIdx.x / blocks;
+  const int begin = block * slice, vecs = max(0, min(slice, static_cast<int>(x.cols / N) - begin)), pieces = (vecs + kThreads - 1) / kThreads;
+
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < stages; ++i) init_shared_barrier(&held.full[i], 1), init_shared_barrier(&held.empty[i], kWarps);
+    for (int i = 0; i < kSlots; ++i) init_shared_barrier(&held.gathered[i], kWarps), init_shared_barrier(&held.arrived[i], 1), init_shared_barrier(&held.known[i], 1);
+    publish_shared_barriers();
+  }
+  if (blocks > 1) {
+    cluster_barrier();  // before anything is sent to a block it must have begun
+  } else {
+    __syncthreads();
+  }
+
+  if (warp == kWarps) {  // copies
+    const uint64_t policy = read_once_policy();
+    WideTurn turn;
+    if (lane == 0 || !on_grid) {
+      for (int r = first_row; r < rows; r += groups) {
+        const T* source = x.data + r * x.stride + int64_t(begin) * N;
+        for (int i = 0; i < pieces; ++i, turn.next(stages)) {
+          const int count = min(kThreads, vecs - i * kThreads);
+          Packed<T, N>* target = ring + turn.place * kThreads;
+          wait_shared(&held.empty[turn.place], turn.parity ^ 1);
+          if (on_grid) {
+            arrive_shared_expecting(&held.full[turn.place], count * 16);
+            start_bulk_load(target, source + i * kThreads * N, count * 16, &held.full[turn.place], policy);
+          } else {
+            for (int v = lane; v < count; v += kWarpSize) target[v] = load_vector<T, N>(source + (i * kThreads + v) * N, false);
+            __syncwarp();
+            if (lane == 0) arrive_shared(&held.full[turn.place]);
+          }
+        }
+      }
+    }
+    __syncwarp();
+  } else if (warp > kWarps) {  // exchanges
+    WideTurn turn;
+    for (int r = first_row; r < rows; r += groups, turn.next(kSlots)) {
+      const int slot = turn.place;
+      wait_shared(&held.gathered[slot], turn.parity);
+      auto stat = Op::merge_lanes(lane < kWarps ? held.warps[slot][lane] : Op::empty());
+      if (blocks > 1) {
+        if (lane == 0) arrive_shared_expecting(&held.arrived[slot], blocks * static_cast<int>(sizeof(stat)));
+        if (lane < blocks) send_to_block(&held.blocks[slot][block], lane, stat, &held.arrived[slot]);
+        wait_shared_sent(&held.arrived[slot], turn.parity);
+        stat = Op::merge_lanes(lane < blocks ? held.blocks[slot][lane] : Op::empty());
+      }
+      const auto finished = op.finish(stat);
+      if (lane == 0) {
+        held.finished[slot] = finished;
+        arrive_shared(&held.known[slot]);
+      }
+    }
+    __syncwarp();
+  } else {  // compute
+    const int thread = threadIdx.x;
+    WideRow<T, N, kThreads, kVecs, Op::kConstants == 0 && kResident < 4 ? 2 : 1> row{ring, 0, stages, vecs - thread, (begin + thread) * N};
+    Packed<T, N> constants[Op::kConstants + 1][kVecs];
+    if constexpr (Op::kConstants > 0) {
+#pragma unroll
+      for (int k = 0; k < Op::kConstants; ++k) {
+#pragma unroll
+        for (int i = 0; i < kVecs; ++i) {
+          if (row.has(i)) constants[k][i] = load_vector<T, N>(op.constant(k) + row.column + i * kThreads * N, on_grid);
+        }
+      }
+    }
+    WideTurn full, slot, out;
+    int out_stage = 0;
+    for (int r = first_row; r < rows + kDelay * groups; r += groups) {
+      if (r < rows) {
+        row.stage = full.place;
+        for (int i = 0; i < pieces; ++i, full.next(stages)) wait_shared(&held.full[full.place], full.parity);
+        const auto stat = op.gather(row);
+        if (lane == 0) {
+          held.warps[slot.place][warp] = stat;
+          arrive_shared(&held.gathered[slot.place]);
+        }
+        slot.next(kSlots);
+      }
+      if (r - kDelay * groups < first_row) continue;
+      // hides that these are the last row's: the compiler would keep kVecs comparisons and addresses, and spill them
+      asm volatile("" : "+r"(row.left), "+r"(row.column));
+      row.stage = out_stage;
+      out_stage = row.at(pieces);
+      wait_shared(&held.known[out.place], out.parity);
+      const auto finished = held.finished[out.place];
+      out.next(kSlots);
+      T* target = y.data + int64_t(r - kDelay * groups) * y.stride + row.column;
+#pragma unroll
+      for (int batch = 0; batch < kVecs; batch += kBatch) {
+        Packed<T, N> data[kBatch];
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (row.has(batch + i)) data[i] = row.piece(batch + i);
+        }
+        __syncwarp();
+        if (lane < kBatch && batch + lane < pieces) arrive_shared(&held.empty[row.at(batch + lane)]);
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+          if (row.has(batch + i)) {
+            float values[N], result[N], known[Op::kConstants + 1][N];
+            data[i].unpack(values);
+#pragma unroll
+            for (int k = 0; k < Op::kConstants; ++k) {
+              // hides that these are the last row's: the compiler would keep them unpacked, in twice the registers, and spill them
+              for (auto& word : constants[k][batch + i].words) asm volatile("" : "+r"(word));
+              constants[k][batch + i].unpack(known[k]);
+            }
+            op.compute(finished, result, values, known);
+            store_vector<T, N>(target + (batch + i) * kThreads * N, result, on_grid);
+          }
+        }
+      }
+    }
+    __syncwarp();
+  }
+  if (blocks > 1) cluster_barrier();  // nothing may be sent to a block that has ended
+}
+
+template <typename T, int kThreads, int kVecs, int kResident, int kDelay, bool kStay, class Op>
+inline void launch_wide(const Op& op, const Rows<const T>& x, const Rows<T>& y, bool on_grid, cudaStream_t stream) {
+  static_assert(kThreads % kWarpSize == 0 && kThreads <= 960, "whole warps, and two more of them in a block");
+  using Shared = WideShared<kThreads / kWarpSize, kDelay + 2, Op>;
+  const int64_t vecs = x.cols / kVecSize<T>;
+  int blocks = 1;
+  while (vecs > int64_t(blocks) * kThreads * kVecs) blocks *= 2;
+  const int64_t slice = ceil_div(vecs, blocks), pieces = ceil_div(slice, kThreads);
+
+  // an SM has as much shared memory as its only block may have, and what the driver takes of each block
+  const int64_t room = (max_dynamic_shared() + 2 * kReservedShared) / kResident - kReservedShared - static_cast<int64_t>(sizeof(Shared));
+  const int64_t rows_held = kStay ? x.rows : 1;
+  const int64_t stages = std::min({room / (kThreads * 16), int64_t(kWideMaxStages), std::max(rows_held, int64_t(kDelay) + 1) * pieces});
+  OPFORGE_CHECK(stages >= (kDelay + 1) * pieces, ValueError, "shared memory holds ", stages, " of the ", (kDelay + 1) * pieces, " stages that ", kDelay + 1, " rows take");
+  const std::size_t shared = static_cast<std::size_t>(stages) * kThreads * 16 + sizeof(Shared);
+  const auto kernel = wide_rows<T, kThreads, kVecs, kResident, kDelay, Op>;
+  const int64_t most = resident_clusters(kernel, blocks, kThreads + kWideHelpers, shared);
+  // as many groups as give each the same number of rows
+  const int64_t groups = kStay ? ceil_div(x.rows, ceil_div(x.rows, most)) : x.rows;
+  OPFORGE_CHECK(x.rows <= INT32_MAX / kWideMaxCluster, ValueError, "the rows' number is an int32 times the blocks of a cluster (got ", x.rows, ")");
+  OPFORGE_LAUNCH_CLUSTERS(kernel, groups, blocks, kThreads + kWideHelpers, shared, stream, op, x, y, static_cast<int>(slice), static_cast<int>(stages), on_grid);
+}
+
+/// Runs `op` on every row of x, whose columns are a multiple of kVecSize<T>, and writes y; `on_grid` says whether its constants
+/// begin on 16-byte boundaries. Rows that do not fit 16 slices of kThreads * kVecs vectors have larger ones,
+/// in blocks that have an SM to themselves. kStay: as many clusters as the device runs at once take turns with
+/// the rows; otherwise every row has a cluster of its own. Raises ValueError for rows wider than that, RuntimeError before sm_90.
+template <typename T, int kThreads, int kVecs, int kResident, int kDelay, bool kStay, class Op>
+inline void launch_wide_rows(const Op& op, const Rows<const T>& x, const Rows<T>& y, bool on_grid, cudaStream_t stream) {
+  if (x.rows == 0 || x.cols == 0) return;
+#ifndef OPFORGE_EMULATE
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDevAttrComputeCapabilityMajor");
+  OPFORGE_CHECK(major >= 9, RuntimeError, "bulk copies and clusters need compute capability 9.0 (this device has ", major, ".x); use another implementation");
+#endif
+  const int64_t vecs = x.cols / kVecSize<T>;
+  OPFORGE_CHECK(x.cols % kVecSize<T> == 0, ValueError, "rows of ", x.cols, " columns are not whole 16-byte vectors; use another implementation");
+  OPFORGE_CHECK(x.cols <= kWideMaxColumns, ValueError, "a row of ", x.cols, " columns are more than ", kWideMaxColumns, "; use another implementation");
+  on_grid = on_grid && rows_vectorize(x) && rows_vectorize(y);
+  constexpr int kMost = static_cast<int>(kWideMaxColumns / kVecSize<T> / kWideMaxCluster);
+  if constexpr (kMost > kThreads * kVecs) {
+    // two constants: 128 registers a thread, which 256 threads have
+    constexpr int kFew = Op::kConstants > 1 ? 256 : kThreads;
+    if (vecs > kWideMaxCluster * kThreads * kVecs) return launch_wide<T, kFew, kMost / kFew, 1, kDelay == 0 ? 0 : 1, kStay>(op, x, y, on_grid, stream);
+  }
+  launch_wide<T, kThreads, kVecs, kResident, kDelay, kStay>(op, x, y, on_grid, stream);
+}
+
+}  // namespace opforge
+
+#endif  // OPFORGE_WIDE_ROWS_H_

@@ -1,0 +1,170 @@
+// QGMMA on Hopper: TMA fills a ring, two warpgroups multiply 128 terms and move the sums to float32 registers, where blocks' scales are.
+//
+// moves     a is read ceil(n / (BLOCK_N * CLUSTER_N)) times from the second-level cache and b ceil(m / (128 * CLUSTER_M))
+//           times: the blocks of a cluster share what they read
+// idea      tensor cores keep some 14 bits of a sum of FP8 products, so a step of 128 terms begins a new one. While one warpgroup adds
+//           its 64 x BLOCK_N sums to those before, times the scales of the block, the other one has the tensor cores. A step's scales
+//           are fetched before its products begin. Scales of rows and tensors meet the final sums
+// code      the ring, the roles and the way out are in opforge/gemm_wgmma.h, which ../matmul has too
+// limits    sm_90a; the TMA addresses rows that begin at multiples of 16 bytes. What else there is the copying warpgroup moves element
+//           by element: right, and slow. Two operands in E5M2 and results in float16 are left to others: every kernel here costs
+//           two seconds to compile, and no recipe asks for these
+/* opforge
+arch = "sm_90a"
+layouts = ["contiguous", "rows", "strided"]
+supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
+space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1]}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 1, OVERLAP = 1}
+limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
+*/
+#include "opforge/fp8_scales.h"
+#include "opforge/gemm_wgmma.h"
+
+// Tunable: columns of a tile of y, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
+// together, boxes of y under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs.
+#ifndef BLOCK_N
+#define BLOCK_N 128
+#endif
+#ifndef STAGES
+#define STAGES 5
+#endif
+#ifndef CLUSTER_M
+#define CLUSTER_M 2
+#endif
+#ifndef CLUSTER_N
+#define CLUSTER_N 1
+#endif
+#ifndef GROUP
+#define GROUP 8
+#endif
+#ifndef OUT_BOXES
+#define OUT_BOXES 2
+#endif
+#ifndef LEAD
+#define LEAD 1
+#endif
+#ifndef OVERLAP
+#define OVERLAP 1
+#endif
+
+namespace opforge {
+
+/// Operands of two formats, a's first: bytes to everything but the product.
+struct E4M3ByE5M2 : float8_e4m3_t {};
+struct E5M2ByE4M3 : float8_e5m2_t {};
+template <>
+__device__ __forceinline__ E4M3ByE5M2 store_from_float<E4M3ByE5M2>(float v) { return {store_from_float<float8_e4m3_t>(v)}; }
+template <>
+__device__ __forceinline__ E5M2ByE4M3 store_from_float<E5M2ByE4M3>(float v) { return {store_from_float<float8_e5m2_t>(v)}; }
+
+namespace hopper {
+template <>
+constexpr CUtensorMapDataType kMapType<E4M3ByE5M2> = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+template <>
+constexpr CUtensorMapDataType kMapType<E5M2ByE4M3> = CU_TENSOR_MAP_DATA_TYPE_UINT8;
+#define OPFORGE_MIXED_PRODUCTS(N)                                                                               \
+  OPFORGE_PRODUCT8(E4M3ByE5M2, "e4m3.e5m2", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)      \
+  OPFORGE_PRODUCT8(E5M2ByE4M3, "e5m2.e4m3", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)
+OPFORGE_MIXED_PRODUCTS(64)
+OPFORGE_MIXED_PRODUCTS(128)
+OPFORGE_MIXED_PRODUCTS(192)
+}  // namespace hopper
+}  // namespace opforge
+
+namespace {
+
+namespace wgmma = opforge::wgmma;
+using opforge::Scales;
+
+constexpr int kHalves = BLOCK_N / 64;  // 64 columns of y lie in one block of b's scales
+
+// Scales of rows or tensors: the sums move over as they are.
+struct Moved {
+  static constexpr bool kEachStep = true, kReads = false;
+  struct Fetched {};
+  __device__ __forceinline__ Fetched fetch(int, int, int, int) const { return {}; }
+  template <int count>
+  __device__ __forceinline__ void operator()(float (&totals)[count], float (&sums)[count], const Fetched&) const {
+#pragma unroll
+    for (int i = 0; i < count; ++i) totals[i] += sums[i];
+  }
+};
+
+// Scales of blocks: the sums of 128 terms are multiplied on the way.
+struct Scaled {
+  static constexpr bool kEachStep = true, kReads = true;
+  Scales a, b;
+  struct Fetched {
+    float rows[2], halves[kHalves];
+  };
+  // Every thread has sums of two rows, eight apart.
+  __device__ __forceinline__ Fetched fetch(int step, int row0, int col0, int thread) const {
+    Fetched found;
+    const int row = row0 + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) found.rows[i] = a.at(row + 8 * i, step);
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i) found.halves[i] = b.at((col0 + 64 * i) / opforge::kScaleBlock, step);
+    return found;
+  }
+  template <int count>
+  __device__ __forceinline__ void operator()(float (&totals)[count], float (&sums)[count], const Fetched& scales) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const float by[2] = {scales.rows[0] * scales.halves[half], scales.rows[1] * scales.halves[half]};
+#pragma unroll
+      for (int i = half * 32; i < half * 32 + 32; ++i) totals[i] = fmaf(sums[i], by[i / 2 % 2], totals[i]);
+    }
+  }
+};
+
+// Before the store: the scales of rows and columns, or of both tensors.
+struct ByRowAndColumn {
+  static constexpr bool kReads = true;
+  Scales a, b;
+  template <int count>
+  __device__ __forceinline__ void apply(float (&sums)[count], int row0, int col0, int thread) const {
+    opforge::gemm::each_pair(sums, row0, col0, thread, [&](float& low, float& high, int row, int col) {
+      const float by_row = a.at(row, 0);
+      low *= by_row * b.at(col, 0);
+      high *= by_row * b.at(col + 1, 0);
+    });
+  }
+};
+
+template <typename T, typename TOut>
+void product_of(const opforge::Fp8Product& call, cudaStream_t stream) {
+  using Tiles = wgmma::Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP>;
+  const opforge::Matrix b = call.b.transposed();
+  if (call.blockwise) {
+    wgmma::launch_product<Tiles, void, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
+  } else {
+    wgmma::launch_product<Tiles, void, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
+  }
+}
+
+void matmul_fp8(opforge::TensorView a, opforge::TensorView b, opforge::TensorView scale_a, opforge::TensorView scale_b, opforge::TensorView y, int scaling,
+                int, int) {
+  for (const opforge::TensorView& tensor : {a, b, scale_a, scale_b, y}) OPFORGE_CHECK_DEVICE(tensor);
+  const opforge::Fp8Product call = opforge::check_fp8_product(a, b, scale_a, scale_b, y, scaling);
+  if (call.y.numel() == 0) return;
+  const cudaStream_t stream = opforge::current_stream(a);
+  const bool wide_a = opforge::holds_fp8<opforge::float8_e5m2_t>(a), wide_b = opforge::holds_fp8<opforge::float8_e5m2_t>(b);
+  OPFORGE_CHECK(!(wide_a && wide_b), TypeError, "a or b must be float8_e4m3fn: two operands in float8_e5m2 are for triton_scaled");
+  const auto stored_as = [&](auto of) {
+    using TOut = decltype(of);
+    const auto chosen = wide_a   ? product_of<opforge::E5M2ByE4M3, TOut>
+                        : wide_b ? product_of<opforge::E4M3ByE5M2, TOut>
+                                 : product_of<opforge::float8_e4m3_t, TOut>;
+    chosen(call, stream);
+  };
+  switch (opforge::float_kind(y.dtype())) {
+    case opforge::FloatKind::kBFloat16: return stored_as(opforge::bfloat16_t{});
+    case opforge::FloatKind::kFloat32: return stored_as(float{});
+    default: opforge::raise("TypeError", "y must be bfloat16 or float32 (got ", opforge::dtype_name(y.dtype()), ")");
+  }
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, matmul_fp8)

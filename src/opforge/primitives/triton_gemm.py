@@ -1,0 +1,161 @@
+"""Products of matrices in Triton: what kernels for matmul, linear and batched_matmul have in common.
+
+A matrix reaches a kernel in one of three ways (`how`): by TMA along its rows, by TMA along its columns, or, where TMA cannot
+walk it, as a pointer with two strides. Kernels take the way as a constexpr, so that each is compiled for what it is given.
+An epilogue is a `@triton.jit` function `epilogue(sums, row, col, extras, VARIANT)`: float32 sums [BLOCK_M, BLOCK_N] of the
+tile at (row, col), a tuple of tensors and numbers, and a constexpr that says which of its variants, to float32 results of the same shape.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+MULTIPROCESSORS = 132
+"""Of an H100 or H200: what a launch is laid out for where it is compiled and no GPU is asked."""
+
+
+@triton.jit
+def place(tile, blocks_m, blocks_n, GROUP: tl.constexpr):
+    """The row and column of a tile, in tiles. GROUP rows of them are walked column by column: what runs at one time reads few
+    distinct panels of both operands."""
+    first = tile // (GROUP * blocks_n) * GROUP
+    height = min(blocks_m - first, GROUP)
+    return first + tile % (GROUP * blocks_n) % height, tile % (GROUP * blocks_n) // height
+
+
+@triton.jit
+def load_tile(source, row, col, rows, cols, row_stride, col_stride, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, HOW: tl.constexpr):
+    """A [HEIGHT, WIDTH] tile at (row, col). HOW: "rows" and "columns" are TMA along either axis, "pointers" needs nothing of the matrix."""
+    if HOW == "rows":
+        return source.load([row, col])
+    elif HOW == "columns":
+        return source.load([col, row]).T
+    else:
+        # int64: row * stride leaves int32 beyond 2^31 elements
+        r = (row + tl.arange(0, HEIGHT)).to(tl.int64)[:, None]
+        c = (col + tl.arange(0, WIDTH)).to(tl.int64)[None, :]
+        return tl.load(source + r * row_stride + c * col_stride, mask=(r < rows) & (c < cols), other=0.0)
+
+
+@triton.jit
+def masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The float32 sums of one tile, k walked in steps through pointers behind masks: any size, any stride.
+
+    row [BLOCK_M, 1] and col [1, BLOCK_N] are int64: row * stride leaves int32 beyond 2^31 elements. float32 operands are
+    multiplied in float32 ("ieee").
+    """
+    term = tl.arange(0, BLOCK_K).to(tl.int64)  # [BLOCK_K]
+    a_at = a + row * a_row + term[None, :] * a_col  # [BLOCK_M, BLOCK_K]
+    b_at = b + term[:, None] * b_row + col * b_col  # [BLOCK_K, BLOCK_N]
+    sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+    for start in range(0, k, BLOCK_K):
+        left = k - start
+        # both operands are zero beyond k: zero times whatever lies there could be NaN
+        lhs = tl.load(a_at, mask=(row < m) & (term[None, :] < left), other=0.0)
+        rhs = tl.load(b_at, mask=(term[:, None] < left) & (col < n), other=0.0)
+        sums = tl.dot(lhs, rhs, sums, input_precision="ieee")
+        a_at += BLOCK_K * a_col
+        b_at += BLOCK_K * b_row
+    return sums
+
+
+@triton.jit
+def unchanged(sums, row, col, extras, VARIANT: tl.constexpr):
+    """The epilogue of a bare product."""
+    return sums
+
+
+@triton.jit
+def product_ring(
+    a, b, c, extras, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr, PARTS: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, STORED: tl.constexpr, EPILOGUE: tl.constexpr, VARIANT: tl.constexpr,
+):  # fmt: skip
+    """c = epilogue(a @ b), tile by tile; the compiler pipelines the loads of num_stages steps."""
+    blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    # one program for each tile, or as many as the device runs at once: then the loads of the next tile overlap the store of this one
+    last = blocks_m * blocks_n if PERSISTENT else tl.program_id(0) + 1
+    for tile in tl.range(tl.program_id(0), last, tl.num_programs(0), flatten=PERSISTENT):
+        block_m, block_n = place(tile, blocks_m, blocks_n, GROUP)
+        row, col = block_m * BLOCK_M, block_n * BLOCK_N
+        sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
+        for term in range(0, k, BLOCK_K):
+            left = load_tile(a, row, term, m, k, a_row, a_col, BLOCK_M, BLOCK_K, A)  # [BLOCK_M, BLOCK_K]
+            right = load_tile(b, term, col, k, n, b_row, b_col, BLOCK_K, BLOCK_N, B)  # [BLOCK_K, BLOCK_N]
+            sums = tl.dot(left, right, sums, input_precision="ieee")
+        result = EPILOGUE(sums, row, col, extras, VARIANT)
+        if C == "rows" and PARTS == 2:
+            # half the shared memory for the way out leaves room for one more stage on the way in
+            low, high = result.reshape(BLOCK_M, 2, BLOCK_N // 2).permute(0, 2, 1).split()
+            c.store([row, col], low.to(STORED))
+            c.store([row, col + BLOCK_N // 2], high.to(STORED))
+        elif C == "rows":
+            c.store([row, col], result.to(STORED))
+        else:
+            r = (row + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
+            q = (col + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
+            tl.store(c + r * c_row + q * c_col, result.to(STORED), mask=(r < m) & (q < n))
+
+
+def how(matrix):
+    """How TMA can walk a matrix: along its rows, its columns, or (sizes or addresses that are no multiples of 16 bytes) not at all."""
+    if matrix.numel() and matrix.data_ptr() % 16 == 0:
+        for name, inner, outer in (("rows", 1, 0), ("columns", 0, 1)):
+            stride = matrix.stride(outer)
+            if matrix.stride(inner) == 1 and stride * matrix.element_size() % 16 == 0 and stride >= matrix.shape[inner]:
+                return name
+    return "pointers"
+
+
+def described(matrix, way, height, width):
+    """What a kernel needs of a matrix to read or write [height, width] tiles of it: a TMA descriptor, or the matrix."""
+    if way == "rows":
+        return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width])
+    if way == "columns":
+        return TensorDescriptor(matrix, list(matrix.shape[::-1]), list(matrix.stride()[::-1]), [width, height])
+    return matrix
+
+
+def multiprocessors(matrix):
+    """How many multiprocessors the device of a matrix has."""
+    return torch.cuda.get_device_properties(matrix.device).multi_processor_count if matrix.is_cuda else MULTIPROCESSORS
+
+
+def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, PERSISTENT, PARTS, num_warps, num_stages):
+    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_ring`, each operand read in the way that it allows."""
+    (m, k), n = a.shape, b.shape[1]
+    block_k = BLOCK_K_BYTES // a.element_size()
+    a_way, b_way = how(a), how(b)
+    c_way = "rows" if how(c) == "rows" else "pointers"
+    tiles = triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N)
+    programs = min(tiles, multiprocessors(c)) if PERSISTENT else tiles
+    product_ring[(programs,)](
+        described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), described(c, c_way, BLOCK_M, BLOCK_N // PARTS), extras,
+        m, n, k, *a.stride(), *b.stride(), *c.stride(),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, GROUP=GROUP, PERSISTENT=PERSISTENT, PARTS=PARTS,
+        A=a_way, B=b_way, C=c_way, STORED=STORED[c.dtype], EPILOGUE=epilogue, VARIANT=variant, num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip
+
+
+STORED = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float8_e4m3fn: tl.float8e4nv,
+    torch.float8_e5m2: tl.float8e5,
+}
+"""Triton's name of each dtype that results are stored in."""
+
+_COUNTERS: dict[Any, Any] = {}
+
+
+def counters_for(device, count):
+    """int32 zeros [at least count] that a kernel leaves as zeros. One set for each stream, whose kernels run one after another."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    found = _COUNTERS.get((device, stream))
+    if found is None or found.numel() < count:
+        found = _COUNTERS[device, stream] = torch.zeros(max(count, 4096), dtype=torch.int32, device=device)
+    return found

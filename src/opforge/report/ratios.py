@@ -1,0 +1,104 @@
+"""The table of ratios: one backend against the best that a user would take if there were nothing else, run by run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from opforge.core import units
+from opforge.core.record import Record
+from opforge.report.markdown_tables import ALTERNATIVES, axes_words, date_of, escaped, newest, pipe_table
+from opforge.report.view import Group, geometric_mean, sound, timing_of, unique
+
+COPY_FACT = "host.copy_bytes_per_s"
+"""The fact of a record's environment that holds what a copy of as many bytes reached on the same machine, in bytes/s."""
+
+LEAST, MEAN = 0.9, 1.1
+"""What is wanted on a CPU: no ratio below LEAST, and a geometric mean of MEAN at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """One comparison in one run. `times_s` holds the median of the backend and of each alternative that was timed, by backend;
+    `of_copy` is the achieved share of a copy's rate, None where that was not measured."""
+
+    group: Group
+    times_s: dict[str, float]
+    value: float
+    of_copy: float | None
+
+
+def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
+    """A Ratio for each operator, workload, dtype and device where the backend and an alternative were timed in one run; the newest run counts."""
+    found = []
+    for group in newest(records):
+        fastest: dict[str, Record] = {}
+        for record in group.timed:
+            if sound(record):
+                # fastest first: the first of a backend is its best
+                fastest.setdefault(record.backend, record)
+        times = {name: timing.median_s for name, record in fastest.items() if (timing := timing_of(record)) is not None and name in (backend, *ALTERNATIVES)}
+        if backend not in times or len(times) < 2:
+            continue
+        mine = fastest[backend]
+        copy = mine.environment.facts.get(COPY_FACT, "")
+        rate = mine.cost.bytes / times[backend]
+        found.append(
+            Ratio(
+                group=group,
+                times_s=times,
+                value=min(seconds for name, seconds in times.items() if name != backend) / times[backend],
+                of_copy=rate / float(copy) if copy else None,
+            )
+        )
+    return found
+
+
+def ratio_table(records: Sequence[Record], backend: str = "cpp") -> str:
+    """Markdown: per dtype the geometric mean and the least ratio, then a row per operator, workload and dtype. A ratio is the median
+    time of the faster of torch eager and torch.compile over that of the backend's fastest implementation, both of one run.
+
+    Bold: below LEAST. The share of a copy is bytes moved / median time, over what a copy of as many bytes reached.
+    """
+    found = ratios(records, backend)
+    if not found:
+        return f"No runs with {backend} and an alternative. Make some with: opforge bench --all --backend {backend} --backend torch --backend compile\n"
+    dates = sorted(date_of(ratio.group)[:10] for ratio in found)
+    devices = ", ".join(unique(ratio.group.device for ratio in found))
+    parts = [f"{escaped(devices)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a row took turns."]
+    summary = []
+    for dtype in (*unique(ratio.group.dtype for ratio in found), ""):
+        chosen = [ratio for ratio in found if dtype in ("", ratio.group.dtype)]
+        mean, least = geometric_mean([ratio.value for ratio in chosen]), min(chosen, key=lambda ratio: ratio.value)
+        assert mean is not None  # every dtype comes from a ratio
+        copies = [ratio.of_copy for ratio in chosen if ratio.of_copy is not None]
+        summary.append(
+            [
+                escaped(dtype) or "all",
+                str(len(chosen)),
+                units.ratio(mean) if mean >= MEAN else f"**{units.ratio(mean)}**",
+                f"{_marked(least.value)} ({escaped(least.group.operator)} {escaped(least.group.workload)})",
+                str(sum(ratio.value < LEAST for ratio in chosen)),
+                units.percent(math.exp(fmean(math.log(share) for share in copies))) if copies else "",
+            ]
+        )
+    parts.append(pipe_table(["dtype", "rows", "geometric mean", "least ratio", f"below {LEAST:g}", "of copy (geometric mean)"], summary, "lrrlrr"))
+    rows = [
+        [
+            escaped(ratio.group.operator),
+            escaped(f"{ratio.group.workload} ({axes_words(ratio.group.timed[0])})"),
+            escaped(ratio.group.dtype),
+            *(units.seconds(ratio.times_s[name]) if name in ratio.times_s else "" for name in (backend, *ALTERNATIVES)),
+            _marked(ratio.value),
+            units.percent(ratio.of_copy) if ratio.of_copy is not None else "",
+        ]
+        for ratio in sorted(found, key=lambda ratio: ratio.group.operator)
+    ]
+    parts.append(pipe_table(["operator", "workload", "dtype", backend, "torch eager", "torch.compile", "ratio to the best", "of copy"], rows, "lll" + "r" * 5))
+    return "\n\n".join(parts) + "\n"
+
+
+def _marked(ratio: float) -> str:
+    return units.ratio(ratio) if ratio >= LEAST else f"**{units.ratio(ratio)}**"

@@ -1,0 +1,241 @@
+"""FP8: the formats, axes and dtypes that follow from parameters, and products whose scales lie in tensors, rows or blocks."""
+
+import dataclasses
+import shutil
+import subprocess
+
+import pytest
+
+from opforge.backends import native
+from opforge.backends.cpp import FLAGS
+from opforge.backends.modules import installed
+from opforge.core.errors import UsageError
+from opforge.core.operator import Case, Operator, Scalar, TensorSpec
+from opforge.inspect import inspect_implementation
+from opforge.registry import load
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None or not installed("tvm_ffi"), reason="needs g++ and Apache TVM-FFI")
+needs_triton = pytest.mark.skipif(not installed("triton"), reason="needs Triton: pip install triton==3.6.0")
+needs_tilelang = pytest.mark.skipif(not installed("tilelang") or shutil.which("nvcc") is None, reason="needs TileLang and nvcc")
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to compile for a GPU")
+FORMATS = ("float8_e4m3fn", "float8_e5m2")
+
+
+def operator(**changes):
+    """y [m, n] from x [m, n] and a scale for each block of 4 columns, in the dtype that a parameter names."""
+    fields = {
+        "name": "blocks",
+        "about": "",
+        "inputs": (TensorSpec(name="x", shape="m n"), TensorSpec(name="scale", shape="m blocks", dtype="float32")),
+        "outputs": (TensorSpec(name="y", shape="m n", dtype="kind"),),
+        "scalars": (Scalar(name="kind", default="bfloat16", choices=("bfloat16", "float32")), Scalar(name="each", default=4)),
+        "derived": {"blocks": "cdiv(n, each)"},
+        "reference": lambda x, scale, kind, each: x,
+        "flops": "m * n",
+    }
+    return Operator(**{**fields, **changes})
+
+
+def test_cases_need_not_give_what_follows():
+    """A case that states a derived axis by hand would have to be corrected with every change of the expression."""
+    made = operator(cases=(Case(name="c", axes={"m": 2, "n": 9}, why=""), Case(name="d", axes={"m": 2, "n": 9}, scalars={"each": 3}, why="")))
+    assert [case.axes["blocks"] for case in made.cases] == [3, 3]
+    assert made.completed({"m": 1, "n": 9}, made.scalar_values({"each": 2}))["blocks"] == 5
+    assert made.free_axes == ("m", "n")
+
+
+def test_a_scale_of_another_shape_is_refused_in_words():
+    """Kernels index scales by what follows from k: a shorter one would be read past its end."""
+    made = operator()
+    axes = made.bind({"x": (2, 9), "scale": (2, 4)})
+    violated = made.violated(axes, "float32", made.scalar_values({}))
+    assert violated is not None
+    assert violated.expression == "blocks == (cdiv(n, each))"
+    assert made.violated({**axes, "blocks": 3}, "float32", made.scalar_values({})) is None
+
+
+def test_the_dtype_of_an_output_may_be_a_parameter():
+    """Bytes written follow it, and a parameter whose choices are no dtypes is refused when the operator is made."""
+    made = operator()
+    axes = {"m": 8, "n": 4, "blocks": 1}
+    assert made.cost(axes, "float32").bytes_written == 64
+    assert made.cost(axes, "float32", {"kind": "float32"}).bytes_written == 128
+    with pytest.raises(UsageError, match="unknown dtype 'each'"):
+        operator(outputs=(TensorSpec(name="y", shape="m n", dtype="each"),))
+
+
+def test_hidden_cases_keep_what_follows():
+    """Drawn one by one, k and its number of blocks would almost never fit together, and blocks would go untested."""
+    from opforge.verdicts.suite import hidden_cases
+
+    found = load().operator("matmul_fp8")
+    only_blocks = dataclasses.replace(found, cases=tuple(case for case in found.cases if case.scalars["scaling"] == "block"))
+    drawn = hidden_cases(only_blocks, "float8_e4m3fn", count=24, most_elements=1 << 13)
+    assert len(drawn) > 12
+    for case in drawn:
+        assert case.axes["a_blocks"] == -(-case.axes["k"] // 128)
+    assert max(case.axes["a_blocks"] for case in drawn) > 1
+
+
+CONVERSIONS = """
+#include "opforge/fp8.h"
+#include "opforge/host.h"
+using opforge::TensorView;
+template <typename T>
+void widen(TensorView codes, TensorView out) {
+  for (int64_t i = 0; i < codes.numel(); ++i) {
+    T one;
+    one.code = opforge::data<uint8_t>(codes)[i];
+    opforge::data<float>(out)[i] = one;
+  }
+}
+template <typename T>
+void narrow(TensorView x, TensorView out) {
+  for (int64_t i = 0; i < x.numel(); ++i) opforge::data<uint8_t>(out)[i] = T(opforge::data<float>(x)[i]).code;
+}
+OPFORGE_EXPORT(widen_e4m3, widen<opforge::float8_e4m3_t>)
+OPFORGE_EXPORT(widen_e5m2, widen<opforge::float8_e5m2_t>)
+OPFORGE_EXPORT(narrow_e4m3, narrow<opforge::float8_e4m3_t>)
+OPFORGE_EXPORT(narrow_e5m2, narrow<opforge::float8_e5m2_t>)
+"""
+
+
+@pytest.fixture(scope="module")
+def conversions(tmp_path_factory):
+    import tvm_ffi
+
+    folder = tmp_path_factory.mktemp("fp8")
+    (folder / "conversions.cpp").write_text(CONVERSIONS)
+    includes, links = native.ffi_flags()
+    subprocess.run(["g++", *FLAGS, *includes, str(folder / "conversions.cpp"), "-o", str(folder / "conversions.so"), *links], check=True)
+    return tvm_ffi.load_module(str(folder / "conversions.so"))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", FORMATS)
+def test_conversions_are_those_of_the_standard(conversions, name):
+    """All 256 codes; and every number half way between two of them, with its neighbours: to nearest, ties to even, saturating."""
+    import torch
+
+    kind, short = getattr(torch, name), name.removeprefix("float8_").removesuffix("fn")
+    codes = torch.arange(256).to(torch.uint8)
+    wide = torch.empty(256)
+    conversions[f"widen_{short}"](codes, wide)
+    assert torch.equal(wide.nan_to_num(-1e9), codes.view(kind).float().nan_to_num(-1e9))
+    numbers = wide[wide.isfinite()].unique()
+    half_way = (numbers[1:] + numbers[:-1]) / 2
+    far = torch.tensor([float("nan"), 1e30, -1e30, float("inf"), -float("inf"), 1e-40, 0.0, -0.0])
+    values = torch.cat([numbers, half_way, half_way.nextafter(torch.tensor(1e9)), half_way.nextafter(torch.tensor(-1e9)), far])
+    got = torch.empty(values.shape, dtype=torch.uint8)
+    conversions[f"narrow_{short}"](values, got)
+    largest = torch.finfo(kind).max
+    expected = values.clamp(-largest, largest).to(kind)
+    assert torch.equal(got.view(kind).float().nan_to_num(-1e9), expected.float().nan_to_num(-1e9))
+    assert torch.equal(torch.signbit(got.view(kind).float()), torch.signbit(expected.float()))
+
+
+@needs_compiler
+def test_what_is_not_finite_stays_alone_and_zeros_stay_zeros():
+    """A row of zeros must not divide by zero, and an infinity must not make its row vanish."""
+    import torch
+
+    import opforge
+
+    x = torch.ones(3, 300)
+    x[0] = 0
+    x[1, 7], x[1, 200] = float("nan"), float("inf")
+    q, scale = opforge.get_kernel("cpp", "quantize_fp8")(x, scaling="block")
+    assert scale.shape == (3, 3)
+    assert q[0].float().abs().max() == 0
+    assert q.float().isnan().nonzero().tolist() == [[1, 7], [1, 200]]
+    assert torch.equal(q[1, [6, 8, 201, 299]].float(), torch.full((4,), 448.0))
+
+
+@needs_compiler
+def test_a_scale_for_each_row_keeps_one_large_token_from_the_others():
+    """With one scale for the tensor the other rows fall among the format's subnormals; this is why rows and blocks have their own."""
+    import torch
+
+    import opforge
+
+    torch.manual_seed(1)
+    quantize, multiply = opforge.get_kernel("cpp", "quantize_fp8"), opforge.get_kernel("cpp", "matmul_fp8")
+    x, w = torch.randn(8, 384), torch.randn(140, 384)
+    x[0] *= 1e5
+    exact = x.double() @ w.double().T
+    errors = {}
+    for scaling, of_weights in (("tensor", "tensor"), ("row", "row"), ("block", "tile")):
+        (qx, sx), (qw, sw) = quantize(x, scaling=scaling), quantize(w, scaling=of_weights)
+        y = multiply(qx, qw, sx, sw, scaling=scaling, out_dtype="float32")
+        errors[scaling] = float((y[1:].double() - exact[1:]).norm() / exact[1:].norm())
+    assert errors["row"] < 0.06 and errors["block"] < 0.06
+    assert errors["tensor"] > 0.3
+
+
+@needs_compiler
+def test_an_operand_in_a_format_that_was_not_named_is_refused():
+    """The bytes of the other format would be numbers too: wrong ones."""
+    import torch
+
+    from opforge import ops
+
+    a, b = torch.ones(4, 32).to(torch.float8_e4m3fn), torch.ones(8, 32).to(torch.float8_e5m2)
+    one = torch.ones(1, 1)
+    with pytest.raises(UsageError, match="takes b as float8_e4m3fn"):
+        ops.matmul_fp8(a, b, one, one, scaling="tensor")
+    y = ops.matmul_fp8(a, b, one, one, scaling="tensor", b_dtype="float8_e5m2", out_dtype="float32")
+    assert y.dtype == torch.float32 and torch.equal(y, torch.full((4, 8), 32.0))
+
+
+AXES = {"m": 512, "n": 512, "k": 2048}
+
+
+def parameters(scaling, **others):
+    return {"scaling": scaling, **others}
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("scalars", "threads"),
+    [(parameters("block"), 512), (parameters("block", out_dtype="float32", b_dtype="float8_e5m2"), 512), (parameters("tensor", out_dtype="float32"), 384)],
+    ids=["block", "block-mixed-float32", "tensor-float32"],
+)
+def test_gluon_products_use_wgmma_and_spill_nothing(scalars, threads):
+    """Scales of blocks beside two halves of sums spilled: they have a kernel of their own, with three warpgroups."""
+    found = inspect_implementation(load(), "matmul_fp8", "triton_gluon", target="sm_90a", dtype="float8_e4m3fn", axes=AXES, scalars=scalars)
+    (kernel,) = found.kernels
+    assert kernel.matrix_instructions["QGMMA"] > 0
+    assert not kernel.spills and kernel.warnings == ()
+    assert kernel.threads == threads
+    assert kernel.shared_bytes <= 232448
+
+
+@needs_triton
+def test_the_pipelined_product_is_fed_by_tma():
+    """A load of single bytes costs half the rate."""
+    found = inspect_implementation(load(), "matmul_fp8", "triton_pipelined", target="sm_90a", dtype="float8_e5m2", axes=AXES, scalars=parameters("block"))
+    (kernel,) = found.kernels
+    assert kernel.matrix_instructions["QGMMA"] > 0 and kernel.other_instructions["UTMALDG"] > 0
+    assert not kernel.spills
+
+
+@needs_tilelang
+@pytest.mark.parametrize("k", [2048, 400])
+def test_the_tilelang_product_uses_wgmma_and_spills_nothing(k):
+    """By TMA where k is long, behind masks where it is not: both multiply on the tensor cores."""
+    found = inspect_implementation(load(), "matmul_fp8", "tilelang_tiled", target="sm_90a", dtype="float8_e4m3fn", axes={**AXES, "k": k}, scalars=parameters("block"))
+    (kernel,) = found.kernels
+    assert kernel.matrix_instructions["QGMMA"] > 0
+    assert bool(kernel.other_instructions.get("UTMALDG")) == (k == 2048)
+    assert not kernel.spills and kernel.warnings == ()
+
+
+@needs_nvcc
+def test_the_cuda_product_uses_wgmma_and_spills_nothing():
+    """For every format, scaling and result: serialized products or spilled sums would be a silent loss of half the rate."""
+    found = inspect_implementation(load(), "matmul_fp8", "cuda_wgmma", target="sm_90a", dtype="float8_e4m3fn", axes=AXES, scalars=parameters("block"))
+    # three pairs of formats, two results, scales in or after the sum, by TMA or not
+    assert len(found.kernels) == 24
+    for kernel in found.kernels:
+        assert kernel.matrix_instructions["QGMMA"] > 0
+        assert not kernel.spills and kernel.warnings == ()

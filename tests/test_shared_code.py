@@ -1,0 +1,108 @@
+"""Code that operators share: its hash, and what a kernel file takes from it by name."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from opforge.backends import shared_code
+from opforge.backends.cache import sha256_of
+from opforge.backends.shared_code import headers_of, modules_of, source_sha256
+from opforge.core.errors import UsageError
+from opforge.registry import load
+from opforge.registry.sources import read_implementation
+
+PACKAGE = Path(shared_code.__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A copy of opforge's shared code that a test may change."""
+    copy = tmp_path / "opforge"
+    for folder in ("backends", "core", "include", "primitives"):
+        shutil.copytree(PACKAGE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(shared_code, "PACKAGE", copy)
+    monkeypatch.setattr(shared_code, "INCLUDE", copy / "include")
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shared"),
+    [
+        ("softmax/triton_online.py", "primitives/triton_online.py"),
+        ("softmax/tilelang_onepass.py", "primitives/tilelang_tools.py"),
+        ("dropout/triton_blocks.py", "core/philox.py"),
+        ("softmax/cuda_onchip.cu", "include/opforge/onchip_rows.h"),
+        ("layernorm/cpp_twopass.cpp", "include/opforge/half.h"),
+    ],
+)
+def test_an_implementation_is_another_one_once_code_that_it_shares_has_changed(package, kernel, shared):
+    """Else a record would speak for a kernel that was never measured. Some are reached through another shared file only."""
+    source = PACKAGE / "ops" / kernel
+    before = source_sha256(source)
+    with (package / shared).open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert source_sha256(source) != before
+
+
+def test_what_a_kernel_does_not_reach_does_not_change_its_hash(package):
+    """Else every record would be stale after every change."""
+    sources = [PACKAGE / "ops" / "softmax" / name for name in ("triton_online.py", "cuda_onchip.cu", "torch_eager.py")]
+    before = [source_sha256(source) for source in sources]
+    for name in ("primitives/triton_transpose.py", "backends/native.py", "include/opforge/permute_device.h"):
+        (package / name).write_text("", encoding="utf-8")
+    assert [source_sha256(source) for source in sources] == before
+
+
+def test_a_kernel_that_stands_alone_has_the_hash_of_its_file():
+    """Records of such kernels from before there was shared code stay valid."""
+    source = PACKAGE / "ops" / "softmax" / "torch_eager.py"
+    assert modules_of(source) == {}
+    assert source_sha256(source) == sha256_of(source)
+
+
+def test_shared_device_code_reaches_no_room():
+    """A kernel that reached the workbench would be another kernel after every change to a report."""
+    homes = {"backends", "core", "include", "primitives"}
+    for registry in [load()]:
+        for name in registry.names():
+            for implementation in registry.implementations(name):
+                source = implementation.source
+                reached = modules_of(source) if source.suffix == ".py" else headers_of(source)
+                rooms = {path.relative_to(PACKAGE).parts[0] for path in reached.values() if path.is_relative_to(PACKAGE)}
+                assert rooms <= homes | {"ops"}, f"{source}: {sorted(reached)}"
+
+
+def read(tmp_path, name, text):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return read_implementation("imagined", tmp_path, name.split(".")[0])
+
+
+def test_a_kernel_takes_the_space_of_a_shared_launcher_by_name(tmp_path):
+    """And says itself what is its own: a default may differ from operator to operator."""
+    found = read(tmp_path, "triton_blocks.py", 'from opforge.primitives.triton_blocks import LIMITS as LIMITS, SPACE as SPACE\n\nDEFAULT = {"BLOCK": 2048, "num_warps": 8}\n')
+    assert found.space["BLOCK"] == (512, 1024, 2048, 4096)
+    assert set(found.limits) == {"every_thread_has_a_vector", "fits_registers"}
+    assert found.default.as_dict() == {"BLOCK": 2048, "num_warps": 8}
+
+
+def test_a_native_kernel_takes_what_a_header_says_and_its_own_word_goes_before(tmp_path):
+    """The limit of cross-entropy speaks of classes where the header speaks of columns."""
+    found = read(tmp_path, "cuda_onchip.cu", '// idea\n/* opforge\nlike = "opforge/onchip_rows.h"\n[limits]\nmine = "classes < 9"\n*/\n')
+    assert found.space["VECS"] == (2, 4)
+    assert found.default.as_dict()["SLICE"] == 512
+    assert dict(found.limits) == {"mine": "classes < 9"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("triton_x.py", "from opforge.primitives.triton_online import DEFAULT as DEFAULT\n", "has no literal DEFAULT"),
+        ("triton_x.py", "from opforge.backends.nowhere import SPACE as SPACE\n", "has no literal SPACE"),
+        ("cuda_x.cu", '/* opforge\nlike = "opforge/nowhere.h"\n*/\n', "no header of opforge"),
+    ],
+)
+def test_what_is_not_there_to_be_taken_is_refused_with_the_next_step(tmp_path, name, text, said):
+    """Left out in silence, a kernel would be tuned over nothing."""
+    with pytest.raises(UsageError, match=said):
+        read(tmp_path, name, text)

@@ -1,0 +1,169 @@
+"""Barriers in shared memory in the CUDA emulator, and the kernels for wide rows that rest on them."""
+
+import shutil
+
+import pytest
+import torch
+
+from opforge.backends import native
+from opforge.backends.cuda import Cuda
+from opforge.core.implementation import Config, Implementation
+from opforge.registry import load
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+# every block copies a row into shared memory and sends its third element to the next block, which waits for it
+PASS_ON = """
+#include "opforge/shared_barriers.h"
+namespace {
+struct Held {
+  float row[64];
+  opforge::SharedBarrier copied, told;
+  float box;
+};
+__global__ void pass_on(const float* x, float* y) {
+  OPFORGE_DYNAMIC_SHARED(Held, held);
+  const int blocks = opforge::cluster_blocks(), block = opforge::cluster_block();
+  if (threadIdx.x == 0) {
+    opforge::init_shared_barrier(&held->copied, 1);
+    opforge::init_shared_barrier(&held->told, 1);
+    opforge::publish_shared_barriers();
+  }
+  opforge::cluster_barrier();
+  if (threadIdx.x == 40) {
+    opforge::arrive_shared_expecting(&held->copied, 256);
+    opforge::start_bulk_load(held->row, x + blockIdx.x * 64 + OFFSET, BYTES, &held->copied, opforge::read_once_policy());
+    opforge::arrive_shared_expecting(&held->told, 4);
+  }
+  if (threadIdx.x < 32) {
+    COPIED
+    if (threadIdx.x == 7) opforge::send_to_block(&held->box, (block + 1) % blocks, held->row[2], &held->told);
+    TOLD
+    if (threadIdx.x == 0) y[blockIdx.x] = held->box;
+  }
+  opforge::cluster_barrier();
+}
+void launch(opforge::TensorView x, opforge::TensorView y) {
+  OPFORGE_LAUNCH_CLUSTERS(pass_on, 3, 4, 64, sizeof(Held), opforge::current_stream(y), opforge::data<float>(x), opforge::data<float>(y));
+}
+}
+OPFORGE_EXPORT(run, launch)
+"""
+RIGHT = {
+    "OFFSET": "0",
+    "BYTES": "256",
+    "COPIED": "opforge::wait_shared(&held->copied, 0);",
+    "TOLD": "opforge::wait_shared_sent(&held->told, 0);",
+}
+
+
+def pass_on(folder, **changes):
+    text = PASS_ON
+    for name, code in {**RIGHT, **changes}.items():
+        text = text.replace(name, code)
+    source = folder / "cuda_pass_on.cu"
+    source.write_text(text)
+    kernel = Implementation(name="cuda_pass_on", operator="pass_on", backend="cuda", source=source, idea="")
+    x, y = torch.arange(12 * 64.0), torch.full((12,), float("nan"))
+    native.entry_point(native.library(kernel, Config(), Cuda().toolchain("cpu")).path)(x, y)
+    return y
+
+
+@pytest.mark.parametrize("schedule", ["forward", "reverse", "5"])
+def test_what_is_sent_to_another_block_has_arrived_after_the_wait(tmp_path, monkeypatch, schedule):
+    """Blocks of a cluster run in turn: a block that waits must let the one run that it waits for, whatever the order of threads."""
+    monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", schedule)
+    sender = torch.tensor([3, 0, 1, 2, 7, 4, 5, 6, 11, 8, 9, 10])
+    assert pass_on(tmp_path).equal(sender * 64.0 + 2)
+
+
+def test_a_missing_wait_shows(tmp_path):
+    """Read before it was copied: NaN, as shared memory is at the start."""
+    assert pass_on(tmp_path, COPIED="").isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"BYTES": "240"}, "a barrier in shared memory that nobody completes"),
+        ({"TOLD": "opforge::wait_shared(&held->told, 0); opforge::wait_shared(&held->told, 1);"}, "a barrier in shared memory that nobody completes"),
+        ({"TOLD": "opforge::arrive_shared(&held->told); opforge::wait_shared(&held->told, 0);"}, "more arrivals|nobody completes"),
+        ({"OFFSET": "1"}, "16-byte boundaries"),
+    ],
+    ids=["fewer bytes than expected", "one phase too many", "too many arrivals", "off the grid"],
+)
+def test_mistakes_end_with_words(tmp_path, changes, words):
+    """On a GPU each of these hangs, or copies nothing."""
+    with pytest.raises(RuntimeError, match=words):
+        pass_on(tmp_path, **changes)
+
+
+def wide(operator, **config):
+    implementation = load().implementation(operator, "cuda_wide")
+    return native.entry_point(native.library(implementation, Config(tuple(config.items())), Cuda().toolchain("cpu")).path)
+
+
+# clusters of 4, 8, 16 and 1 blocks in bfloat16; the emulator runs three at once, so that they take several rows each
+SHAPES = [(7, 16384), (10, 24568), (4, 65536), (2, 64)]
+
+
+def worst(function, dtype, rows, cols):
+    """The largest error of a softmax, relative to the result and its mean."""
+    torch.manual_seed(rows)
+    x = (3 * torch.randn(rows, cols)).to(dtype)
+    y = torch.full_like(x, float("nan"))
+    function(x, y)
+    want = x.double().softmax(-1)
+    return ((y.double() - want).abs() / (want + want.mean())).max().item()
+
+
+@pytest.mark.parametrize(("delay", "stay"), [(0, 0), (2, 1)], ids=["comes and goes", "two rows behind"])
+def test_softmax_of_wide_rows(monkeypatch, delay, stay):
+    """Slices of 8 KiB bring the clusters that 1 MiB rows have on a GPU; the ring goes round several times in seven rows."""
+    monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", str(delay + 3))
+    function = wide("softmax", THREADS=128, VECS=4, RESIDENT=2, DELAY=delay, STAY=stay)
+    for dtype, bound in ((torch.bfloat16, 2**-8), (torch.float32, 2e-6)):
+        for rows, cols in SHAPES:
+            assert worst(function, dtype, rows, cols) < bound, (dtype, rows, cols)
+
+
+@pytest.mark.parametrize("wait", ["wait_shared(&held.empty[turn.place], turn.parity ^ 1);", "wait_shared_sent(&held.arrived[slot], turn.parity);"])
+def test_a_wait_that_is_left_out_of_the_kernel_shows(tmp_path, wait):
+    """The waits are what keeps the ring and the exchange right: without one of them the emulator must not still be content."""
+    header = (native.INCLUDE / "opforge" / "wide_rows.h").read_text()
+    assert header.count(wait) == 1
+    source = tmp_path / "cuda_wide.cu"
+    kernel = load().implementation("softmax", "cuda_wide")
+    source.write_text(kernel.source.read_text().replace('#include "opforge/wide_rows.h"', header.replace(wait, ";")))
+    broken = Implementation(name="cuda_wide", operator="softmax", backend="cuda", source=source, idea="")
+    config = Config((("THREADS", 128), ("VECS", 4), ("RESIDENT", 2), ("DELAY", 1), ("STAY", 1)))
+    function = native.entry_point(native.library(broken, config, Cuda().toolchain("cpu")).path)
+    try:
+        error = worst(function, torch.float32, 64, 16384)
+    except RuntimeError as said:
+        assert "barrier" in str(said)
+    else:
+        assert not error < 2e-6
+
+
+def test_layernorm_of_wide_rows_off_the_grid(monkeypatch):
+    """Rows that begin between 16-byte boundaries are copied element by element; a mean far from 0 shows a variance that cancels."""
+    monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", "reverse")
+    function = wide("layernorm", THREADS=128, VECS=4, RESIDENT=2, DELAY=1, STAY=1)
+    torch.manual_seed(0)
+    for rows, cols in SHAPES[:3]:
+        for shift in (0, 1):
+            x = (torch.randn(rows * cols + 1) + 30.0)[shift : shift + rows * cols].view(rows, cols)
+            weight, bias = torch.randn(cols), torch.randn(cols)
+            y = torch.full_like(x, float("nan"))
+            function(x, weight, bias, y, 1e-5)
+            want = torch.nn.functional.layer_norm(x.double(), (cols,), weight.double(), bias.double(), 1e-5)
+            assert (y.double() - want).abs().max() < 3e-5, (rows, cols, shift)
+
+
+def test_rows_that_do_not_fit_are_refused():
+    """Wider than sixteen slices of 64 KiB, or not whole vectors: an error that names the way out."""
+    function = wide("softmax", THREADS=128, VECS=4, RESIDENT=2, DELAY=0, STAY=0)
+    for cols in (262152, 1001):
+        with pytest.raises(ValueError, match="use another implementation"):
+            function(torch.zeros(1, cols), torch.zeros(1, cols))
