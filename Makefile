@@ -12,13 +12,13 @@ demo: setup  ## the main job on this machine, GPU or not, with a report at the e
 	@echo "open reports/demo/report.html"
 
 test: setup  ## the tests, without those that take long
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not campaign"
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not campaign and not offline"
 
 test-all: setup  ## every test that this machine can run
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
-campaigns: setup  ## the red team and the trust figures on smaller numbers, for CI
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m campaign
+campaigns: setup  ## what takes longer, for CI: large kernels compiled offline, the red team and the trust figures on smaller numbers
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "campaign or offline"
 	@$(BIN)/python scripts/trust.py --quick
 
 trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes

@@ -17,6 +17,9 @@ from opforge.runner import Isolated, allocate, fill
 from opforge.store import Store
 from opforge.workbench import Options, verify_all
 
+# one worker makes the module's records, and all of its tests
+pytestmark = pytest.mark.xdist_group("dispatch")
+
 
 @pytest.fixture(scope="module")
 def registry():

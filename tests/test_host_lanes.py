@@ -75,7 +75,7 @@ def test_every_width_is_summed_and_written_to_its_last_element(tmp_path, march):
         pytest.skip(f"this processor does not run code for {march}")
     source, library = tmp_path / "lanes.cpp", tmp_path / "lanes.so"
     source.write_text(SOURCE)
-    includes, _ = native.ffi_flags()
+    includes = native.includes_of(source)
     flags = [f"-march={march}" if flag.startswith("-march") else flag for flag in FLAGS]
     # nothing here is called from elsewhere, so how wide vectors are passed without AVX is nobody's concern
     warnings = ["-Wall", "-Werror", "-Wno-psabi"]

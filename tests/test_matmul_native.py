@@ -38,6 +38,7 @@ def check_hopper(found):
 @needs_nvcc
 @needs_cuobjdump
 @pytest.mark.parametrize(("name", "dtype"), HOPPER)
+@pytest.mark.offline
 def test_hopper_kernels_multiply_with_warpgroups_and_spill_nothing(name, dtype):
     """ptxas serialises wgmma, ignores setmaxnreg, or spills sums with no more than a warning; each halves the speed."""
     found = inspected(name, dtype)
@@ -56,6 +57,7 @@ def test_epilogues_do_not_push_sums_out_of_the_registers(operator):
 
 @needs_nvcc
 @needs_cuobjdump
+@pytest.mark.offline
 def test_the_wgmma_kernels_read_and_write_by_tma():
     """For wide and narrow tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
     kernels = inspected("cuda_wgmma", "bfloat16").kernels

@@ -20,6 +20,7 @@ LARGE = {"matmul": {"m": 512, "n": 512, "k": 512}, "linear": ROWS, "linear_add":
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype", "instruction"), ROLES, ids=[f"{operator}-{name}" for operator, name, _, _ in ROLES])
+@pytest.mark.offline
 def test_specialised_kernels_use_wgmma_and_spill_nothing(operator, name, dtype, instruction):
     """Sums that leave the registers, or products the assembler serializes, are a silent loss of half the rate and more."""
     found = inspect_implementation(load(), operator, name, target="sm_90a", dtype=dtype, axes=LARGE[operator])
@@ -34,6 +35,7 @@ def test_specialised_kernels_use_wgmma_and_spill_nothing(operator, name, dtype, 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_100", "gfx942"])
 @pytest.mark.parametrize("name", ["triton_naive", "triton_tiled", "triton_gemv"])
+@pytest.mark.offline
 def test_portable_rungs_compile_for_every_target(name, target):
     """They promise no more of a GPU than Triton does."""
     axes = {"m": 1 if name == "triton_gemv" else 512, "n": 512, "k": 512}
@@ -44,6 +46,7 @@ def test_portable_rungs_compile_for_every_target(name, target):
     ("operator", "name"),
     [("matmul", "triton_pipelined"), ("matmul", "triton_splitk"), ("linear", "triton_pipelined"), ("linear_add", "triton_pipelined"), ("linear_fp8", "triton_pipelined")],
 )
+@pytest.mark.offline
 def test_pipelined_rungs_are_fed_by_tma(operator, name):
     """Without descriptors the loads go through registers, and the file's idea is gone."""
     axes = {**LARGE[operator], **({"m": 64} if name == "triton_splitk" else {})}

@@ -1,28 +1,30 @@
 """Code that operators share: its hash, and what a kernel file takes from it by name."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from opforge.backends import shared_code
+from opforge.backends import native, shared_code
 from opforge.backends.cache import sha256_of
-from opforge.backends.shared_code import headers_of, modules_of, source_sha256
+from opforge.backends.modules import load_source
+from opforge.backends.shared_code import headers_of, modules_of, package_of, source_sha256
 from opforge.core.errors import UsageError
 from opforge.registry import load
 from opforge.registry.sources import read_implementation
+from opforge.workbench.sides import folder_at
 
 PACKAGE = Path(shared_code.__file__).resolve().parent.parent
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
-    """A copy of opforge's shared code that a test may change."""
+def package(tmp_path):
+    """A copy of opforge's shared code, and of a few operators, that a test may change."""
     copy = tmp_path / "opforge"
-    for folder in ("backends", "core", "include", "primitives"):
-        shutil.copytree(PACKAGE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(shared_code, "PACKAGE", copy)
-    monkeypatch.setattr(shared_code, "INCLUDE", copy / "include")
+    for folder in ("backends", "core", "include", "primitives", "ops/softmax", "ops/dropout", "ops/layernorm"):
+        shutil.copytree(PACKAGE / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "built"))
     return copy
 
 
@@ -38,8 +40,9 @@ def package(tmp_path, monkeypatch):
 )
 def test_an_implementation_is_another_one_once_code_that_it_shares_has_changed(package, kernel, shared):
     """Else a record would speak for a kernel that was never measured. Some are reached through another shared file only."""
-    source = PACKAGE / "ops" / kernel
+    source = package / "ops" / kernel
     before = source_sha256(source)
+    assert before == source_sha256(PACKAGE / "ops" / kernel), "the same in every installation"
     with (package / shared).open("a", encoding="utf-8") as file:
         file.write("\n")
     assert source_sha256(source) != before
@@ -47,7 +50,7 @@ def test_an_implementation_is_another_one_once_code_that_it_shares_has_changed(p
 
 def test_what_a_kernel_does_not_reach_does_not_change_its_hash(package):
     """Else every record would be stale after every change."""
-    sources = [PACKAGE / "ops" / "softmax" / name for name in ("triton_online.py", "cuda_onchip.cu", "torch_eager.py")]
+    sources = [package / "ops" / "softmax" / name for name in ("triton_online.py", "cuda_onchip.cu", "torch_eager.py")]
     before = [source_sha256(source) for source in sources]
     for name in ("primitives/triton_transpose.py", "backends/native.py", "include/opforge/permute_device.h"):
         (package / name).write_text("", encoding="utf-8")
@@ -106,3 +109,41 @@ def test_what_is_not_there_to_be_taken_is_refused_with_the_next_step(tmp_path, n
     """Left out in silence, a kernel would be tuned over nothing."""
     with pytest.raises(UsageError, match=said):
         read(tmp_path, name, text)
+
+
+def git(folder, *words):
+    subprocess.run(["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org", *words], check=True, capture_output=True)
+
+
+def test_a_revision_is_built_with_its_own_shared_code(package, tmp_path):
+    """Else an old kernel meets today's headers: it doesn't compile, or is timed with code that it never had."""
+    git(package, "init", "-q")
+    git(package, "add", ".")
+    git(package, "commit", "-q", "-m", "old")
+    header, module = package / "include" / "opforge" / "onchip_rows.h", package / "primitives" / "triton_online.py"
+    old = header.read_bytes(), module.read_bytes()
+    header.write_text("#error this is the new one\n")
+    module.write_text("raise RuntimeError('this is the new one')\n")
+    folder = folder_at(package / "ops" / "softmax", "HEAD", tmp_path / "scratch")
+    sources = folder / "cuda_onchip.cu", folder / "triton_online.py"
+    assert headers_of(sources[0])["opforge/onchip_rows.h"].read_bytes() == old[0]
+    assert modules_of(sources[1])["opforge.primitives.triton_online"].read_bytes() == old[1]
+    assert native.includes_of(sources[0])[0] == f"-I{package_of(folder) / 'include'}"
+    assert package_of(folder).is_relative_to(tmp_path / "scratch")
+    # a home outside any package is made with what runs
+    (tmp_path / "mine").mkdir()
+    assert package_of(tmp_path / "mine" / "cpp_x.cpp") == PACKAGE
+
+
+def test_a_python_kernel_of_a_revision_imports_the_revisions_primitives(package):
+    """And the next file of this opforge gets this opforge's again."""
+    (package / "primitives" / "triton_blocks.py").write_text("WHOSE = 'the revision'\n")
+    kernel = package / "ops" / "softmax" / "triton_theirs.py"
+    kernel.write_text("from opforge.primitives.triton_blocks import WHOSE\n")
+    assert load_source(kernel).WHOSE == "the revision"
+    ours = PACKAGE / "ops" / "softmax" / "torch_eager.py"
+    text = package.parent / "torch_ours.py"
+    text.write_text("import opforge.primitives\n\nPLACE = list(opforge.primitives.__path__)\n")
+    load_source(ours)
+    assert load_source(text).PLACE == [str(PACKAGE / "primitives")]
+    assert "opforge.primitives.triton_blocks" not in sys.modules or not hasattr(sys.modules["opforge.primitives.triton_blocks"], "WHOSE")

@@ -119,7 +119,6 @@ class Cuda:
             raise EnvironmentLacks(f"Compiling {implementation.source.name} needs nvcc: {NVCC_INSTALL}.")
         _require(implementation, target)
         path = folder / f"{implementation.name}.cubin"
-        includes, _ = native.ffi_flags()
         said, took = native.compile_with(
             [
                 "nvcc",
@@ -130,7 +129,7 @@ class Cuda:
                 "-cubin",
                 "-Xptxas",
                 "-v",
-                *includes,
+                *native.includes_of(implementation.source),
                 str(implementation.source),
                 "-o",
                 str(path),

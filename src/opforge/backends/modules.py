@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+from opforge.backends.shared_code import package_of
 from opforge.core.errors import UsageError
 
 
@@ -22,6 +23,7 @@ def load_source(path: Path) -> ModuleType:
     name = f"opforge_kernel_{path.stem}_{hashlib.sha256(str(path).encode() + text).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
+    _point_primitives(package_of(path) / "primitives")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -33,6 +35,18 @@ def load_source(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def _point_primitives(folder: Path) -> None:
+    """Let `opforge.primitives` mean this folder for what is imported from now on: that of the revision which a kernel's file is of."""
+    import opforge.primitives
+
+    if not folder.is_dir() or list(opforge.primitives.__path__) == [str(folder)]:
+        return
+    opforge.primitives.__path__ = [str(folder)]
+    for name in [name for name in sys.modules if name.startswith("opforge.primitives.")]:
+        del sys.modules[name]
+        vars(opforge.primitives).pop(name.rpartition(".")[2], None)
 
 
 def required(module: ModuleType, name: str, path: Path) -> object:

@@ -23,7 +23,7 @@ from typing import Any
 
 from opforge.backends import cache
 from opforge.backends.modules import installed
-from opforge.backends.shared_code import INCLUDE as INCLUDE, headers_of
+from opforge.backends.shared_code import INCLUDE as INCLUDE, headers_of, package_of
 from opforge.core.errors import EnvironmentLacks, OpforgeError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
@@ -75,7 +75,12 @@ def ffi_flags() -> tuple[tuple[str, ...], tuple[str, ...]]:
     assert spec is not None and spec.origin is not None
     root = Path(spec.origin).parent
     includes = [path for path in (root / "include", root / "3rdparty" / "dlpack" / "include") if path.is_dir()]
-    return tuple(f"-I{path}" for path in (INCLUDE, *includes)), (f"-L{root / 'lib'}", "-ltvm_ffi")
+    return tuple(f"-I{path}" for path in includes), (f"-L{root / 'lib'}", "-ltvm_ffi")
+
+
+def includes_of(source: Path) -> tuple[str, ...]:
+    """Include flags for one file: the headers of its package, then TVM-FFI's."""
+    return (f"-I{package_of(source) / 'include'}", *ffi_flags()[0])
 
 
 def definitions(config: Config) -> tuple[str, ...]:
@@ -101,8 +106,8 @@ def library_key(implementation: Implementation, config: Config, toolchain: Toolc
 
 def command(implementation: Implementation, config: Config, toolchain: Toolchain, output: Path) -> list[str]:
     """The compiler's command line for a shared library."""
-    includes, links = ffi_flags()
-    return [toolchain.compiler, *toolchain.flags, *implementation.flags, *definitions(config), *includes, str(implementation.source), "-o", str(output), *links]
+    source, (_, links) = implementation.source, ffi_flags()
+    return [toolchain.compiler, *toolchain.flags, *implementation.flags, *definitions(config), *includes_of(source), str(source), "-o", str(output), *links]
 
 
 def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
@@ -162,10 +167,10 @@ def entry_point(path: Path) -> Callable[..., Any]:
 def _preparer(compiler: str) -> Callable[..., Any] | None:
     """`prepare` of include/opforge/prepared.cpp, compiled once; None where no compiler is: kernels built ahead run without one."""
     source = INCLUDE / "opforge" / "prepared.cpp"
-    includes, links = ffi_flags()
+    links = ffi_flags()[1]
 
     def make(path: Path) -> Mapping[str, str]:
-        said, took = compile_with([compiler, *BINDING_FLAGS, *includes, str(source), "-o", str(path), *links])
+        said, took = compile_with([compiler, *BINDING_FLAGS, *includes_of(source), str(source), "-o", str(path), *links])
         return {"implementation": source.name, "seconds": f"{took:.2f}", "log": said[-4000:]}
 
     if shutil.which(compiler) is None:

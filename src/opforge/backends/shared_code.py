@@ -2,6 +2,9 @@
 
 A record, a tuned choice and a replay name an implementation by this hash: what was measured no longer describes a kernel after any
 of the code that it is made of has changed, in its own file or not.
+
+A kernel is made with the shared code of the package that its file lies in. A revision that is put aside for a comparison
+(`workbench/sides.py`) brings its own; a home outside any package uses that of the opforge that runs.
 """
 
 from __future__ import annotations
@@ -17,16 +20,25 @@ from opforge.backends.cache import sha256_of
 PACKAGE = Path(__file__).resolve().parent.parent
 INCLUDE = PACKAGE / "include"
 
+SHARED = ("include", "primitives")
+"""The folders of a package that hold device code alone, and that a revision is put aside with."""
+
 _INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+
+
+def package_of(path: Path) -> Path:
+    """The package that a kernel's file or folder lies in, known by its headers; the one that runs where it lies in none."""
+    return next((place for place in path.resolve().parents if (place / "include" / "opforge").is_dir()), PACKAGE)
 
 
 def headers_of(source: Path) -> dict[str, Path]:
     """Every header that a C++ or CUDA file includes by name in quotes, and that those include, found beside it or in opforge's own folder."""
     found: dict[str, Path] = {}
+    own = package_of(source) / "include"
     pending = [(name, source.parent) for name in _INCLUDED.findall(source.read_text(encoding="utf-8"))]
     while pending:
         name, beside = pending.pop()
-        path = next((place for place in (beside / name, INCLUDE / name) if place.is_file()), None)
+        path = next((place for place in (beside / name, own / name) if place.is_file()), None)
         if path is None or name in found:
             continue
         found[name] = path
@@ -37,11 +49,12 @@ def headers_of(source: Path) -> dict[str, Path]:
 def modules_of(source: Path) -> dict[str, Path]:
     """Every module of opforge that a Python file imports, anywhere in it, and that those import."""
     found: dict[str, Path] = {}
+    packages = dict.fromkeys((package_of(source), PACKAGE))
     pending = list(_imported(source))
     while pending:
         name = pending.pop()
-        stem = PACKAGE.joinpath(*name.split(".")[1:])
-        path = next((place for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()), None)
+        stems = [package.joinpath(*name.split(".")[1:]) for package in packages]
+        path = next((place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()), None)
         if path is None or name in found:
             continue
         found[name] = path

@@ -10,6 +10,7 @@ import tarfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from opforge.backends.shared_code import SHARED, package_of
 from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.registry import Home, Registry
@@ -113,12 +114,16 @@ def registry_of(side: Side, registry: Registry, scratch: Path) -> Registry:
 
 
 def folder_at(folder: Path, revision: str, scratch: Path) -> Path:
-    """`folder` as a git revision has it, extracted below `scratch`. Raises UsageError, EnvironmentLacks."""
+    """`folder` as a git revision has it, extracted below `scratch`, with the device code that it shares where its package is of that
+    repository too. Raises UsageError, EnvironmentLacks."""
     top = Path(_git(folder, "rev-parse", "--show-toplevel").decode().strip()).resolve()
     # asked first: `git archive` would take an option for a revision
     commit = _git(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
     inside = folder.resolve().relative_to(top)
-    archive = _git(top, "archive", "--format=tar", commit, "--", inside.as_posix())
+    package = package_of(folder)
+    shared = [(package / name).relative_to(top).as_posix() for name in SHARED] if package.is_relative_to(top) and folder.resolve().is_relative_to(package) else []
+    there = _git(top, "ls-tree", "-d", "--name-only", "--full-tree", commit, "--", *shared).decode().splitlines() if shared else []
+    archive = _git(top, "archive", "--format=tar", commit, "--", inside.as_posix(), *there)
     target = scratch / commit[:12]
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         tar.extractall(target, filter="data")
