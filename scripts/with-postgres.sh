@@ -4,8 +4,8 @@
 #   scripts/with-postgres.sh make test
 #
 # The server listens on loopback alone, on a free port, with a password made for this run, as a user without privileges, on a
-# folder that is removed. Where there is no PostgreSQL, it is installed with apt-get as root; elsewhere, and
-# where it doesn't start, that is said, and the command runs without it (the tests that need it are skipped, with the reason).
+# folder that is removed. Where there is no PostgreSQL, it is installed with apt-get as root; elsewhere that is said, and the
+# command runs without it (the tests that need it are skipped, with the reason).
 set -euo pipefail
 
 newest() { ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -1; }
@@ -54,10 +54,9 @@ port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0));
 
 serve initdb --pgdata "$folder/data" --username opforge --auth-local reject --auth-host scram-sha-256 --pwfile "$folder/password" --encoding UTF8 --no-sync &&
   serve pg_ctl start --pgdata "$folder/data" --wait --log "$folder/server.log" --options "-c listen_addresses=127.0.0.1 -c port=$port -c unix_socket_directories=''" || {
+  echo "with-postgres: the server did not start:" >&2
   tail -20 "$folder"/*.log >&2
-  echo "with-postgres: the server did not start (its log is above); its tests will be skipped" >&2
-  "$@"
-  exit
+  exit 3
 }
 export OPFORGE_TEST_POSTGRES="postgresql://opforge:$password@127.0.0.1:$port/postgres"
 "$@"

@@ -1,11 +1,8 @@
 """Draws the arrows between rooms from the imports, lazy ones too, and holds them against DESIGN's floors."""
 
 import ast
-import os
-import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -127,28 +124,16 @@ def test_doors_open_without_toolchains(arguments):
     assert not loaded & (TOOLCHAINS - ({"rich"} if "--help" in arguments else set()))
 
 
-def test_list_answers_at_once(tmp_path):
-    """Best of seven under 0.3 s of processor time, as a user has it: with compiled modules kept. A slower machine than one of 2023 gets its share more."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
-    command = [sys.executable, "-m", "opforge", "list"]
-    subprocess.run(command, check=True, capture_output=True, env=environment)
-    best = min(_cpu_seconds(command, environment) for _ in range(7))
-    assert best < 0.3 * max(1.0, _slowness())
+def test_list_answers_at_once():
+    """Best of five under 0.3 s of processor time: the machine may be busy, the command may not."""
+    best = min(_cpu_seconds([sys.executable, "-m", "opforge", "list"]) for _ in range(5))
+    assert best < 0.3
 
 
-def _cpu_seconds(command: list[str], environment: dict[str, str]) -> float:
+def _cpu_seconds(command: list[str]) -> float:
+    import resource
+
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True, env=environment)
+    subprocess.run(command, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
-
-
-def _slowness() -> float:
-    """How much longer this machine's interpreter takes now than the one for which 0.3 s is asked: that one needs 0.075 s for this loop."""
-
-    def once() -> float:
-        start = time.process_time()
-        sum(len(str(number)) for number in range(500_000))
-        return time.process_time() - start
-
-    return min(once() for _ in range(5)) / 0.075

@@ -103,7 +103,7 @@ def test_a_planted_bug_gets_a_mismatch_and_no_time(guest, tmp_path):
 
 def test_new_runs_as_it_stands(tmp_path):
     assert opforge("new", "squares", "--home", tmp_path / "mine").returncode == 0
-    done = opforge("--home", tmp_path / "mine", "verify", "squares", "--dtype", "float32", "--quick", "--json", OPFORGE_STORE=str(tmp_path / "s.sqlite"))
+    done = opforge("--home", tmp_path / "mine", "verify", "squares", "--dtype", "float32", "--json", OPFORGE_STORE=str(tmp_path / "s.sqlite"))
     verdicts = {record["implementation"]: record["verdict"]["type"] for record in json.loads(done.stdout)}
     assert done.returncode == 0
     assert set(verdicts) == {"cuda_flat", "triton_flat", "tilelang_flat", "cpp_flat", "torch_eager", "torch_compile"}

@@ -55,7 +55,14 @@ def rms(x, w, eps=1e-6):
 
 
 def close(a, b):
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    """Within a few roundings of float32; the values of these tests are of the order of 1."""
+    torch.testing.assert_close(a, b, rtol=2e-6, atol=2e-6)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """The same numbers in every run: bounds this close must not depend on luck."""
+    torch.manual_seed(0)
 
 
 # classes of tensors
@@ -70,7 +77,8 @@ def test_every_kind_of_tensor_is_right_again_and_again(ops):
         for x in kinds:
             found = softmax(x)
             assert found.dtype == x.dtype and found.requires_grad == x.requires_grad
-            torch.testing.assert_close(found, x.softmax(-1), rtol=2e-3, atol=1e-3 if x.dtype == torch.float16 else 1e-6)
+            # one rounding to the dtype, of each element however small it is
+            torch.testing.assert_close(found.double(), x.double().softmax(-1), rtol=1e-3 if x.dtype == torch.float16 else 2e-6, atol=0)
             torch.testing.assert_close(add(x, x), x + x)
             assert add(x, torch.ones_like(x)).shape == x.shape
     assert add(torch.tensor(1.5), torch.tensor(2.0)).item() == 3.5
@@ -284,7 +292,7 @@ def test_the_eager_graph_and_the_custom_operators_are_the_same(ops):
         return *first, *torch.autograd.grad((first[0] * dy).sum() + (first[1] ** 2).sum(), (x, w))
 
     torch.testing.assert_close(gradients(rmsnorm), gradients(lambda x, w: rmsnorm._custom(x, w, 1e-6)), rtol=0, atol=0)
-    torch.testing.assert_close(gradients(rmsnorm), gradients(rms), rtol=1e-4, atol=1e-4)
+    close(gradients(rmsnorm), gradients(rms))
 
 
 def test_checkpoints_hooks_and_used_up_graphs(ops):
@@ -318,10 +326,12 @@ def test_autocast_computes_products_in_its_dtype_and_the_rest_in_the_widest(ops)
         assert softmax(projected).dtype == torch.bfloat16
         loss = normed.square().mean()
         gradients = torch.autograd.grad(loss, (x, w, g))
-    wanted = torch.autograd.grad(rms(torch.nn.functional.linear(x, w, b), g).square().mean(), (x, w, g))
+    # rounded where autocast rounds, and nowhere else: without it these gradients are 1e-2 away
+    halves = [tensor.bfloat16().float() for tensor in (x, w, b)]
+    wanted = torch.autograd.grad(rms(torch.nn.functional.linear(*halves).bfloat16().float(), g).square().mean(), (x, w, g))
     assert [gradient.dtype for gradient in gradients] == [torch.float32] * 3
     for found, right in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(found, right, rtol=0.1, atol=0.02)
+        close(found, right)
     assert linear(x, w, b).dtype == torch.float32
     with pytest.raises(UsageError, match="one dtype"):
         rmsnorm(projected, g)
@@ -349,7 +359,7 @@ def test_autocast_says_the_same_inside_torch_compile(ops):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         eager, compiled = model(x, g), torch.compile(model, fullgraph=True, backend="aot_eager")(x, g)
     assert eager.dtype == compiled.dtype == torch.float32
-    torch.testing.assert_close(compiled, eager, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(compiled, eager, rtol=0, atol=0)
     wanted = torch.autograd.grad(model(x, g).square().mean(), (x, g))
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
         model(x, g).square().mean().backward()
@@ -361,7 +371,7 @@ def test_autocast_says_the_same_inside_torch_compile(ops):
 
 def test_several_threads_at_once(ops):
     """As torch.nn.DataParallel calls a model: first calls and later ones, some with gradients and some without, all right."""
-    softmax, add, failures = ops("softmax"), ops("vector_add"), []
+    softmax, add, answers = ops("softmax"), ops("vector_add"), []
     start = threading.Barrier(4)
 
     def work(seed):
@@ -372,15 +382,19 @@ def test_several_threads_at_once(ops):
             with torch.set_grad_enabled(seed % 2 == 0):
                 x.requires_grad_(seed % 2 == 0)
                 found = softmax(add(x, x))
-            if not torch.allclose(found, (x + x).softmax(-1), atol=1e-6) or found.requires_grad != x.requires_grad:
-                failures.append((seed, turn))
+            answers.append((x.detach(), x.requires_grad, found.detach(), found.requires_grad))
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not failures
+    assert len(answers) == 4 * 60
+    for x, differentiable, found, kept in answers:
+        assert kept == differentiable
+        # alone, the same kernels give the same bits
+        assert torch.equal(found, softmax(add(x, x)))
+        close(found, (x + x).softmax(-1))
 
 
 # models

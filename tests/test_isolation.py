@@ -105,10 +105,9 @@ def test_a_worker_runs_in_a_folder_of_its_own(judged):
 
 
 def test_memory_beyond_the_limit_is_a_verdict(judged):
-    """On a shared machine the kernel's own out-of-memory killer would choose somebody else. The limit is no multiple of what is asked for:
-    were nothing left below it, whichever library allocates next might end the process before Python says what happened."""
-    verdict = judged("def run(x):\n    kept = [bytearray(64 << 20) for _ in range(40)]\n    return 2 * x\n", limits=Limits(memory_bytes=288 << 20))
-    assert isinstance(verdict, Broken) and "MemoryError" in verdict.reason
+    """On a shared machine the kernel's own out-of-memory killer would choose somebody else."""
+    verdict = judged("def run(x):\n    kept = [bytearray(64 << 20) for _ in range(40)]\n    return 2 * x\n", limits=Limits(memory_bytes=256 << 20))
+    assert isinstance(verdict, Broken) and "MemoryError" in verdict.reason, verdict
 
 
 def test_a_library_behind_another_backend_is_a_matter_of_policy(judged):

@@ -136,7 +136,9 @@ def test_a_worker_that_hangs_is_ended(guest, host):
     pid = worker.pid
     with pytest.raises(WorkerLate):
         worker.request({"do": "run", "launch": number}, limit_s=0.5)
-    assert not _left_after_a_while([pid])
+    time.sleep(0.2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
     arena.close()
 
 
@@ -155,15 +157,10 @@ from pathlib import Path
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert not _left_after_a_while(pids)
-
-
-def _left_after_a_while(pids):
-    """Those that still run: at once none of them on a quiet machine, and after ten seconds on any."""
     deadline = time.monotonic() + 10
     while any(_alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return [pid for pid in pids if _alive(pid)]
+    assert not [pid for pid in pids if _alive(pid)]
 
 
 def _alive(pid: int) -> bool:

@@ -11,10 +11,10 @@ import dataclasses
 import importlib.util
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 
 from opforge.core.errors import OpforgeError, UsageError, unknown
@@ -130,7 +130,7 @@ def _twin(stem: str) -> str:
 def _load_definition(name: str, folder: Path) -> Operator:
     path = folder / "op.py"
     # the folder is part of the name: two homes may each hold a folder of one name
-    module_name = f"opforge_operator_{name}_{sha256(str(folder).encode()).hexdigest()[:8]}"
+    module_name = f"opforge_operator_{name}_{zlib.crc32(str(folder).encode()):08x}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +144,8 @@ def _toml(source: Path, text: str) -> dict[str, Any]:
     block = re.search(r"/\*\s*opforge\b(.*?)\*/", text, re.DOTALL)
     if not block:
         return {}
+    import tomllib  # for those who read a native file: `opforge list` doesn't
+
     try:
         return {key.upper(): value for key, value in tomllib.loads(block.group(1)).items()}
     except tomllib.TOMLDecodeError as error:
