@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # On a machine with one or more GPUs: the tests that need one, then the bench, its plan dealt out to the GPUs as they become free.
-# Records go to $OUT (default: results/) after everything, and after an interruption too: what was measured is kept.
+# Records go to $OUT (default: results/) after everything, beside those that its file had, and after an interruption too: what was measured is kept.
 #
+#   OPERATORS      these alone, each with its workloads and dtypes, instead of the plan
 #   PLAN           a file of lines, each the operators and options of one `opforge bench`, most important first (default: scripts/gpu-plan.txt)
 #   NAME           of the file of records, before .jsonl.gz (default: the device's name)
 #   LIMIT          seconds after which no line is begun and the bench under way is ended (default: none)
@@ -17,7 +18,12 @@ mkdir -p "$out"
 read -r gpus device <<< "$("$python" -c 'import torch; print(torch.cuda.device_count(), torch.cuda.get_device_name().lower().replace(" ", "-"))')"
 [ "${gpus:-0}" -ge 1 ] || { echo "gpu.sh: torch sees no CUDA device here" >&2; exit 3; }
 queue=$(mktemp)
-grep -vE '^\s*(#|$)' "${PLAN:-scripts/gpu-plan.txt}" > "$queue"
+if [ -n "${OPERATORS:-}" ]; then
+    # shellcheck disable=SC2086
+    printf '%s\n' $OPERATORS > "$queue"
+else
+    grep -vE '^\s*(#|$)' "${PLAN:-scripts/gpu-plan.txt}" > "$queue"
+fi
 
 # the first line that nobody has taken; locked, because every GPU asks
 next() { flock "$queue.lock" sh -c 'head -n 1 "$1"; sed -i 1d "$1"' next "$queue"; }
@@ -44,6 +50,8 @@ wait
 grep -h "^== GPU" "$out"/bench-*.txt
 [ ! -s "$queue" ] || { echo "not begun, for want of time:"; cat "$queue"; }
 # a store whose export failed is all there is of what was measured
-"$python" -m opforge records export "$out/${NAME:-$device}.jsonl.gz" && rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-*
+file="$out/${NAME:-$device}.jsonl.gz"
+[ ! -f "$file" ] || "$python" -m opforge records import "$file"
+"$python" -m opforge records export "$file" && rm -f "$OPFORGE_STORE" "$OPFORGE_STORE"-*
 rm -f "$queue" "$queue.lock"
 ls -la "$out"

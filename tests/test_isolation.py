@@ -172,6 +172,17 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     assert (words is not None) == keeps
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_an_element_of_any_format_can_be_changed_and_kept(dtype):
+    """PyTorch negates no float8, and a bench of FP8 products must not end on that."""
+    x = torch.tensor([2.0, 2.0]).to(dtype)
+    prepared = SimpleNamespace(arena=SimpleNamespace(tensors=lambda role: {"x": x}))
+    audit._write(prepared, False)
+    assert x.float().tolist() == [2.0, 2.0]
+    audit._write(prepared, True)
+    assert sorted(x.float().tolist()) == [-2.0, 2.0]
+
+
 @pytest.mark.parametrize(("level", "words"), [("full", "OPFORGE_ISOLATION=basic"), ("basic", "opforge doctor")])
 def test_a_worker_that_reaches_no_gpu_blames_no_kernel(level, words, monkeypatch):
     """Inside namespaces a driver may refuse: that is the machine's verdict, not the kernel's."""

@@ -12,14 +12,16 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from opforge.core.activation import activated, linear_magnitude
 from opforge.core.dtypes import DTYPES
-from opforge.core.operator import Case, Constraint, Operator, TensorSpec
+from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Tolerance
 from opforge.core.record import from_json, to_json
 from opforge.core.verdict import Broken, Mismatch, Pass
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.runner.inputs import allocate, fill
 from opforge.verdicts import DEFAULT, QUICK, Bench, Expectation, compare, verify
+from opforge.verdicts.oracle import consult
 from opforge.verdicts.quantisation import clip_ratio, two_errors
 from opforge.verdicts.shrink import shrink
 from opforge.verdicts.suite import elements, hidden_cases, leading_axis, reduced
@@ -112,6 +114,35 @@ def test_nan_and_infinity_must_stand_where_the_oracle_has_them(pairs):
             assert is_wrong or abs(e) >= DTYPES["float32"].largest
         else:
             assert is_wrong == (abs(a - e) > 1e-3)
+
+
+def test_a_rounding_before_the_last_may_reach_the_next_power_of_two():
+    """0.5 - 1e-5, moved up by an intermediate's rounding, is stored with the steps above 0.5, twice as large (seen of PyTorch's own bfloat16)."""
+    operator = Operator(
+        name="twice_rounded",
+        about="",
+        source="",
+        inputs=(TensorSpec(name="x", shape="n"),),
+        outputs=(TensorSpec(name="y", shape="n"),),
+        reference=lambda x: x * 1.0,
+        flops="n",
+        tolerance=Tolerance(factor=1.0, rounded=lambda inputs, outputs, scalars: {"y": (4 * outputs["y"], outputs["y"] * 0 + 0.5)}),
+        cases=(Case(name="c", axes={"n": 3}, why=""),),
+    )
+    x = torch.tensor([0.5 - 1e-5, 0.4, 0.6], dtype=torch.float64)
+    (expectation,) = consult(operator, operator.cases[0], "bfloat16", {"x": x}).expectations
+    # half a step of an intermediate near 2 is 2^-7 above 2 and 2^-8 below, half of which counts here; half a step at the end is 2^-9 above 0.5 and 2^-10 below
+    assert expectation.bound.tolist() == pytest.approx([2.0**-9 + 2.0**-9, 2.0**-9 + 2.0**-10, 2.0**-8 + 2.0**-9], rel=1e-3)
+
+
+@pytest.mark.parametrize("terms", [1, 64, 4096])
+def test_a_sigmoid_that_underflows_is_no_error_of_a_linear_layer(terms):
+    """silu(-88) is -5e-37 and -0 in float32 arithmetic, PyTorch's too; what is lost of silu(-10) stays an error."""
+    for z, lost in ((-88.5, 2e-36), (-10.0, 1e-6)):
+        w = torch.full((1, terms), z / terms, dtype=torch.float64)
+        size = linear_magnitude(torch.ones(1, terms, dtype=torch.float64), w, torch.zeros(1, dtype=torch.float64), "silu")
+        bound = 6 * 2.0**-23 * terms**0.5 * size.item()
+        assert (bound >= abs(activated(torch.tensor(z, dtype=torch.float64), "silu").item())) == (z < -88) and bound < lost
 
 
 @pytest.mark.parametrize("values", [(1.0, 2.0, 3.0), (0.0, -5.0, 1e30)])

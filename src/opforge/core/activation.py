@@ -51,4 +51,7 @@ def linear_magnitude(x: Any, w: Any, bias: Any, activation: str) -> Any:
     if activation == "gelu":
         # z/2 and z/2 * erf cancel for negative z: what remains carries the error of both, however many terms z has
         found = found + z.abs() / max(1, x.shape[-1]) ** 0.5
+    if activation == "silu":
+        # below z = -87.3 the sigmoid is smaller than the least normal number, and may be 0: then 1e-36 is lost, however many terms z has
+        found = found + 2e-30 / max(1, x.shape[-1]) ** 0.5
     return found

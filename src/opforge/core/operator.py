@@ -107,7 +107,8 @@ class Tolerance:
     roundings   how often an intermediate or the result is rounded to the output dtype; 1 is the final store alone
     rounded     `rounded(inputs, outputs, scalars) -> {output: (value, weight)}`: an intermediate that may be rounded to the
                 output dtype, and what multiplies it afterwards: adds half an ulp at `value`, times |weight|. Sharper than
-                another of the roundings, and right where the intermediate is subnormal and the result is not
+                another of the roundings, and right where the intermediate is subnormal and the result is not. The last
+                rounding counts at the result that this may have moved: past a power of two its steps are twice as large
     """
 
     factor: float = 6.0

@@ -91,11 +91,13 @@ def smi(*fields: str) -> tuple[str, ...] | None:
 
 
 def processes() -> tuple[int, ...]:
-    """Process ids that compute on NVIDIA devices, as nvidia-smi sees them. Inside a container the list may be empty."""
+    """Process ids that compute on the current device, as nvidia-smi sees them. Inside a container the list may be empty."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ()
-    output = command_output([command, "--query-compute-apps=pid", "--format=csv,noheader,nounits"])
+    words = [command, "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
+    address = _address()
+    output = command_output([*words, f"--id={address}"] if address else words)
     return tuple(int(line) for line in output.splitlines() if line.strip().isdigit())
 
 

@@ -21,8 +21,8 @@ def exchange_tile(x_ptr, y_ptr, first, second, width, A: tl.constexpr, B: tl.con
     b = (block % b_blocks * B + tl.arange(0, B))[:, None, None]
     col = tl.arange(0, W)[None, None, :]
     inside = (a < first) & (b < second) & (col < width)
-    x = tl.load(x_ptr + start + (a.to(tl.int64) * second + b) * width + col, mask=inside, eviction_policy="evict_first")  # [B, A, W]
-    tl.store(y_ptr + start + (b.to(tl.int64) * first + a) * width + col, x, mask=inside, eviction_policy="evict_first")
+    x = tl.load(x_ptr + start + (a.to(tl.int64) * second + b) * width + col, mask=inside)  # [B, A, W]
+    tl.store(y_ptr + start + (b.to(tl.int64) * first + a) * width + col, x, mask=inside)
 
 
 def exchange_middle(x: Any, y: Any, block: int, num_warps: int) -> None:

@@ -22,9 +22,9 @@ def transpose_tile(x_ptr, y_ptr, rows, cols, ROWS: tl.constexpr, COLS: tl.conste
     col = (tile % across) * COLS + tl.arange(0, COLS)
     row_64, col_64 = row.to(tl.int64), col.to(tl.int64)
     inside = (row < rows)[:, None] & (col < cols)[None, :]
-    x = tl.load(x_ptr + start + row_64[:, None] * cols + col[None, :], mask=inside, eviction_policy="evict_first")  # [ROWS, COLS]
+    x = tl.load(x_ptr + start + row_64[:, None] * cols + col[None, :], mask=inside)  # [ROWS, COLS]
     turned = (col < cols)[:, None] & (row < rows)[None, :]
-    tl.store(y_ptr + start + col_64[:, None] * rows + row[None, :], tl.trans(x), mask=turned, eviction_policy="evict_first")
+    tl.store(y_ptr + start + col_64[:, None] * rows + row[None, :], tl.trans(x), mask=turned)
 
 
 def transpose_matrices(x: Any, y: Any, side: int, num_warps: int) -> None:

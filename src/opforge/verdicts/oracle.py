@@ -68,10 +68,13 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             magnitude = magnitudes.get(spec.name, expected).abs().to(torch.float64)
             arithmetic = tolerance.factor * DTYPES["float32"].epsilon * length**0.5
             stored = spec.dtype_for(dtype, scalars)
-            bound = arithmetic * magnitude + tolerance.roundings * half_ulp(expected, stored) + UNDERFLOW
+            error, reached = arithmetic * magnitude, expected
             if spec.name in rounded:
                 value, weight = rounded[spec.name]
-                bound = bound + half_ulp(value, stored) * weight.abs()
+                error = error + half_ulp(value, stored) * weight.abs()
+                # what is stored at last may have been moved past a power of two, from where on a rounding may be twice as large
+                reached = expected.abs() + error
+            bound = error + tolerance.roundings * half_ulp(reached, stored) + UNDERFLOW
             beyond = torch.isfinite(magnitude) & (magnitude > DTYPES["float32"].largest)
             expectations.append(Expectation(output=spec.name, dtype=stored, expected=expected, bound=bound, beyond=beyond if bool(beyond.any()) else None))
     return Truth(inputs=wide, expectations=tuple(expectations))

@@ -183,4 +183,5 @@ def _write(prepared: Prepared, other: bool) -> None:
         if tensor.numel() and tensor.dtype.is_floating_point:
             place = tuple(random.SystemRandom().randrange(extent) for extent in tensor.shape)
             value = tensor[place].clone()
-            tensor[place] = value if not other else -value if bool(value) else 1
+            # by way of float32: PyTorch negates no float8
+            tensor[place] = value if not other else -value.float() if bool(value.float()) else 1

@@ -67,7 +67,7 @@ enum class Meeting {
   kElements,  // each element with its own
 };
 
-template <typename T, int N, Meeting kMeeting, int A, bool kStream, int K, typename F>
+template <typename T, int N, Meeting kMeeting, int A, int K, typename F>
 __device__ __forceinline__ void broadcast_vector(const F& f, const Vec<T, N>& x, const Pointers<const T, K>& b, const BroadcastOffsets& offsets, uint32_t i, T* y) {
   float value[N][K + 1], result[N];
   if constexpr (kMeeting == Meeting::kTwo) {
@@ -115,13 +115,13 @@ __device__ __forceinline__ void broadcast_vector(const F& f, const Vec<T, N>& x,
 #pragma unroll
     for (int j = 0; j < N; j += 2) store_pair(result[j], result[j + 1], rounded.v + j);
   }
-  store_once<kStream>(rounded, y + i);
+  rounded.store(y + i);
 }
 
 }  // namespace detail
 
 // As map_vectors; n < 2^31.
-template <typename T, int N, detail::Meeting kMeeting, int A, int Threads, int Unroll, bool kStream, int K, typename F>
+template <typename T, int N, detail::Meeting kMeeting, int A, int Threads, int Unroll, int K, typename F>
 __global__ void __launch_bounds__(Threads)
     broadcast_vectors(T* __restrict__ y, const T* __restrict__ x, Pointers<const T, K> b, detail::BroadcastOffsets offsets, uint32_t head, uint32_t n, F f) {
   constexpr uint32_t kTile = Threads * Unroll;
@@ -133,17 +133,17 @@ __global__ void __launch_bounds__(Threads)
 #pragma unroll
     for (int u = 0; u < Unroll; ++u) v[u] = load_once<T, N>(x + begin + u * (Threads * N));
 #pragma unroll
-    for (int u = 0; u < Unroll; ++u) detail::broadcast_vector<T, N, kMeeting, A, kStream>(f, v[u], b, offsets, begin + u * (Threads * N), y);
+    for (int u = 0; u < Unroll; ++u) detail::broadcast_vector<T, N, kMeeting, A>(f, v[u], b, offsets, begin + u * (Threads * N), y);
   } else {
     for (uint32_t u = threadIdx.x; u < left; u += Threads) {
       const uint32_t i = head + (tile + u) * N;
-      detail::broadcast_vector<T, N, kMeeting, A, kStream>(f, load_once<T, N>(x + i), b, offsets, i, y);
+      detail::broadcast_vector<T, N, kMeeting, A>(f, load_once<T, N>(x + i), b, offsets, i, y);
     }
   }
   const uint32_t rest = n - vectors * N;
   if (blockIdx.x == 0 && threadIdx.x < rest) {
     const uint32_t i = threadIdx.x < head ? threadIdx.x : vectors * N + threadIdx.x;
-    detail::broadcast_vector<T, 1, detail::Meeting::kElements, A, false>(f, Vec<T, 1>::load(x + i), b, offsets, i, y);
+    detail::broadcast_vector<T, 1, detail::Meeting::kElements, A>(f, Vec<T, 1>::load(x + i), b, offsets, i, y);
   }
 }
 
@@ -180,19 +180,13 @@ inline void broadcast_map(cudaStream_t stream, BroadcastAxes axes, T* y, const F
   head = head < n ? head : n;
   bool aligned = true;
   for (const T* p : b.p) aligned = aligned && elements_to_alignment(p) == 0;
-  const bool stream_out = 2 * n * int64_t(sizeof(T)) >= kStreamBytes;
   const auto launch = [&](auto kernel, int64_t skipped, int64_t vectors) {
     const int64_t blocks = ceil_div(vectors, int64_t(Threads) * Unroll);
     OPFORGE_LAUNCH(kernel, static_cast<unsigned>(blocks < 1 ? 1 : blocks), Threads, 0, stream, y, x, b, offsets, static_cast<uint32_t>(skipped),
                    static_cast<uint32_t>(n), f);
   };
-#define OPFORGE_BROADCAST(size, meeting, axis_count, skipped, vectors)                                                        \
-  do {                                                                                                                        \
-    if (stream_out)                                                                                                           \
-      launch(broadcast_vectors<T, size, Meeting::meeting, axis_count, Threads, Unroll, true, K, F>, skipped, vectors);        \
-    else                                                                                                                      \
-      launch(broadcast_vectors<T, size, Meeting::meeting, axis_count, Threads, Unroll, false, K, F>, skipped, vectors);       \
-  } while (0)
+#define OPFORGE_BROADCAST(size, meeting, axis_count, skipped, vectors) \
+  launch(broadcast_vectors<T, size, Meeting::meeting, axis_count, Threads, Unroll, K, F>, skipped, vectors)
   const int64_t vectors = (n - head) / N;
   if (!alike)
     OPFORGE_BROADCAST(1, kElements, 4, 0, n);

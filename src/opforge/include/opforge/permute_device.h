@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kTransposeThreads) transpose_tiles(const T* __
     }
 #pragma unroll
     for (int k = 0; k < kPerWord; ++k)
-      if (col0 + c + k < cols) store_once<true>(column[k], to + (col0 + c + k) * rows + row0 + r);
+      if (col0 + c + k < cols) column[k].store(to + (col0 + c + k) * rows + row0 + r);
   }
 }
 
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
       if (c >= here) c = 0;  // past the end: read anything, store nothing
     }
     if (i + Out <= here * rows) {
-      store_once<true>(v, to + i);
+      v.store(to + i);
     } else {
       for (int j = 0; j < here * rows - i; ++j) to[i + j] = v[j];
     }
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
     Vec<T, Out> v;
 #pragma unroll
     for (int j = 0; j < Out; ++j) v[j] = tile[c * pitch + r + j];
-    store_once<true>(v, y + base + c * rows + row0 + r);
+    v.store(y + base + c * rows + row0 + r);
   }
 }
 
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(Threads)
   for (int u = 0; u < Unroll; ++u) {
     const uint32_t i = tile + u * Threads;
     if (i >= vectors) break;
-    store_once<true>(v[u], y + int64_t(i) * N);
+    v[u].store(y + int64_t(i) * N);
   }
 }
 

@@ -31,7 +31,7 @@ def losses(
     plain = tl.zeros([ROWS, BLOCK], tl.float32)
     for start in range(0, classes, BLOCK):
         inside = there[:, None] & (start + col < classes)
-        x = tl.load(x_rows + start + col, mask=inside, other=-float("inf"), eviction_policy="evict_first").to(tl.float32)  # [ROWS, BLOCK]
+        x = tl.load(x_rows + start + col, mask=inside, other=-float("inf")).to(tl.float32)  # [ROWS, BLOCK]
         higher = tl.maximum(peak, tl.max(x, axis=1))
         # while only -inf was seen the shift is 0, because -inf - -inf is NaN
         shift = tl.where(higher == -float("inf"), 0.0, higher)

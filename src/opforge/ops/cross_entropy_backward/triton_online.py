@@ -8,7 +8,7 @@ limits    none in width; exp is computed twice an element. Large blocks keep few
 import triton
 import triton.language as tl
 
-from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_blocks import load_again, store_once
 from opforge.primitives.triton_online import LIMITS as LIMITS, SPACE as SPACE, peak_and_sum, row_blocks
 
 LAYOUTS = ("contiguous", "rows")
@@ -30,7 +30,7 @@ def gradient_blocks(x_ptr, target_ptr, dloss_ptr, dx_ptr, classes, x_stride, dx_
     weight = tl.where((target >= 0) & (target < classes), weight, float("nan"))
     for start in range(0, classes, BLOCK):
         inside = start + col < classes
-        x = load_once(x_row + start + col, inside, -float("inf"))
+        x = load_again(x_row + start + col, inside, -float("inf"))
         dx = (tl.exp(x - peak) * scale - label_smoothing / classes) * weight - tl.where(start + col == target, (1.0 - label_smoothing) * weight, 0.0)
         dx = tl.where(target == ignore_index, 0.0, dx)
         store_once(dx_row + start + col, dx, inside)

@@ -8,7 +8,7 @@ limits    none in width; Large blocks keep few rows in flight, so that they stay
 import triton
 import triton.language as tl
 
-from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_blocks import load_again, store_once
 from opforge.primitives.triton_online import LIMITS as LIMITS, SPACE as SPACE, peak_and_sum, row_blocks
 
 LAYOUTS = ("contiguous", "rows")
@@ -26,7 +26,7 @@ def log_softmax_blocks(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constex
     log_sum = tl.log(total)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        x = load_once(x_row + start + col, inside, -float("inf"))
+        x = load_again(x_row + start + col, inside, -float("inf"))
         y = (x - peak) - log_sum
         store_once(y_row + start + col, y, inside)
 

@@ -41,7 +41,7 @@ def vector_times_matrix(
         factor = tl.load(x + term.to(tl.int64) * x_stride, mask=there, other=0.0).to(tl.float32)
         # int64: row * stride leaves int32 beyond 2^31 elements
         at = w + term.to(tl.int64)[:, None] * w_row + col.to(tl.int64)[None, :] * w_col
-        tile = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0, eviction_policy="evict_first")
+        tile = tl.load(at, mask=there[:, None] & inside[None, :], other=0.0)
         sums += factor[:, None] * tile.to(tl.float32)
     total = tl.sum(sums, axis=0)  # [COLS]
     if SPLIT == 1:

@@ -27,17 +27,16 @@ def magnitude(inputs, outputs, scalars):
     # what is added up are the scaled products
     left, right = widened(*(inputs[name].abs() for name in ("a", "b", "scale_a", "scale_b")))
     added = left @ right.transpose(0, 1)
-    if scalars["out_dtype"] == "bfloat16":
-        return {"y": added}
-    # a tensor core keeps 2^-13 of the largest number that it adds, four times in 128 terms, before float32 takes over. A bfloat16
-    # result hides that; elsewhere each block may lose 2^-12 of what its sum comes to: as large as it is, or as its products wander
+    # Of every 32 terms a tensor core keeps some 14 bits of the largest number that it adds, so after a block of 128 a sum is off by 2^-13 of what
+    # such a sum comes to (as large as it is, or as its products wander), root mean square, and by 2^-10.3 at worst among 262144; so are
+    # cuBLAS's (measured on an H200). Then float32 takes over, and the errors of blocks are independent.
     left, right = widened(*(inputs[name] for name in ("a", "b", "scale_a", "scale_b")))
     reached = 0
     for first in range(0, left.shape[1], BLOCK):
         ours, theirs = left[:, first : first + BLOCK], right[:, first : first + BLOCK].transpose(0, 1)
-        reached = reached + (ours @ theirs).abs() + (ours.square() @ theirs.square()).sqrt()
+        reached = reached + ((ours @ theirs).abs() + (ours.square() @ theirs.square()).sqrt()).square()
     float32_part = FACTOR * 2.0**-23 * max(1, left.shape[1]) ** 0.5
-    return {"y": added + reached * 2.0**-12 / float32_part}
+    return {"y": added + reached**0.5 * 2.0**-10 / float32_part}
 
 
 FACTOR = 6.0

@@ -18,9 +18,9 @@ DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 @triton.jit
 def relu_block(x_ptr, y_ptr, n, x_stride, y_stride, BLOCK: tl.constexpr):
     i, inside = block_of(n, BLOCK)
-    x = tl.load(x_ptr + i * x_stride, mask=inside, eviction_policy="evict_first")  # [BLOCK]
+    x = tl.load(x_ptr + i * x_stride, mask=inside)  # [BLOCK]
     # tl.maximum(x, 0) would turn NaN into 0
-    tl.store(y_ptr + i * y_stride, tl.where(x <= 0, 0.0, x).to(y_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first")
+    tl.store(y_ptr + i * y_stride, tl.where(x <= 0, 0.0, x).to(y_ptr.dtype.element_ty), mask=inside)
 
 
 def launch(x, y, *, BLOCK, num_warps):

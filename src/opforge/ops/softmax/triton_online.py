@@ -8,7 +8,7 @@ limits    none in width; exp is computed twice an element. Large blocks keep few
 import triton
 import triton.language as tl
 
-from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_blocks import load_again, store_once
 from opforge.primitives.triton_online import LIMITS as LIMITS, SPACE as SPACE, peak_and_sum, row_blocks
 
 LAYOUTS = ("contiguous", "rows")
@@ -26,7 +26,7 @@ def softmax_blocks(x_ptr, y_ptr, cols, x_stride, y_stride, BLOCK: tl.constexpr):
     scale = 1.0 / total
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        x = load_once(x_row + start + col, inside, -float("inf"))
+        x = load_again(x_row + start + col, inside, -float("inf"))
         y = tl.exp(x - peak) * scale
         store_once(y_row + start + col, y, inside)
 

@@ -7,7 +7,7 @@ limits    none in width
 import triton
 import triton.language as tl
 
-from opforge.primitives.triton_blocks import load_once, store_once
+from opforge.primitives.triton_blocks import load_again, store_once
 
 LAYOUTS = ("contiguous", "rows")
 SPACE = {"block": (2048, 4096, 8192), "warps": (8, 16)}
@@ -29,8 +29,8 @@ def gradient_blocks(y_ptr, dy_ptr, dx_ptr, cols, y_stride, dy_stride, dx_stride,
     total = tl.sum(part, axis=0)
     for start in range(0, cols, BLOCK):
         inside = start + col < cols
-        y = load_once(y_row + start + col, inside, 0.0)
-        dy = load_once(dy_row + start + col, inside, 0.0)
+        y = load_again(y_row + start + col, inside, 0.0)
+        dy = load_again(dy_row + start + col, inside, 0.0)
         store_once(dx_row + start + col, y * (dy - total), inside)
 
 
