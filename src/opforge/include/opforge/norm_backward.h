@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kThreads) norm_gradient_rows(NormGradient<T> c
 
 /// Adds up `groups` rows of partial sums: those of dweight, then those of dbias. A block has 32 columns, and 32 threads to each.
 template <typename T>
-__global__ void __launch_bounds__(1024) add_partial_sums(const float* partial, int64_t groups, int64_t cols, int64_t sums, T* dweight, T* dbias) {
+__device__ __forceinline__ void add_columns(const float* partial, int64_t groups, int64_t cols, int64_t sums, T* dweight, T* dbias) {
   __shared__ float parts[kWarpSize][kWarpSize + 1];
   const int64_t column = int64_t(blockIdx.x) * kWarpSize + threadIdx.x % kWarpSize;
   const int part = threadIdx.x / kWarpSize;
@@ -313,6 +313,11 @@ __global__ void __launch_bounds__(1024) add_partial_sums(const float* partial, i
       dbias[own - cols] = store_from_float<T>(sum);
     }
   }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(1024) add_partial_sums(const float* partial, int64_t groups, int64_t cols, int64_t sums, T* dweight, T* dbias) {
+  add_columns(partial, groups, cols, sums, dweight, dbias);
 }
 
 template <typename T, int N, int kVecs, bool kWarp, bool kCentred, bool kAhead, int kThreads>

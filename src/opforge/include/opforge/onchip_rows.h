@@ -17,6 +17,8 @@
 //   leave(r, finished)            once for each row
 //   out(r)                        (kEmits) where row r of the result begins, and its N elements from column c on:
 //   compute(c, finished, result, values[, values])
+//   mend(r, finished, wrote)      (kMends) writes single elements of row r once more, those columns c for which wrote(c) holds:
+//                                 this thread has written them. A warp takes no rows of such an operator, however narrow
 /* opforge
 [supports]
 fits_a_cluster = "cols <= 262144"
@@ -43,6 +45,7 @@ PLAIN = 65536
 namespace opforge {
 
 constexpr int kOnchipWarps = 4;  // rows of a block when a warp takes one
+constexpr int kOnchipWarpBytes = 8 * kWarpSize * 16;  // of a row that a warp takes, where there is one input
 constexpr int kOnchipMaxThreads = 1024;
 constexpr int kOnchipMaxCluster = 16;
 
@@ -53,6 +56,14 @@ template <typename T, int N, int kVecs, int kInputs, bool kEdges>
 struct OnchipRow {
   Packed<T, N> data[kInputs][kVecs];
   int first, step, cols;
+
+  /// Whether this thread has column c of the row.
+  __device__ __forceinline__ bool has(int c) const {
+    bool found = false;
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) found |= static_cast<unsigned>(c - first - i * step) < N;
+    return found;
+  }
 
   __device__ __forceinline__ bool whole(int c, bool alike) const { return !kEdges || (alike && c >= 0 && c + N <= cols); }
 
@@ -111,7 +122,7 @@ struct OnchipRow {
 /// What an operator that writes a row of results has besides its arithmetic: where they go.
 template <typename T>
 struct EmitsRow {
-  static constexpr bool kEmits = true;
+  static constexpr bool kEmits = true, kMends = false;
   T* result;
   int64_t result_stride;
 
@@ -169,6 +180,13 @@ __device__ __forceinline__ typename Op::Stat merge_stats(typename Op::Stat part,
 template <class Op>
 constexpr bool kLight = Op::kInputs == 1 && sizeof(std::declval<const Op&>().finish(0, Op::empty())) <= 8;
 
+/// Whether an operator writes elements once more after their row.
+template <class Op>
+constexpr bool mends() {
+  if constexpr (Op::kEmits) return Op::kMends;
+  return false;
+}
+
 /// A warp (kWarp), a block or a cluster for each row.
 template <typename T, int N, int kVecs, bool kWarp, bool kEdges, class Op>
 __global__ void __launch_bounds__(kWarp ? kOnchipWarps * kWarpSize : kOnchipMaxThreads, kLight<Op> && !kWarp && !kEdges ? 2 : 1)
@@ -196,6 +214,7 @@ __global__ void __launch_bounds__(kWarp ? kOnchipWarps * kWarpSize : kOnchipMaxT
       op.compute(c, finished, result, values...);
       row.store(out, c, result, out_alike);
     });
+    if constexpr (mends<Op>()) op.mend(r, finished, [&](int c) { return row.has(c); });
   }
 }
 
@@ -214,11 +233,13 @@ inline void launch_onchip_by(const Op& op, const Rows<const T>& a, const Rows<co
   constexpr int N = kVecSize<T>;
   const int64_t vecs = ceil_div(a.cols + (kEdges ? N - 1 : 0), N);
   constexpr int kWarpThreads = kOnchipWarps * kWarpSize;
-  if (vecs <= kWarpSize) return launch_onchip<T, 1, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
-  if (vecs <= 2 * kWarpSize) return launch_onchip<T, 2, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
-  if (vecs <= 4 * kWarpSize) return launch_onchip<T, 4, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
-  if constexpr (Op::kInputs == 1) {
-    if (vecs <= 8 * kWarpSize) return launch_onchip<T, 8, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+  if constexpr (!mends<Op>()) {
+    if (vecs <= kWarpSize) return launch_onchip<T, 1, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+    if (vecs <= 2 * kWarpSize) return launch_onchip<T, 2, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+    if (vecs <= 4 * kWarpSize) return launch_onchip<T, 4, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+    if constexpr (Op::kInputs == 1) {
+      if (vecs <= 8 * kWarpSize) return launch_onchip<T, 8, true, kEdges>(op, a, b, b_alike, out_alike, 1, kWarpThreads, stream);
+    }
   }
   const bool single = a.cols * static_cast<int64_t>(sizeof(T)) <= kPlain && vecs <= kVecs * kOnchipMaxThreads;
   int blocks = 1;

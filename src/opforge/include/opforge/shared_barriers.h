@@ -48,7 +48,8 @@ inline void wait_shared(SharedBarrier* barrier, int parity, const char* file = _
 inline void wait_shared_sent(SharedBarrier* barrier, int parity, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   wait_shared(barrier, parity, file, line);
 }
-inline void start_bulk_load(void* target, const void* source, int bytes, SharedBarrier* barrier, uint64_t) {
+inline void let_copies_follow() {}
+inline void start_bulk_load(void* target, const void* source, int bytes, SharedBarrier* barrier) {
   if ((reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(target) | static_cast<uintptr_t>(bytes)) % 16 != 0)
     emu::fail("a bulk copy begins at 16-byte boundaries and takes a multiple of 16 bytes");
   std::memcpy(target, source, static_cast<std::size_t>(bytes));
@@ -59,7 +60,6 @@ inline void send_to_block(T* target, int block, const T& value, SharedBarrier* b
   store_in_block(target, block, value);
   detail::change_barrier(barrier, block, 0, -static_cast<int>(sizeof(T)));
 }
-inline uint64_t read_once_policy() { return 0; }
 
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 
@@ -70,10 +70,10 @@ __device__ __forceinline__ void arrive_shared(SharedBarrier*) {}
 __device__ __forceinline__ void arrive_shared_expecting(SharedBarrier*, int) {}
 __device__ __forceinline__ void wait_shared(SharedBarrier*, int) {}
 __device__ __forceinline__ void wait_shared_sent(SharedBarrier*, int) {}
-__device__ __forceinline__ void start_bulk_load(void*, const void*, int, SharedBarrier*, uint64_t) {}
+__device__ __forceinline__ void let_copies_follow() {}
+__device__ __forceinline__ void start_bulk_load(void*, const void*, int, SharedBarrier*) {}
 template <typename T>
 __device__ __forceinline__ void send_to_block(T*, int, const T&, SharedBarrier*) {}
-__device__ __forceinline__ uint64_t read_once_policy() { return 0; }
 
 #else
 
@@ -121,16 +121,19 @@ __device__ __forceinline__ void wait_shared(SharedBarrier* barrier, int parity) 
 __device__ __forceinline__ void wait_shared_sent(SharedBarrier* barrier, int parity) {
   while (!detail::phase_ended<true>(barrier, parity)) continue;
 }
+/// What this thread has read of shared memory may be overwritten by bulk copies. Every thread that has read calls it before it, or
+/// a lane of its warp, arrives where the copying thread waits. Arriving is not enough: it orders loads and stores, and copies
+/// are made by another unit (another proxy), so that one may overwrite what a load, issued before the arrival, has yet to fetch.
+__device__ __forceinline__ void let_copies_follow() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 /// Starts copying from global memory into this block's shared memory; the barrier is told of the bytes. Both addresses and
 /// `bytes` are multiples of 16.
-__device__ __forceinline__ void start_bulk_load(void* target, const void* source, int bytes, SharedBarrier* barrier, uint64_t policy) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                   detail::address_in_shared(target)),
-               "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(detail::address_in_shared(barrier)), "l"(policy)
+__device__ __forceinline__ void start_bulk_load(void* target, const void* source, int bytes, SharedBarrier* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(detail::address_in_shared(target)),
+               "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(detail::address_in_shared(barrier))
                : "memory");
 }
 /// Stores a value of 4-byte words where `target`, in this block's shared memory, lies in another block of the cluster (or in
-/// this one), whose `barrier` is told of the bytes.
+/// this one), whose `barrier` is told of the bytes. Only in a launch with clusters: in one without, it is an illegal instruction.
 template <typename T>
 __device__ __forceinline__ void send_to_block(T* target, int block, const T& value, SharedBarrier* barrier) {
   static_assert(sizeof(T) % 4 == 0, "whole words");
@@ -142,13 +145,6 @@ __device__ __forceinline__ void send_to_block(T* target, int block, const T& val
   for (int i = 0; i < static_cast<int>(sizeof(T) / 4); ++i)
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(there + 4 * i), "r"(words[i]), "r"(told) : "memory");
 }
-/// The second-level cache may drop first what is loaded with this.
-__device__ __forceinline__ uint64_t read_once_policy() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 #endif
 
 }  // namespace opforge

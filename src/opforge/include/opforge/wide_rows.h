@@ -14,7 +14,8 @@
 //   kConstants, constant(k)       how many vectors of one element per column it reads, and which: they stay in registers
 //   compute(finished, result, x, constants)    N elements
 //
-// Not yet run on hardware: compiled for sm_90a, and run by the CPU emulator, which has the barriers, copies and stores used here.
+// Not yet run on hardware as it is: without let_copies_follow one of about 450 results on an H200 was wrong (softmax's README).
+// Run by the CPU emulator, which has the barriers, copies and stores used here, but makes a copy at once.
 /* opforge
 layouts = ["contiguous", "rows"]
 [supports]
@@ -53,8 +54,18 @@ constexpr int kWideMaxCluster = 16;
 constexpr int64_t kWideMaxColumns = 262144;
 constexpr int kWideHelpers = 2 * kWarpSize;  // threads that compute nothing: a warp that copies, a warp that exchanges
 
-/// What a block has in shared memory beside the ring. A slot belongs to a row until the row kSlots later: no block can have
-/// gathered from that one before every block has written this one out.
+/// What a block has in shared memory beside the ring. A slot belongs to row r until row r + kSlots (rows counted as this cluster
+/// takes them). Nobody still needs what is overwritten then:
+///
+///   a warp gathers from row r + kSlots, kSlots = kDelay + 2, after it has written row r + 1, so after `known` of that row
+///   warps      the exchanging warp says `known` of row r + 1 after it has read warps[] of rows r and r + 1
+///   finished   is written again after `gathered` of row r + kSlots: every lane of every warp has written row r by then
+///   blocks     what another block sends for row r + kSlots is sent after `known` of row r + 1 there, so after this block has
+///              sent its part of row r + 1, which the exchanging warp does after all of its lanes have used blocks[] of row r
+///
+/// By the same chain no barrier ends a second phase while a thread still asks for the first, so parities suffice, and bytes of
+/// row r + kSlots never reach `arrived` in the phase of row r. (Bytes of a row may come before they are expected; the phase
+/// waits for this block's own arrival, which expects them.)
 template <int kWarps, int kSlots, class Op>
 struct WideShared {
   SharedBarrier full[kWideMaxStages], empty[kWideMaxStages];  // of a stage: its bytes have come; every warp has read them
@@ -159,7 +170,6 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
   }
 
   if (warp == kWarps) {  // copies
-    const uint64_t policy = read_once_policy();
     WideTurn turn;
     if (lane == 0 || !on_grid) {
       for (int r = first_row; r < rows; r += groups) {
@@ -170,7 +180,7 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
           wait_shared(&held.empty[turn.place], turn.parity ^ 1);
           if (on_grid) {
             arrive_shared_expecting(&held.full[turn.place], count * 16);
-            start_bulk_load(target, source + i * kThreads * N, count * 16, &held.full[turn.place], policy);
+            start_bulk_load(target, source + i * kThreads * N, count * 16, &held.full[turn.place]);
           } else {
             for (int v = lane; v < count; v += kWarpSize) target[v] = load_vector<T, N>(source + (i * kThreads + v) * N, false);
             __syncwarp();
@@ -241,8 +251,13 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
         for (int i = 0; i < kBatch; ++i) {
           if (row.has(batch + i)) data[i] = row.piece(batch + i);
         }
-        __syncwarp();
-        if (lane < kBatch && batch + lane < pieces) arrive_shared(&held.empty[row.at(batch + lane)]);
+        // four pieces are given back at once: the fence waits for stores too. All lanes have their elements by then
+        const int given = batch + kBatch - 4;
+        if (given % 4 == 0) {
+          let_copies_follow();
+          __syncwarp();
+          if (lane < 4 && given + lane < pieces) arrive_shared(&held.empty[row.at(given + lane)]);
+        }
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
           if (row.has(batch + i)) {

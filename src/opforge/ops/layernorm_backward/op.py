@@ -65,6 +65,7 @@ operator = Operator(
         Case(name="bert", axes={"lead": (9,), "cols": 768}, why="BERT's width: no power of two, whole 16-byte vectors"),
         Case(name="gpt2_xl", axes={"lead": (5,), "cols": 1600}, why="GPT-2 XL's width: vectors that leave part of a warp idle"),
         Case(name="block", axes={"lead": (4,), "cols": 4096}, why="a row shared by a block, its sums in shared memory"),
+        Case(name="gpt_neox", axes={"lead": (5,), "cols": 6144}, why="GPT-NeoX 20B's width: the most columns of 32 bits whose sums fit a block's registers"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, why="no variance: dx is 0, and dweight too"),
         MANY_NARROW,
         LONG_COLUMNS,
@@ -78,5 +79,5 @@ operator = Operator(
         *row_layouts(),
     ),
     workloads=LAYER_NORMS,
-    implementations=("cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
+    implementations=("cuda_ring", "cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
 )

@@ -60,6 +60,7 @@ operator = Operator(
         Case(name="qwen", axes={"lead": (9,), "cols": 896}, why="Qwen2.5 0.5B's width: no power of two, and whole 16-byte vectors"),
         Case(name="phi", axes={"lead": (5,), "cols": 3072}, why="Phi-3 mini's width: vectors that leave part of a warp idle"),
         Case(name="block", axes={"lead": (4,), "cols": 4096}, why="a row shared by a block, its sums in shared memory"),
+        Case(name="llama3_70b", axes={"lead": (5,), "cols": 8192}, why="Llama 3 70B's width: the most columns of 32 bits whose sums fit a block's registers"),
         Case(name="one_column", axes={"lead": (5,), "cols": 1}, scalars={"eps": 0.5}, why="y is close to the sign of x: dx is what eps leaves"),
         MANY_NARROW,
         LONG_COLUMNS,
@@ -76,5 +77,5 @@ operator = Operator(
         *RMS_NORMS,
         Workload(name="qwen3_8b_heads", axes={"lead": (8192, 32), "cols": 128}, source="Qwen3 8B: the norm of 32 query heads of 128, 8192 tokens"),
     ),
-    implementations=("cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
+    implementations=("cuda_ring", "cuda_persistent", "triton_persistent", "cpp_rows", "torch_eager"),
 )

@@ -1,0 +1,36 @@
+// Rows wait in shared memory, several ahead; dweight grows in registers.
+//
+// moves     3 * rows * cols * itemsize bytes: the least possible; a row of partial sums for each block, mostly in L2; see opforge/norm_backward_ring.h
+// limits    16384 columns of 16 bits, 8192 of 32: the column sums of a row in the registers of a block; whole 16-byte vectors. Where rows
+//           begin off that grid they wait in registers, as in cuda_persistent. sm_80 or later
+/* opforge
+like = "opforge/norm_backward_ring.h"
+[supports]
+whole_16_byte_vectors = "cols % 8 == 0 or dtype == 'float32' and cols % 4 == 0"
+fits_a_block = "cols <= 8192 or dtype != 'float32' and cols <= 16384"
+[limits]
+all_by_width_or_none = "(VECS == 0) == (STAGES == 0) and (VECS == 0) == (THREADS == 0)"
+rows_of_the_shape_class_fit = "VECS == 0 or next_pow2(cols) * itemsize <= 16 * VECS * THREADS"
+half_a_warp_has_work = "VECS == 0 or cols * itemsize >= 256 * VECS"
+ring_fits_shared_memory = "16 * VECS * THREADS * (2 * STAGES + 1) <= 229376"
+sums_fit_the_registers = "VECS * THREADS <= 2048"
+*/
+#include "opforge/norm_backward_ring.h"
+
+namespace {
+
+void rmsnorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
+                      double eps) {
+  opforge::check_rows_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
+  opforge::check_columns({{"weight", weight}, {"dweight", dweight}}, {"x", x});
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    const opforge::NormGradient<T> call{opforge::as_rows<const T>(x), opforge::as_rows<const T>(dy), opforge::data<const T>(weight), opforge::as_rows<T>(dx),
+                                        opforge::data<T>(dweight),    nullptr,                       static_cast<float>(eps)};
+    opforge::launch_norm_gradient_ring<false, VECS, STAGES, THREADS>(call, opforge::current_stream(x));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, rmsnorm_backward)
