@@ -67,6 +67,19 @@ def test_the_wgmma_kernels_read_and_write_by_tma():
 
 
 @needs_nvcc
+@needs_cuobjdump
+@pytest.mark.offline
+def test_a_batch_goes_through_the_same_ring():
+    """The kernels of matmul once more, and again with c added: it comes by TMA and is read from shared memory as y is written to it."""
+    found = inspect_implementation(load(), "batched_matmul", "cuda_wgmma", target="sm_90a", dtype="bfloat16", axes={"batch": (3,), "m": 256, "n": 256, "k": 256})
+    check_hopper(found)
+    copied = [kernel for kernel in found.kernels if kernel.other_instructions.get("UTMALDG", 0) > 0]
+    assert all(kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in copied)
+    assert [kernel.other_instructions.get("LDSM", 0) > 0 for kernel in copied].count(True) == 8
+    assert (len(copied), len(found.kernels)) == (16, 17)
+
+
+@needs_nvcc
 @pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_another_target_is_refused_with_a_reason(tmp_path, name, target):

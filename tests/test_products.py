@@ -2,8 +2,9 @@
 
 import pytest
 
-from opforge.backends.modules import installed
+from opforge.backends.modules import installed, load_source
 from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Accepted, Config
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
 
@@ -54,6 +55,23 @@ def test_pipelined_rungs_are_fed_by_tma(operator, name):
     assert kernel.other_instructions["UTMALDG"] > 0
     assert kernel.matrix_instructions["HGMMA"] > 0
     assert not kernel.spills
+
+
+def test_few_rows_get_the_tiles_that_were_fastest():
+    """They hung on the hash of a file in tuned/, and a change of shared code put 16 rows back to 47 us."""
+    implementation = load().implementation("matmul", "triton_splitk")
+    by_shape = load_source(implementation.source).by_shape
+    assert by_shape(16, 8192, 8192, 2, 132) == (16, 64, 256, 1, True, 6)
+    assert by_shape(128, 8192, 28672, 2, 132) == (128, 128, 128, 2, False, 6)
+    assert by_shape(64, 8192, 8192, 2, 132) == by_shape(128, 8192, 28672, 4, 132) == (64, 64, 128, 2, False, 5)
+    # where few columns leave the device idle, more parts; but none without terms
+    assert [by_shape(1, n, 8192, 2, 132)[3] for n in (4096, 2048, 64)] == [2, 4, 8]
+    assert by_shape(1, 64, 256, 2, 132)[3] == 2
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K_BYTES", "SPLIT", "SWAP", "num_stages")
+    for m, n, k in ((16, 8192, 8192), (64, 8192, 8192), (128, 8192, 28672)):
+        chosen = Config(tuple({**dict(zip(names, by_shape(m, n, k, 2, 132), strict=True)), "num_warps": 4}.items()))
+        for config in (chosen, implementation.default):
+            assert isinstance(implementation.allows(config, {"m": m, "n": n, "k": k}, "bfloat16", 2, {}), Accepted), config
 
 
 def test_a_specialised_kernel_is_refused_elsewhere_with_a_reason():

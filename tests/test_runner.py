@@ -190,3 +190,24 @@ def test_an_arena_is_seen_by_its_other_side(guest):
     assert (arena.tensor("y") == 3.0).all()
     other.close()
     arena.close()
+
+
+def test_a_killed_worker_that_takes_its_time_to_end_is_no_other_workers_doing(monkeypatch):
+    """A driver may take seconds to let a process go. Seen on a GPU under load: honest kernels were called crashed, and a server was ended."""
+    from opforge.runner import processes
+
+    with Isolated() as host:
+        slow, other = host.worker({}), host.worker({})
+        server, pid, alive = slow.server, slow.pid, processes.alive
+        monkeypatch.setattr(server, "status", lambda *_: None)
+        monkeypatch.setattr(processes, "children", lambda _: [pid])
+        monkeypatch.setattr(processes, "alive", lambda asked: asked == pid or alive(asked))
+        slow.close()
+        assert server.adopted() == []
+        # it has ended, and its number belongs to a process that somebody did leave behind
+        monkeypatch.setattr(processes, "alive", lambda asked: False)
+        assert server.adopted() == []
+        monkeypatch.setattr(processes, "alive", lambda asked: True)
+        assert server.adopted() == [pid]
+        monkeypatch.undo()
+        other.close()

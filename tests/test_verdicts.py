@@ -94,6 +94,19 @@ def evidence(verdict):
     return verdict
 
 
+def test_a_selection_outside_a_kernels_domain_is_not_all_that_is_asked(judged):
+    """A kernel for a narrow domain was called unsupported, because none of the cases of a quick verification lay in it."""
+    source = """
+        SUPPORTS = {"few_rows": "rows < 7"}
+
+        def run(x, bias):
+            return x + bias
+    """
+    # no case is as small as that: the selection is the operator's first, of 7 rows
+    verdict = judged(source, effort=dataclasses.replace(QUICK, elements=0, hidden=0))
+    assert isinstance(verdict, Pass) and {checked.case.axes["rows"] for checked in verdict.checked} == {4, 5}, verdict
+
+
 # comparison
 
 

@@ -219,8 +219,7 @@ class ForkedWorker:
         family = processes.tree([self.pid])
         processes.kill_group(self.pid)
         processes.kill(family[1:])
-        self.server.status(self.inner, END_LIMIT_S)
-        self.server.forget(self.pid)
+        self.server.forget(self.pid, ended=self.server.status(self.inner, END_LIMIT_S) is not None)
         self.server.end_adopted()
         os.close(self.output)
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -260,6 +259,7 @@ class _Server:
         self.sock, theirs = socket.socketpair()
         self.exited: dict[int, int] = {}
         self.workers: set[int] = set()
+        self.ending: set[int] = set()
         self.level = Level()
         self.pid = 0
         self.lock = threading.RLock()
@@ -316,14 +316,21 @@ class _Server:
                     self._until("exited", pid, limit_s)
             return self.exited.get(pid)
 
-    def forget(self, pid: int) -> None:
-        """A worker has ended; its number may be another process's soon."""
+    def forget(self, pid: int, *, ended: bool) -> None:
+        """A worker was killed. Once it has ended its number may be another process's; a driver may take seconds to let it end, and
+        meanwhile it is nothing that a worker has left behind: it runs no more."""
         with self.lock:
-            self.workers.discard(pid)
+            if ended:
+                self.workers.discard(pid)
+            else:
+                self.ending.add(pid)
 
     def adopted(self) -> list[int]:
         """Processes that a worker started and that left it: the server is their parent now."""
         with self.lock:
+            gone = {pid for pid in self.ending if not processes.alive(pid)}
+            self.ending -= gone
+            self.workers -= gone
             return [pid for pid in processes.children(self.pid) if pid not in self.workers and processes.alive(pid)]
 
     def end_adopted(self) -> None:

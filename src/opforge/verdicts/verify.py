@@ -51,13 +51,18 @@ def verify(
     effort = effort or (DEFAULT if cases is None else EXACT)
     stood = isinstance(way, Stood)
     own = [case for case in (operator.cases if cases is None else cases) if case.dtype in (None, dtype)]
+    rest: list[Case] = []
     if not effort.own:
-        own = list(reduced(operator, own, effort.stood_elements if stood else effort.elements))
+        chosen = list(reduced(operator, own, effort.stood_elements if stood else effort.elements))
+        own, rest = chosen, [case for case in own if case not in chosen]
     if not own:
         return Unsupported(reason=f"{operator.name} has no case for {dtype}")
     hidden = bench.hidden(dtype, effort, stood) if effort.hidden else ()
     run = _Run(bench=bench, implementation=implementation, dtype=dtype, config=config, effort=effort, progress=progress)
     failure = run.cases(own, hidden)
+    if failure is None and not run.checked and rest:
+        # none of the selection is in its domain: it may still be for those that were left out
+        failure = run.cases(rest, ())
     if isinstance(failure, FAILURES):
         return run.explained(failure)
     if failure is not None:

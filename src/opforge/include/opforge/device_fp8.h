@@ -22,6 +22,19 @@ __device__ __forceinline__ Float8<Format> round_to_fp8(float v) {
   return Float8<Format>(v);
 #endif
 }
+template <typename Format>
+__device__ __forceinline__ Vec<Float8<Format>, 2> round_two_to_fp8(float low, float high) {
+  Vec<Float8<Format>, 2> two;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  const __nv_fp8x2_storage_t codes = __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, Format::kInfinity ? __NV_E5M2 : __NV_E4M3);
+  two[0].code = static_cast<uint8_t>(codes & 0xff);
+  two[1].code = static_cast<uint8_t>(codes >> 8);
+#else
+  two[0] = Float8<Format>(low);
+  two[1] = Float8<Format>(high);
+#endif
+  return two;
+}
 }  // namespace detail
 
 __device__ __forceinline__ float load_as_float(float8_e4m3_t v) { return v; }

@@ -39,16 +39,32 @@ constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the nex
 /// stages     steps under way at once                           cluster_n   blocks that share a
 /// out_boxes  boxes of 64 columns of c under way, per consumer  group       rows of tiles that are walked together
 /// lead       steps by which one consumer leads the other       overlap     blocks may start while the kernel before runs
-template <typename T, int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead, int group, bool overlap>
+/// batched    many products in one launch (see Batch)
+template <typename T, int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead, int group, bool overlap, bool batched = false>
 struct Shape {
   using Element = T;
   static constexpr int kDepth = 128 / sizeof(T);  // terms per step: one row of a box
   static constexpr int kBlockN = block_n, kStages = stages, kClusterM = cluster_m, kClusterN = cluster_n, kLead = lead, kGroup = group;
-  static constexpr bool kOverlap = overlap;
+  static constexpr bool kOverlap = overlap, kBatched = batched;
   static constexpr int kBoxesB = kBlockN / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
   static constexpr int kOutBoxes = out_boxes, kOutBytes = kConsumers * kOutBoxes * kBoxBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + kOutBytes + 2 * kStages * static_cast<int>(sizeof(Barrier)) + 1024;
+  static constexpr int kAddedBoxes = (kBoxesA + kBoxesB) / kConsumers;  // per consumer and slot, of a matrix that is added
   static_assert(kBoxesB % kClusterM == 0 && kBoxesA % kClusterN == 0, "a cluster shares whole boxes");
+};
+
+/// The matrices of a batch: how many, and how many elements lie between two of a, of b, of c, of what is added. 0: one matrix serves
+/// them all.
+/// Of a single product nothing is passed to the kernel.
+template <bool kBatched>
+struct Batch {
+  static constexpr int count = 1;
+  static constexpr int64_t a = 0, b = 0, c = 0, added = 0;
+};
+template <>
+struct Batch<true> {
+  int count;
+  int64_t a, b, c, added;
 };
 
 // The ring of stages in shared memory and the place in it.
@@ -67,26 +83,34 @@ struct Ring {
   }
 };
 
-// Which tile of c a block computes next. Tiles are walked by whole clusters, in the order of gemm::place.
+// Which tile of c a block computes next. Tiles are walked by whole clusters, in the order of gemm::place, one matrix of a batch after
+// another.
 template <typename S>
 struct Walk {
   int rows, cols;     // of clusters' tiles
   int next, step;     // this cluster's place, and how many clusters there are
   int row_in_cluster, col_in_cluster;
+  int matrices, matrix = 0;  // how many, and the one that the last tile is of
 
   // blocks of a cluster have neighbouring numbers
-  __device__ __forceinline__ Walk(int m, int n)
+  __device__ __forceinline__ Walk(int m, int n, int count)
       : rows((m + S::kClusterM * kBlockM - 1) / (S::kClusterM * kBlockM)),
         cols((n + S::kClusterN * S::kBlockN - 1) / (S::kClusterN * S::kBlockN)),
         next(static_cast<int>(blockIdx.x) / S::kCluster),
         step(static_cast<int>(gridDim.x) / S::kCluster),
         row_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster % S::kClusterM),
-        col_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster / S::kClusterM) {}
+        col_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster / S::kClusterM),
+        matrices(count) {}
 
   // Gives the first row and column of the next tile; false when there is none.
   __device__ __forceinline__ bool take(int& row0, int& col0) {
-    if (next >= rows * cols) return false;
-    const gemm::Place at = gemm::place(next, rows, cols, S::kGroup);
+    if (next >= rows * cols * matrices) return false;
+    int tile = next;
+    if constexpr (S::kBatched) {
+      matrix = tile / (rows * cols);
+      tile %= rows * cols;
+    }
+    const gemm::Place at = gemm::place(tile, rows, cols, S::kGroup);
     row0 = (at.row * S::kClusterM + row_in_cluster) * kBlockM;
     col0 = (at.col * S::kClusterN + col_in_cluster) * S::kBlockN;
     next += step;
@@ -94,24 +118,45 @@ struct Walk {
   }
 };
 
+/// c through the TMA: 16-bit or 8-bit elements in rows that it can address.
+template <typename T>
+struct ByMap {
+  CUtensorMap map;
+};
+
+/// The same, where a matrix of c's shape and type is added before the store: its boxes come through the ring.
+template <typename T>
+struct AddedByMap : ByMap<T> {
+  CUtensorMap added;
+};
+template <typename Sink>
+constexpr bool kAdds = false;
+template <typename T>
+constexpr bool kAdds<AddedByMap<T>> = true;
+
 // ---------------------------------------------------------------------------
 // The copying warpgroup
 // ---------------------------------------------------------------------------
 
 // Starts one box of an operand: one step's terms from `depth` on, of the 64 rows of a or columns of b from `outer` on.
-template <bool kAlongOuter, int kSharers>
-__device__ __forceinline__ void fill_box(uint16_t sharers, unsigned char* target, const CUtensorMap* map, int outer, int depth, Barrier* full) {
+template <bool kAlongOuter, int kSharers, bool kBatched>
+__device__ __forceinline__ void fill_box(uint16_t sharers, unsigned char* target, const CUtensorMap* map, int outer, int depth, int matrix, Barrier* full) {
   const int inner = kAlongOuter ? outer : depth, row = kAlongOuter ? depth : outer;
-  if constexpr (kSharers > 1) {
+  if constexpr (kSharers > 1 && kBatched) {
+    hopper::start_box_in(sharers, target, map, inner, row, matrix, full);
+  } else if constexpr (kSharers > 1) {
     hopper::start_box_in(sharers, target, map, inner, row, full);
+  } else if constexpr (kBatched) {
+    hopper::start_box(target, map, inner, row, matrix, full);
   } else {
     hopper::start_box(target, map, inner, row, full);
   }
 }
 
 // One thread keeps the ring full: it loads its share of the tiles that its cluster's rows and columns have in common.
-template <typename S, bool kAlongM, bool kAlongN>
-__device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtensorMap* map_a, const CUtensorMap* map_b, int steps) {
+template <typename S, bool kAlongM, bool kAlongN, typename Sink>
+__device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtensorMap* map_a, const CUtensorMap* map_b, const Sink& sink, int steps,
+                                        const Batch<S::kBatched>& batch) {
   constexpr int kShareA = kBoxesA / S::kClusterN, kShareB = S::kBoxesB / S::kClusterM;
   uint16_t same_row = 0, same_col = 0;  // blocks that need the same part of a, of b
   for (int i = 0; i < S::kClusterN; ++i) same_row |= 1u << (walk.row_in_cluster + S::kClusterM * i);
@@ -119,6 +164,19 @@ __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtens
   const int first_a = walk.col_in_cluster * kShareA, first_b = walk.row_in_cluster * kShareB;
   int row0, col0;
   while (walk.take(row0, col0)) {
+    if constexpr (kAdds<Sink>) {
+      // unlike the operands nobody has read it yet, and the ring asks for it only some steps before it is needed
+#pragma unroll
+      for (int i = 0; i < S::kBoxesB * kConsumers; ++i) {
+        const int col = col0 + i / kConsumers * kBox, row = row0 + i % kConsumers * kBox;
+        if constexpr (S::kBatched) {
+          hopper::prefetch_box(&sink.added, col, row, batch.added != 0 ? walk.matrix : 0);
+        } else {
+          hopper::prefetch_box(&sink.added, col, row);
+        }
+      }
+    }
+    const int matrix_a = batch.a != 0 ? walk.matrix : 0, matrix_b = batch.b != 0 ? walk.matrix : 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       hopper::wait(&ring.empty[ring.slot], ring.phase ^ 1);
       Barrier* full = &ring.full[ring.slot];
@@ -126,10 +184,28 @@ __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtens
       unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
 #pragma unroll
       for (int i = 0; i < kShareA; ++i)
-        fill_box<kAlongM, S::kClusterN>(same_row, tiles + (first_a + i) * kBoxBytes, map_a, row0 + (first_a + i) * kBox, step * S::kDepth, full);
+        fill_box<kAlongM, S::kClusterN, S::kBatched>(same_row, tiles + (first_a + i) * kBoxBytes, map_a, row0 + (first_a + i) * kBox, step * S::kDepth,
+                                                     matrix_a, full);
 #pragma unroll
       for (int i = 0; i < kShareB; ++i)
-        fill_box<kAlongN, S::kClusterM>(same_col, tiles + (kBoxesA + first_b + i) * kBoxBytes, map_b, col0 + (first_b + i) * kBox, step * S::kDepth, full);
+        fill_box<kAlongN, S::kClusterM, S::kBatched>(same_col, tiles + (kBoxesA + first_b + i) * kBoxBytes, map_b, col0 + (first_b + i) * kBox,
+                                                     step * S::kDepth, matrix_b, full);
+    }
+    if constexpr (kAdds<Sink>) {
+      // after the terms of a tile comes what its sums are added to, which no other block needs
+#pragma unroll
+      for (int first = 0; first < S::kBoxesB; first += S::kAddedBoxes, ring.advance()) {
+        hopper::wait(&ring.empty[ring.slot], ring.phase ^ 1);
+        Barrier* full = &ring.full[ring.slot];
+        constexpr int kSlotBoxes = S::kAddedBoxes;
+        const int boxes = min(kSlotBoxes, S::kBoxesB - first);
+        hopper::arrive_expecting(full, boxes * kConsumers * kBoxBytes);
+        unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
+#pragma unroll
+        for (int i = 0; i < boxes * kConsumers; ++i)
+          fill_box<false, 1, S::kBatched>(0, tiles + i * kBoxBytes, &sink.added, row0 + i % kConsumers * kBox, col0 + (first + i / kConsumers) * kBox,
+                                          batch.added != 0 ? walk.matrix : 0, full);
+      }
     }
   }
   // this block will soon make room: blocks of the next kernel may take it, and wait for the end of this one there
@@ -162,15 +238,18 @@ __device__ __forceinline__ void fill_plainly(const Plain<T>& from, int outer0, i
 }
 
 template <typename S, typename T>
-__device__ __forceinline__ void produce_plainly(Ring<S> ring, Walk<S> walk, const Plain<T>& a, const Plain<T>& b, int steps) {
+__device__ __forceinline__ void produce_plainly(Ring<S> ring, Walk<S> walk, const Plain<T>& a, const Plain<T>& b, int steps, const Batch<S::kBatched>& batch) {
   const int thread = threadIdx.x % 128;
   int row0, col0;
   while (walk.take(row0, col0)) {
+    Plain<T> left = a, right = b;
+    left.data += walk.matrix * batch.a;
+    right.data += walk.matrix * batch.b;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       hopper::wait(&ring.empty[ring.slot], ring.phase ^ 1);
       unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
-      fill_plainly<kBoxesA>(a, row0, step * S::kDepth, tiles, thread);
-      fill_plainly<S::kBoxesB>(b, col0, step * S::kDepth, tiles + kBoxesA * kBoxBytes, thread);
+      fill_plainly<kBoxesA>(left, row0, step * S::kDepth, tiles, thread);
+      fill_plainly<S::kBoxesB>(right, col0, step * S::kDepth, tiles + kBoxesA * kBoxBytes, thread);
       hopper::publish_to_async();
       hopper::arrive(&ring.full[ring.slot]);
     }
@@ -192,10 +271,27 @@ __device__ __forceinline__ void release(Barrier* empty, const Walk<S>& walk, int
   }
 }
 
-/// c through the TMA: 16-bit elements in rows that it can address.
-template <typename T>
-struct ByMap {
-  CUtensorMap map;
+// What an epilogue asks memory for before the products of a tile, for use after them: `Epilogue::Held<boxes>`, which
+// `hold<boxes>(row0, col0, thread)` gives. An epilogue without it loads in `apply`.
+struct Nothing {};
+template <int boxes, typename Epilogue, typename = void>
+struct Holding {
+  __device__ __forceinline__ static Nothing hold(const Epilogue&, int, int, int) { return {}; }
+  template <int count>
+  __device__ __forceinline__ static void apply(const Epilogue& epilogue, float (&sums)[count], Nothing, int box, int row0, int col0, int thread) {
+    epilogue.apply(sums, row0, col0 + box * kBox, thread);
+  }
+};
+template <int boxes, typename Epilogue>
+struct Holding<boxes, Epilogue, std::void_t<typename Epilogue::template Held<boxes>>> {
+  using Held = typename Epilogue::template Held<boxes>;
+  __device__ __forceinline__ static Held hold(const Epilogue& epilogue, int row0, int col0, int thread) {
+    return epilogue.template hold<boxes>(row0, col0, thread);
+  }
+  template <int count>
+  __device__ __forceinline__ static void apply(const Epilogue& epilogue, float (&sums)[count], const Held& held, int box, int row0, int col0, int thread) {
+    epilogue.apply(sums, held, box, row0, col0 + box * kBox, thread);
+  }
 };
 
 // The sums of 64 columns of a tile.
@@ -204,70 +300,149 @@ __device__ __forceinline__ float (&box_of(float (&sums)[count], int box))[kBox /
   return *reinterpret_cast<float(*)[kBox / 2]>(&sums[box * (kBox / 2)]);
 }
 
-// 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
-// is multiplied.
-template <typename S, typename T, typename Epilogue>
-__device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue& epilogue, float (&sums)[S::kBlockN / 2], unsigned char* out, int row0,
-                                           int col0, int m, int n, int group, int thread) {
-  const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time.
+template <typename T>
+__device__ __forceinline__ void write_box(const float (&sums)[kBox / 2], unsigned char* target, int row, int lane) {
 #pragma unroll
-  for (int box = 0; box < S::kBoxesB; ++box) {
-    unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
-    // box by box: what an epilogue loads for the whole tile would not fit the registers
-    epilogue.apply(box_of(sums, box), row0, col0 + box * kBox, thread);
-    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    hopper::named_barrier(1 + group, 128);
+  for (int i = 0; i < kBox / 16; ++i) {
+    Pair pairs[4];
 #pragma unroll
-    for (int i = 0; i < kBox / 16; ++i) {
-      Pair pairs[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = box * (kBox / 2) + i * 8 + j * 2;
-        Vec<T, 2> two;
-        two[0] = store_from_float<T>(sums[at]);
-        two[1] = store_from_float<T>(sums[at + 1]);
-        pairs[j] = *reinterpret_cast<Pair*>(&two);
-      }
-      // 16-byte pieces of a row are swizzled by the row's place among eight, as the TMA expects them
-      const int piece = (2 * i + lane / 16) ^ (row % 8);
-      hopper::store_matrices(target + row * 128 + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+    for (int j = 0; j < 4; ++j) {
+      const int at = i * 8 + j * 2;
+      Vec<T, 2> two;
+      two[0] = store_from_float<T>(sums[at]);
+      two[1] = store_from_float<T>(sums[at + 1]);
+      pairs[j] = *reinterpret_cast<Pair*>(&two);
     }
-    hopper::publish_to_async();
-    hopper::named_barrier(1 + group, 128);
-    if (thread == 0) {
-      if (row0 < m && col0 + box * kBox < n) hopper::start_store(&sink.map, col0 + box * kBox, row0, target);
-      hopper::close_stores();
+    // 16-byte pieces of a row are swizzled by the row's place among eight, as the TMA expects them
+    const int piece = (2 * i + lane / 16) ^ (row % 8);
+    hopper::store_matrices(target + row * 128 + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+  }
+}
+
+// 8-bit elements have rows of 64 bytes, whose pieces are swizzled by the pair of rows among four: eight rows of two neighbours, as
+// the lanes of a warp hold them, lie in different banks.
+template <typename T>
+__device__ __forceinline__ void write_bytes(const float (&sums)[kBox / 2], unsigned char* target, int thread) {
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+  for (int i = 0; i < kBox / 2; i += 2) {
+    const int down = row + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2, piece = (column / 16) ^ (down / 2 % 4);
+    detail::round_two_to_fp8<typename T::Format>(sums[i], sums[i + 1]).store(reinterpret_cast<T*>(target + down * kBox + piece * 16 + column % 16));
+  }
+}
+
+// sums += weight times a box that has come through the ring, read as write_box writes.
+template <typename T>
+__device__ __forceinline__ void add_box(float (&sums)[kBox / 2], const unsigned char* source, int row, int lane, float weight) {
+#pragma unroll
+  for (int i = 0; i < kBox / 16; ++i) {
+    Pair pairs[4];
+    load_matrices(pairs, source + row * 128 + ((2 * i + lane / 16) ^ (row % 8)) * 16);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const Vec<T, 2> two = *reinterpret_cast<const Vec<T, 2>*>(&pairs[j]);
+      sums[i * 8 + j * 2] = fmaf(weight, load_as_float(two[0]), sums[i * 8 + j * 2]);
+      sums[i * 8 + j * 2 + 1] = fmaf(weight, load_as_float(two[1]), sums[i * 8 + j * 2 + 1]);
     }
   }
 }
 
-template <typename S, typename T, typename Epilogue>
-__device__ __forceinline__ void store_tile(const ByPairs<T>& sink, const Epilogue& epilogue, float (&sums)[S::kBlockN / 2], unsigned char*, int row0, int col0,
-                                           int m, int n, int, int thread) {
+// What is added counts once, in a batch as often as the epilogue says.
+template <bool kBatched, typename Epilogue>
+__device__ __forceinline__ float weight_of(const Epilogue& epilogue) {
+  if constexpr (kBatched) {
+    return epilogue.weight();
+  } else {
+    return 1.0f;
+  }
+}
+
+// 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
+// is multiplied.
+template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
+__device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char* out,
+                                           Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread, int matrix) {
+  const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+#pragma unroll
+  for (int box = 0; box < S::kBoxesB; ++box) {
+    unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
+    Holding<S::kBoxesB, Epilogue>::apply(epilogue, box_of(sums, box), held, box, row0, col0, thread);
+    if constexpr (kAdded) {
+      if (box % S::kAddedBoxes == 0) hopper::wait(&ring.full[ring.slot], ring.phase);
+      add_box<T>(box_of(sums, box), ring.tiles + ring.slot * S::kStageBytes + (box % S::kAddedBoxes * kConsumers + group) * kBoxBytes, row, lane,
+                 weight_of<S::kBatched>(epilogue));
+    }
+    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    hopper::named_barrier(1 + group, 128);
+    if constexpr (sizeof(T) == 1) {
+      write_bytes<T>(box_of(sums, box), target, thread);
+    } else {
+      write_box<T>(box_of(sums, box), target, row, lane);
+    }
+    hopper::publish_to_async();
+    hopper::named_barrier(1 + group, 128);
+    if (thread == 0) {
+      if (row0 < m && col0 + box * kBox < n) {
+        if constexpr (S::kBatched) {
+          hopper::start_store(&sink.map, col0 + box * kBox, row0, matrix, target);
+        } else {
+          hopper::start_store(&sink.map, col0 + box * kBox, row0, target);
+        }
+      }
+      hopper::close_stores();
+    }
+    if constexpr (kAdded) {
+      // every thread of this warpgroup has read its share of the slot: the barrier says so
+      if ((box + 1) % S::kAddedBoxes == 0 || box + 1 == S::kBoxesB) {
+        release<kAlone>(&ring.empty[ring.slot], walk, thread);
+        ring.advance();
+      }
+    }
+  }
+}
+
+template <typename S, bool, bool, typename T, typename Epilogue, typename Held>
+__device__ __forceinline__ void store_tile(const ByPairs<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char*,
+                                           Ring<S>&, const Walk<S>&, int row0, int col0, int m, int n, int, int thread, int) {
 #pragma unroll
   for (int box = 0; box < S::kBoxesB; ++box) {
     float(&part)[kBox / 2] = box_of(sums, box);
-    epilogue.apply(part, row0, col0 + box * kBox, thread);
+    Holding<S::kBoxesB, Epilogue>::apply(epilogue, part, held, box, row0, col0, thread);
     // keeps the compiler from a copy of the stores for each branch of the epilogue
     __syncwarp();
     gemm::each_pair(part, row0, col0 + box * kBox, thread, [&](float low, float high, int row, int col) { sink.store(low, high, row, col, m, n); });
   }
 }
 
+// An epilogue as a matrix of a batch has it: a copy that `begin(matrix)` has led there.
+template <bool kBatched, typename Epilogue>
+__device__ __forceinline__ decltype(auto) epilogue_for(const Epilogue& epilogue, int matrix) {
+  if constexpr (kBatched) {
+    Epilogue own = epilogue;
+    own.begin(matrix);
+    return own;
+  } else {
+    return (epilogue);
+  }
+}
+
 /// Sums that stay in the tensor cores' own registers from the first term to the last: what 16-bit operands want.
 struct Kept {
-  static constexpr bool kEachStep = false, kReads = false;
+  static constexpr bool kEachStep = false, kAhead = false, kReads = false;
   __device__ __forceinline__ int fetch(int, int, int, int) const { return 0; }
 };
 
-// A warpgroup multiplies its 64 rows of every tile and hands the sums to `store(sums, row0, col0)`.
+// A warpgroup multiplies its 64 rows of every tile. What `hold(row0, col0, matrix)` gave before the first product goes with the sums to
+// `store(sums, held, ring, row0, col0, matrix)`.
 //
 // Promotion   Kept, or a functor with kEachStep = true: then the products of every step are a sum of their own, and
 //             `promote(totals, sums, fetched)` adds it to the totals in ordinary float32 arithmetic. What it needs from memory
 //             `promote.fetch(step, row0, col0, thread)` has asked for before the products began;
-//             kReads says whether a kernel before this one may have written that
-template <typename S, bool kAlongM, bool kAlongN, bool kAlone, typename Promotion, typename Store>
-__device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, int group, const Promotion& promote, const Store& store) {
+//             kAhead says whether a warpgroup's products of the next step run meanwhile, in a second set of sums,
+//             kReads whether a kernel before this one may have written what is fetched
+template <typename S, bool kAlongM, bool kAlongN, bool kAlone, typename Promotion, typename Hold, typename Store>
+__device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, int group, const Promotion& promote, const Hold& hold, const Store& store) {
   using T = typename S::Element;
   using Product = hopper::Product<T, S::kBlockN, kAlongM, kAlongN>;
   // one instruction's terms further in a box: 32 bytes where terms are neighbours, 16 rows of 128 bytes where they are not
@@ -278,6 +453,18 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
   const uint64_t first_b = hopper::operand(tiles + kBoxesA * kBoxBytes, kBoxBytes, 1024);
   float sums[S::kBlockN / 2];
   float totals[Promotion::kEachStep ? S::kBlockN / 2 : 1];
+  // starts the products of the step whose tiles are in the ring's slot
+  const auto start = [&](float(&into)[S::kBlockN / 2], bool add) {
+    hopper::wait(&ring.full[ring.slot], ring.phase);
+    const uint64_t a = first_a + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
+    const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
+    hopper::hold(into);
+    hopper::begin_products();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) Product::run(into, a + i * kStepA, b + i * kStepB, add || i > 0);
+    hopper::close_products();
+    hopper::hold(into);
+  };
   int row0, col0;
   // one consumer begins a few steps before the others, and so it goes on: while it stores a tile the others still multiply
   // theirs, and while they store it is at the next
@@ -293,41 +480,79 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
 #pragma unroll
       for (float& total : totals) total = 0.0f;
     }
-    int before = 0;
-    for (int step = 0; step < steps; ++step, ring.advance()) {
-      const auto fetched = promote.fetch(step, row0 + group * 64, col0, thread);
-      hopper::wait(&ring.full[ring.slot], ring.phase);
-      const uint64_t a = first_a + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
-      const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
-      hopper::hold(sums);
-      hopper::begin_products();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) Product::run(sums, a + i * kStepA, b + i * kStepB, (!Promotion::kEachStep && step > 0) || i > 0);
-      hopper::close_products();
-      hopper::hold(sums);
-      if constexpr (Promotion::kEachStep) {
-        hopper::wait_for_products<0>();
-        hopper::hold(sums);
-        release<kAlone>(&ring.empty[ring.slot], walk, thread);
-        promote(totals, sums, fetched);
-      } else {
-        // the step before is done when only this one is under way
-        hopper::wait_for_products<1>();
-        if (step > 0) release<kAlone>(&ring.empty[before], walk, thread);
-        before = ring.slot;
-      }
+    const auto held = hold(row0 + group * 64, col0, walk.matrix);
+    const auto follow_after = [&](int step) {
       if (leading && step + 1 == lead) {
         hopper::arrive_at_named_barrier(kLeadBarrier, 128 * kConsumers);
         leading = false;
       }
-    }
-    if constexpr (Promotion::kEachStep) {
-      store(totals, row0 + group * 64, col0);
+    };
+    if constexpr (Promotion::kAhead) {
+      float others[S::kBlockN / 2];
+      using Fetched = decltype(promote.fetch(0, 0, 0, 0));
+      const auto begin = [&](float(&into)[S::kBlockN / 2], Fetched& fetched, int step) {
+        fetched = promote.fetch(step, row0 + group * 64, col0, thread);
+        start(into, false);
+        const int slot = ring.slot;
+        ring.advance();
+        follow_after(step);
+        return slot;
+      };
+      const auto finish = [&](float(&done)[S::kBlockN / 2], const Fetched& fetched, int slot) {
+        hopper::hold(done);
+        release<kAlone>(&ring.empty[slot], walk, thread);
+        promote(totals, done, fetched);
+      };
+      // a step without terms, in the plain kernel, leaves the totals 0
+      if (!kAlone || steps > 0) {
+        Fetched one, other;
+        int slot = begin(sums, one, 0), other_slot, step = 1;
+        for (; step + 1 < steps; step += 2) {
+          other_slot = begin(others, other, step);
+          hopper::wait_for_products<1>();
+          finish(sums, one, slot);
+          slot = begin(sums, one, step + 1);
+          hopper::wait_for_products<1>();
+          finish(others, other, other_slot);
+        }
+        if (step < steps) {
+          other_slot = begin(others, other, step);
+          hopper::wait_for_products<1>();
+          finish(sums, one, slot);
+          hopper::wait_for_products<0>();
+          finish(others, other, other_slot);
+        } else {
+          hopper::wait_for_products<0>();
+          finish(sums, one, slot);
+        }
+      }
+      store(totals, held, ring, row0 + group * 64, col0, walk.matrix);
     } else {
-      hopper::wait_for_products<0>();
-      hopper::hold(sums);
-      release<kAlone>(&ring.empty[before], walk, thread);
-      store(sums, row0 + group * 64, col0);
+      int before = 0;
+      for (int step = 0; step < steps; ++step, ring.advance()) {
+        const auto fetched = promote.fetch(step, row0 + group * 64, col0, thread);
+        start(sums, !Promotion::kEachStep && step > 0);
+        if constexpr (Promotion::kEachStep) {
+          hopper::wait_for_products<0>();
+          hopper::hold(sums);
+          release<kAlone>(&ring.empty[ring.slot], walk, thread);
+          promote(totals, sums, fetched);
+        } else {
+          // the step before is done when only this one is under way
+          hopper::wait_for_products<1>();
+          if (step > 0) release<kAlone>(&ring.empty[before], walk, thread);
+          before = ring.slot;
+        }
+        follow_after(step);
+      }
+      if constexpr (Promotion::kEachStep) {
+        store(totals, held, ring, row0 + group * 64, col0, walk.matrix);
+      } else {
+        hopper::wait_for_products<0>();
+        hopper::hold(sums);
+        release<kAlone>(&ring.empty[before], walk, thread);
+        store(sums, held, ring, row0 + group * 64, col0, walk.matrix);
+      }
     }
   }
 }
@@ -374,11 +599,11 @@ __device__ __forceinline__ int warpgroup() { return __shfl_sync(kFullMask, stati
 template <typename S, bool kAlongM, bool kAlongN, typename Sink, typename Epilogue, typename Promotion>
 __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     product_wgmma(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Sink sink, int m, int n, int k,
-                  const __grid_constant__ Epilogue epilogue, const __grid_constant__ Promotion promote) {
+                  const __grid_constant__ Epilogue epilogue, const __grid_constant__ Promotion promote, const __grid_constant__ Batch<S::kBatched> batch) {
   constexpr bool kAlone = S::kCluster == 1;
   extern __shared__ unsigned char raw[];
   const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
-  const Walk<S> walk(m, n);
+  const Walk<S> walk(m, n, batch.count);
   const int steps = (k + S::kDepth - 1) / S::kDepth, group = warpgroup();
   if (group == kConsumers) {
     hopper::keep_registers<kProducerRegisters>();
@@ -386,16 +611,23 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
       hopper::prefetch_map(&map_a);
       hopper::prefetch_map(&map_b);
       if (S::kOverlap) hopper::wait_for_kernels_before();
-      produce<S, kAlongM, kAlongN>(shared.ring, walk, &map_a, &map_b, steps);
+      if constexpr (kAdds<Sink>) hopper::prefetch_map(&sink.added);
+      produce<S, kAlongM, kAlongN>(shared.ring, walk, &map_a, &map_b, sink, steps, batch);
     }
   } else {
     hopper::take_registers<kConsumerRegisters>();
     const int thread = threadIdx.x % 128;
     unsigned char* out = shared.out + group * S::kOutBoxes * kBoxBytes;
     if (S::kOverlap && (Epilogue::kReads || Promotion::kReads)) hopper::wait_for_kernels_before();
-    consume<S, kAlongM, kAlongN, kAlone>(shared.ring, walk, steps, group, promote, [&](float(&sums)[S::kBlockN / 2], int row0, int col0) {
-      store_tile<S>(sink, epilogue, sums, out, row0, col0, m, n, group, thread);
-    });
+    consume<S, kAlongM, kAlongN, kAlone>(
+        shared.ring, walk, steps, group, promote,
+        [&](int row0, int col0, int matrix) {
+          return Holding<S::kBoxesB, Epilogue>::hold(epilogue_for<S::kBatched>(epilogue, matrix), row0, col0, thread);
+        },
+        [&](float(&sums)[S::kBlockN / 2], const auto& held, Ring<S>& ring, int row0, int col0, int matrix) {
+          store_tile<S, kAlone, kAdds<Sink>>(sink, epilogue_for<S::kBatched>(epilogue, matrix), held, sums, out, ring, walk, row0, col0, m, n, group, thread,
+                                             matrix);
+        });
     if (thread == 0) hopper::wait_for_reads<0>();
   }
   // a block may not end while others of its cluster still write to its shared memory
@@ -404,20 +636,29 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
 
 template <typename S, typename Sink, typename Epilogue, typename Promotion>
 __global__ void __launch_bounds__(kThreads, 1)
-    product_wgmma_plain(Plain<typename S::Element> a, Plain<typename S::Element> b, Sink sink, Epilogue epilogue, Promotion promote) {
+    product_wgmma_plain(Plain<typename S::Element> a, Plain<typename S::Element> b, Sink sink, Epilogue epilogue, Promotion promote,
+                        Batch<S::kBatched> batch) {
   extern __shared__ unsigned char raw[];
   const Shared<S> shared = Shared<S>::template begin<true>(raw, 128, kConsumers);
-  const Walk<S> walk(a.outer, b.outer);
+  const Walk<S> walk(a.outer, b.outer, batch.count);
   const int steps = (a.depth + S::kDepth - 1) / S::kDepth, group = warpgroup();
   if (group == kConsumers) {
     hopper::keep_registers<kProducerRegisters>();
-    produce_plainly(shared.ring, walk, a, b, steps);
+    produce_plainly(shared.ring, walk, a, b, steps, batch);
   } else {
     hopper::take_registers<kConsumerRegisters>();
     const int thread = threadIdx.x % 128;
-    consume<S, false, false, true>(shared.ring, walk, steps, group, promote, [&](float(&sums)[S::kBlockN / 2], int row0, int col0) {
-      store_tile<S>(sink, epilogue, sums, shared.out, row0, col0, a.outer, b.outer, group, thread);
-    });
+    consume<S, false, false, true>(
+        shared.ring, walk, steps, group, promote,
+        [&](int row0, int col0, int matrix) {
+          return Holding<S::kBoxesB, Epilogue>::hold(epilogue_for<S::kBatched>(epilogue, matrix), row0, col0, thread);
+        },
+        [&](float(&sums)[S::kBlockN / 2], const auto& held, Ring<S>& ring, int row0, int col0, int matrix) {
+          Sink own = sink;
+          own.data += matrix * batch.c;
+          store_tile<S, true, false>(own, epilogue_for<S::kBatched>(epilogue, matrix), held, sums, shared.out, ring, walk, row0, col0, a.outer, b.outer, group,
+                                     thread, matrix);
+        });
   }
 }
 
@@ -439,11 +680,37 @@ inline Lines lines_of(const Matrix& matrix, int64_t size) {
     const Matrix as = transposed ? matrix.transposed() : matrix;
     // a single row has no next one: any pitch will do
     const int64_t pitch = as.rows == 1 ? (as.cols + unit - 1) / unit * unit : as.row;
-    const bool contiguous = as.col == 1 || as.cols == 1;
-    if (contiguous && pitch % unit == 0 && pitch >= as.cols && reinterpret_cast<uintptr_t>(as.data) % 16 == 0)
+    const bool contiguous = as.col == 1 || as.cols == 1, aligned = as.batch == 1 || as.batch_stride % unit == 0;
+    if (contiguous && aligned && pitch % unit == 0 && pitch >= as.cols && reinterpret_cast<uintptr_t>(as.data) % 16 == 0)
       return {true, transposed, as.cols, as.rows, pitch};
   }
   return {};
+}
+
+// What a kernel is told of a batch.
+template <bool kBatched, typename Added>
+Batch<kBatched> batch_of(const Matrix& a, const Matrix& b, const Matrix& c, const Added& added) {
+  if constexpr (kBatched) {
+    const auto apart = [](const Matrix& matrix) { return matrix.batch == 1 ? 0 : matrix.batch_stride; };
+    Batch<true> batch{static_cast<int>(c.batch), apart(a), apart(b), apart(c), 0};
+    if constexpr (std::is_same_v<Added, Matrix>) batch.added = apart(added);
+    return batch;
+  } else {
+    return {};
+  }
+}
+
+/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`.
+template <typename T, bool kBatched>
+CUtensorMap describe(const Matrix& matrix, const Lines& lines) {
+  if constexpr (kBatched) {
+    // one matrix that serves the whole batch is a batch of one, whose stride means nothing
+    const bool one = matrix.batch == 1 || matrix.batch_stride == 0;
+    return hopper::describe_matrices(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, one ? 1 : matrix.batch,
+                                     one ? lines.pitch : matrix.batch_stride);
+  } else {
+    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, kBox, sizeof(T));
+  }
 }
 
 // How many clusters of a kernel this GPU runs at once. More of them would only wait for the tiles of others.
@@ -479,7 +746,7 @@ unsigned grid_for(const Matrix& c) {
 
 template <typename S, bool kAlongM, bool kAlongN, typename Sink, typename Epilogue, typename Promotion>
 void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, cudaStream_t stream, const Epilogue& epilogue,
-            const Promotion& promotion) {
+            const Promotion& promotion, const Batch<S::kBatched>& batch) {
   constexpr auto kernel = product_wgmma<S, kAlongM, kAlongN, Sink, Epilogue, Promotion>;
   cudaLaunchConfig_t config = {};
   config.gridDim = grid_for<S, kernel>(c);
@@ -491,14 +758,15 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const 
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
   config.numAttrs = S::kOverlap;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), static_cast<int>(k), epilogue, promotion),
+  check_cuda(cudaLaunchKernelEx(&config, kernel, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), static_cast<int>(k), epilogue, promotion,
+                                batch),
              "product_wgmma");
 }
 
 // The kernel for the way in which a and b lie in memory; 8-bit operands lie in one way only.
 template <typename S, bool kAnyA, typename Sink, typename Epilogue, typename Promotion>
 void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, cudaStream_t stream,
-               const Epilogue& epilogue, const Promotion& promotion) {
+               const Epilogue& epilogue, const Promotion& promotion, const Batch<S::kBatched>& batch) {
   auto chosen = launch<S, false, false, Sink, Epilogue, Promotion>;
   if constexpr (sizeof(typename S::Element) == 2) {
     if (along_n) chosen = launch<S, false, true, Sink, Epilogue, Promotion>;
@@ -506,51 +774,80 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
       if (along_m) chosen = along_n ? launch<S, true, true, Sink, Epilogue, Promotion> : launch<S, true, false, Sink, Epilogue, Promotion>;
     }
   }
-  chosen(a, b, sink, c, k, stream, epilogue, promotion);
+  chosen(a, b, sink, c, k, stream, epilogue, promotion, batch);
 }
 
 /// c = epilogue(a b) with the TMA, by `Wide` tiles, or by `Narrow` ones (void: none) where wide ones would leave multiprocessors
 /// idle.  What the TMA cannot address the third warpgroup copies itself, slowly and rightly.  The matrices have been checked.
+/// Of batched shapes every matrix of the batch is computed; `epilogue.begin(matrix)` says which one a tile is of, and `weight()` by
+/// what `added` is multiplied.
 ///
-/// TOut    elements of c: 16-bit ones go out by TMA, others by pairs
+/// TOut    elements of c: those of 8 and 16 bits go out by TMA, others by pairs
 /// kAnyA   whether kernels are compiled for an a that is stored column by column; without them it goes the slow way
-template <typename Wide, typename Narrow, typename TOut, bool kAnyA = true, typename Epilogue, typename Promotion>
-void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t stream, const Epilogue& epilogue, const Promotion& promotion) {
+/// added   a matrix of c's shape and type that is the last thing the epilogue adds, if that is all it is given for: its boxes come by
+///         TMA, and `epilogue.before_adding()` is what happens to the sums before
+template <typename Wide, typename Narrow, typename TOut, bool kAnyA = true, typename Epilogue, typename Promotion, typename Added = Nothing>
+void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t stream, const Epilogue& epilogue, const Promotion& promotion,
+                    const Added& added = {}) {
   using T = typename Wide::Element;
   const Lines lines_a = lines_of(a, sizeof(T)), lines_b = lines_of(b, sizeof(T)), lines_c = lines_of(c, sizeof(TOut));
-  constexpr bool kByMap = sizeof(TOut) == 2;
-  const bool other_way = (lines_a.transposed && (!kAnyA || sizeof(T) == 1)) || (!lines_b.transposed && sizeof(T) == 1);
+  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>;
+  static_assert(sizeof(TOut) == 2 || !(kBatched || kAdded), "a batch, and what is added, have boxes of 16-bit elements");
+  const Batch<kBatched> batch = batch_of<kBatched>(a, b, c, added);
+  bool other_way = (lines_a.transposed && (!kAnyA || sizeof(T) == 1)) || (!lines_b.transposed && sizeof(T) == 1);
+  if constexpr (kAdded) {
+    const Lines lines = lines_of(added, sizeof(TOut));
+    other_way = other_way || !lines.addressable || lines.transposed;
+  }
+  // the TMA stores whole 16 bytes: the last ones of a row must not reach beyond it, where another row or nothing of c's may lie
+  if constexpr (kByMap) other_way = other_way || lines_c.inner * static_cast<int64_t>(sizeof(TOut)) % 16 != 0;
   // an empty sum is written by the plain kernel: the TMA describes no empty matrix
   if (!lines_a.addressable || !lines_b.addressable || other_way || a.cols == 0 || (kByMap && (!lines_c.addressable || lines_c.transposed))) {
     constexpr auto kernel = product_wgmma_plain<Wide, ByPairs<TOut>, Epilogue, Promotion>;
     const unsigned grid = grid_for<Wide, kernel>(c);
     const Plain<T> left{a.typed<const T>(), a.row, a.col, static_cast<int>(a.rows), static_cast<int>(a.cols)};
     const Plain<T> right{b.typed<const T>(), b.col, b.row, static_cast<int>(b.cols), static_cast<int>(b.rows)};
-    kernel<<<grid, kThreads, Wide::kSharedBytes, stream>>>(left, right, pairs_of<TOut>(c), epilogue, promotion);
+    ByPairs<TOut> sink = pairs_of<TOut>(c);
+    // a row of one matrix of c begins where pairs do only if every matrix does
+    sink.pairs = sink.pairs && (c.batch == 1 || c.batch_stride % 2 == 0);
+    kernel<<<grid, kThreads, Wide::kSharedBytes, stream>>>(left, right, sink, epilogue, promotion, batch);
     return check_cuda(cudaGetLastError(), "product_wgmma_plain");
   }
-  const auto describe = [](const Matrix& matrix, const Lines& lines) {
-    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, kBox, sizeof(T));
-  };
-  const CUtensorMap map_a = describe(a, lines_a), map_b = describe(b, lines_b);
+  const CUtensorMap map_a = describe<T, kBatched>(a, lines_a), map_b = describe<T, kBatched>(b, lines_b);
   const auto sink = [&] {
-    if constexpr (kByMap) {
-      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch)};
+    if constexpr (kAdded) {
+      return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
+    } else if constexpr (sizeof(TOut) == 1) {
+      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kBox, 1, kBox)};
+    } else if constexpr (kByMap) {
+      return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c)};
     } else {
       return pairs_of<TOut>(c);
     }
   }();
+  const auto before = [&] {
+    if constexpr (kAdded) {
+      return epilogue.before_adding();
+    } else {
+      return epilogue;
+    }
+  }();
   using Sink = std::decay_t<decltype(sink)>;
+  using Before = std::decay_t<decltype(before)>;
   const bool along_m = lines_a.transposed, along_n = !lines_b.transposed;
   if constexpr (!std::is_void_v<Narrow>) {
     // whether the columns that a multiprocessor computes one after another are fewer with narrow tiles, by enough: there an element
     // of a is used for 64 columns only (1024 x 1024 x 1024: 384 TFLOP/s against 257 with tiles of 128 columns)
-    const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, product_wgmma<Wide, false, sizeof(T) == 2, Sink, Epilogue, Promotion>>());
-    const auto columns = [&](int64_t width) { return ceil_div(ceil_div(c.rows, kBlockM) * ceil_div(c.cols, width), blocks) * width; };
-    if (columns(Narrow::kBlockN) * 7 < columns(Wide::kBlockN) * 5)
-      return launch_as<Narrow, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, epilogue, promotion);
+    const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>>());
+    const auto columns = [&](auto shape) {
+      using S = decltype(shape);
+      // what a cluster has beyond an edge is computed too
+      return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN;
+    };
+    if (columns(Narrow()) * 7 < columns(Wide()) * 5)
+      return launch_as<Narrow, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
   }
-  launch_as<Wide, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, epilogue, promotion);
+  launch_as<Wide, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
 }
 
 }  // namespace wgmma

@@ -38,11 +38,11 @@
 namespace opforge {
 namespace wgmma {
 
-template <typename T>
-using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP>;
+template <typename T, bool batched = false>
+using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, batched>;
 // where c has so few wide tiles that most multiprocessors would have none
-template <typename T>
-using Narrow = std::conditional_t<NARROW, Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP>, void>;
+template <typename T, bool batched = false>
+using Narrow = std::conditional_t<NARROW, Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched>, void>;
 
 }  // namespace wgmma
 }  // namespace opforge

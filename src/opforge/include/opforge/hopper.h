@@ -43,20 +43,36 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return found;
 }
 
-/// Describes a matrix of elements of `size` bytes to the TMA in boxes of `box_rows` rows of 128 bytes: `inner` contiguous
+/// Describes a matrix of elements of `size` bytes to the TMA in boxes of `box_rows` rows of `row_bytes` (128 or 64): `inner` contiguous
 /// elements in each of `outer` rows that lie `pitch` elements apart.  In shared memory a box's rows are swizzled.  What a box
 /// has beyond an edge is read as zero and never written.
-inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int box_rows = kBox, int size = 2) {
+inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int box_rows = kBox, int size = 2,
+                                   int row_bytes = 128) {
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(pitch) * size};
-  const cuuint32_t box[2] = {static_cast<cuuint32_t>(128 / size), static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(row_bytes / size), static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses a matrix of ", outer, " rows of ", inner,
                 " elements, ", pitch, " apart (CUresult ", static_cast<int>(status), ")");
+  return map;
+}
+
+/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of 64 rows of one of them.
+inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart) {
+  CUtensorMap map;
+  const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer), static_cast<cuuint64_t>(count)};
+  const cuuint64_t strides[2] = {static_cast<cuuint64_t>(pitch) * 2, static_cast<cuuint64_t>(apart) * 2};
+  const cuuint32_t box[3] = {kBox, kBox, 1};
+  const cuuint32_t steps[3] = {1, 1, 1};
+  const CUresult status =
+      tensor_map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses ", count, " matrices of ", outer, " rows of ", inner,
+                " elements, rows ", pitch, " and matrices ", apart, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
 }
 
@@ -168,10 +184,36 @@ __device__ __forceinline__ void start_box_in(uint16_t blocks, void* target, cons
       "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "h"(blocks)
       : "memory");
 }
+/// Both with the number of the matrix: maps of describe_matrices.
+__device__ __forceinline__ void start_box(void* target, const CUtensorMap* map, int inner, int outer, int matrix, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "r"(matrix)
+      : "memory");
+}
+__device__ __forceinline__ void start_box_in(uint16_t blocks, void* target, const CUtensorMap* map, int inner, int outer, int matrix, Barrier* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
+          shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "r"(matrix), "h"(blocks)
+      : "memory");
+}
+/// Asks the second-level cache for the box at (inner, outer), which some start_box will want.
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int inner, int outer) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(inner), "r"(outer) : "memory");
+}
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, int inner, int outer, int matrix) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(map), "r"(inner), "r"(outer), "r"(matrix) : "memory");
+}
 /// Starts copying a box from shared memory to (inner, outer).
 __device__ __forceinline__ void start_store(const CUtensorMap* map, int inner, int outer, const void* source) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(shared_address(source)), "r"(inner),
                "r"(outer)
+               : "memory");
+}
+__device__ __forceinline__ void start_store(const CUtensorMap* map, int inner, int outer, int matrix, const void* source) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(shared_address(source)), "r"(inner),
+               "r"(outer), "r"(matrix)
                : "memory");
 }
 /// Closes a group of this thread's stores.

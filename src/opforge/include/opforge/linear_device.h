@@ -3,6 +3,8 @@
 #ifndef OPFORGE_LINEAR_DEVICE_H_
 #define OPFORGE_LINEAR_DEVICE_H_
 
+#include <type_traits>
+
 #include "opforge/device_math.h"
 #include "opforge/gemm.h"
 #include "opforge/linear_checks.h"
@@ -10,12 +12,26 @@
 namespace opforge {
 namespace linear {
 
-template <int activation>
+/// The sigmoid with one special operation instead of two: 1 / d for d from 1 to 2 is a polynomial within 3e-4 (the best quartic, from the
+/// fifth Chebyshev polynomial) and one step of Newton's, 1.5 ulp off.  For some of the elements, where special operations take the time.
+__device__ __forceinline__ float sigmoid_multiplied(float x) {
+  const float e = exp2_approximate(fabsf(x) * -1.44269504f), d = 1.0f + e;
+  float r = 0.152245015f;
+  r = fmaf(r, e, -0.532857597f);
+  r = fmaf(r, e, 0.865893543f);
+  r = fmaf(r, e, -0.984834969f);
+  r = fmaf(r, e, 0.999702632f);
+  r = fmaf(fmaf(-d, r, 1.0f), r, r);
+  return (x > 0.0f ? 1.0f : e) * r;
+}
+
+// `multiplied` spares a special operation of silu, at the price of ten others.
+template <int activation, bool multiplied = false>
 __device__ __forceinline__ float activated(float z) {
   // asked this way round, NaN stays
   if constexpr (activation == kRelu) return z < 0.0f ? 0.0f : z;
   if constexpr (activation == kGelu) return z * normal_cdf(z);
-  if constexpr (activation == kSilu) return z * sigmoid(z);
+  if constexpr (activation == kSilu) return z * (multiplied ? sigmoid_multiplied(z) : sigmoid(z));
   return z;
 }
 
@@ -35,8 +51,13 @@ __device__ __forceinline__ void choose(int activation, const Body& body) {
   }
 }
 
+// What comes after the activation changes pairs in place, `after(low, high, row, col, has_low, has_high)`, or all sums of a thread
+// with what `after.hold()` asked memory for before.
+
 /// Nothing comes after the activation.
 struct Last {
+  struct Held {};
+  __device__ __forceinline__ Held hold() const { return {}; }
   __device__ __forceinline__ void operator()(float&, float&, int, int, bool, bool) const {}
 };
 
@@ -46,6 +67,9 @@ struct Residual {
   const T* data;
   int64_t row, col;
   bool pairs;  // whether two neighbours may be loaded at once
+
+  struct Held {};
+  __device__ __forceinline__ Held hold() const { return {}; }
 
   __device__ __forceinline__ void operator()(float& low, float& high, int at_row, int at_col, bool has_low, bool has_high) const {
     if (!has_low) return;
@@ -71,6 +95,19 @@ Residual<T> residual_of(const Matrix& matrix) {
 struct Quantized {
   const float* scale;
 
+  struct Held {
+    float scale;
+  };
+  __device__ __forceinline__ Held hold() const { return {*scale}; }
+
+  template <int count>
+  __device__ __forceinline__ void apply(float (&sums)[count], const Held& held) const {
+    // two factors where the reciprocal of a small scale would be infinite
+    const float first = fabsf(held.scale) < 0x1p-64f ? 0x1p64f : 1.0f, second = 1.0f / (held.scale * first);
+#pragma unroll
+    for (float& sum : sums) sum = sum * second * first;
+  }
+
   __device__ __forceinline__ void operator()(float& low, float& high, int, int, bool, bool) const {
     // no product with the reciprocal: of a small scale that is infinite
     low /= *scale;
@@ -78,11 +115,12 @@ struct Quantized {
   }
 };
 
-/// activation(sum + bias), then `after`.
-template <typename T, typename After = Last>
+/// activation(sum + bias), then `after`.  kMixed: half of the sums of a warpgroup get their silu with one special operation fewer.
+template <typename T, typename After = Last, bool kMixed = false>
 struct Epilogue {
   const T* bias;
   int64_t bias_step;
+  bool pairs;  // whether two neighbouring biases may be loaded at once
   int activation, m, n;
   After after;
 
@@ -102,13 +140,46 @@ struct Epilogue {
     finish(low, high, row, col);
   }
 
-  template <int count>
-  __device__ __forceinline__ void apply(float (&sums)[count], int row0, int col0, int thread) const {
-    // each column is there twice, in two rows
+  /// What a lane asks memory for before the products of a tile (gemm_wgmma.h): two neighbouring biases of every 64 columns, which a
+  /// warp reads whole and its lanes pass to each other later.
+  template <int boxes>
+  struct Held {
+    uint32_t shifts[boxes];
+    typename After::Held after;
+  };
+
+  template <int boxes>
+  __device__ __forceinline__ Held<boxes> hold(int, int col0, int thread) const {
+    static_assert(sizeof(T) == 2, "a lane passes two biases on at once");
+    Held<boxes> held;
+    const int first = col0 + thread % 32 * 2;
+    if (pairs && col0 + 64 * boxes <= n) {
+      // as words that nothing looks at before the shuffle: whoever takes them apart here waits for them here
+#pragma unroll
+      for (int box = 0; box < boxes; ++box) held.shifts[box] = *reinterpret_cast<const uint32_t*>(bias + first + box * 64);
+    } else {
+#pragma unroll
+      for (int box = 0; box < boxes; ++box) {
+        const int col = first + box * 64;
+        Vec<T, 2> two;
+        two[0] = col < n ? bias[col * bias_step] : store_from_float<T>(0.0f);
+        two[1] = col + 1 < n ? bias[(col + 1) * bias_step] : store_from_float<T>(0.0f);
+        held.shifts[box] = *reinterpret_cast<const uint32_t*>(&two);
+      }
+    }
+    held.after = after.hold();
+    return held;
+  }
+
+  /// All sums that a thread has in 64 columns from col0 on, the tile's box number `box`.
+  template <int count, int boxes>
+  __device__ __forceinline__ void apply(float (&sums)[count], const Held<boxes>& held, int box, int row0, int col0, int thread) const {
+    static_assert(count == 32, "64 columns, each in two rows");
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
-      const int col = col0 + thread % 4 * 2 + i / 4 * 8;
-      const float left = shift(col), right = shift(col + 1);
+      const uint32_t passed = __shfl_sync(kFullMask, held.shifts[box], i + thread % 4);
+      const Vec<T, 2> two = *reinterpret_cast<const Vec<T, 2>*>(&passed);
+      const float left = load_as_float(two[0]), right = load_as_float(two[1]);
       sums[i] += left;
       sums[i + 1] += right;
       sums[i + 2] += left;
@@ -116,18 +187,29 @@ struct Epilogue {
     }
     choose(activation, [&](auto chosen) {
 #pragma unroll
-      for (float& sum : sums) sum = activated<decltype(chosen)::kActivation>(sum);
+      for (int i = 0; i < count; i += 2) {
+        sums[i] = activated<decltype(chosen)::kActivation>(sums[i]);
+        sums[i + 1] = activated<decltype(chosen)::kActivation, kMixed>(sums[i + 1]);
+      }
     });
-    gemm::each_pair(sums, row0, col0, thread, [&](float& low, float& high, int row, int col) { finish(low, high, row, col); });
+    if constexpr (std::is_same_v<After, Quantized>) {
+      after.apply(sums, held.after);
+    } else {
+      gemm::each_pair(sums, row0, col0, thread, [&](float& low, float& high, int row, int col) { finish(low, high, row, col); });
+    }
   }
+
+  /// The same without what comes after the activation.
+  Epilogue<T, Last, kMixed> before_adding() const { return {bias, bias_step, pairs, activation, m, n, {}}; }
 };
 
 /// The epilogue of a linear layer with results y, its arguments checked.  T is the dtype of bias.
-template <typename T, typename After = Last>
-Epilogue<T, After> epilogue_of(const TensorView& bias, const Matrix& y, int64_t activation, const After& after = {}) {
+template <typename T, bool kMixed = false, typename After = Last>
+Epilogue<T, After, kMixed> epilogue_of(const TensorView& bias, const Matrix& y, int64_t activation, const After& after = {}) {
   check_bias(bias, y);
   check_activation(activation);
-  return {data<const T>(bias), bias.stride(0), static_cast<int>(activation), static_cast<int>(y.rows), static_cast<int>(y.cols), after};
+  const bool pairs = bias.stride(0) == 1 && reinterpret_cast<uintptr_t>(bias.data_ptr()) % (2 * sizeof(T)) == 0;
+  return {data<const T>(bias), bias.stride(0), pairs, static_cast<int>(activation), static_cast<int>(y.rows), static_cast<int>(y.cols), after};
 }
 
 }  // namespace linear

@@ -33,8 +33,8 @@ registers_suffice = "(THREADS + 64) * RESIDENT <= 1536"
 a_single_row_has_no_next = "STAY == 1 or DELAY == 0"
 [default]
 THREADS = 512
-VECS = 4
-RESIDENT = 2
+VECS = 8
+RESIDENT = 1
 DELAY = 1
 STAY = 1
 */

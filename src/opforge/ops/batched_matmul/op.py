@@ -74,5 +74,5 @@ operator = Operator(
             name="accumulate_4096", axes=_axes((4,), 4096, 4096, 1024), scalars={"alpha": 1.0, "beta": 1.0}, source="gradient accumulation of four 4096 x 4096 weights, 1024 tokens"
         ),
     ),
-    implementations=("triton_tiled", "cuda_mma", "cpp_blocked", "torch_eager"),
+    implementations=("cuda_wgmma", "triton_tiled", "cuda_mma", "cpp_blocked", "torch_eager"),
 )

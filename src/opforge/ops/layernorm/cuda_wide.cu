@@ -13,7 +13,7 @@ a_single_row_has_no_next = "STAY == 1 or DELAY == 0"
 THREADS = 512
 VECS = 4
 RESIDENT = 1
-DELAY = 1
+DELAY = 2
 STAY = 1
 */
 #include "opforge/wide_norm_rows.h"

@@ -1,7 +1,8 @@
 // The roles of ../matmul/cuda_wgmma; a consumer applies bias, activation and residual to its sums while the other one multiplies.
 //
-// moves     x and w as ../matmul/cuda_wgmma, residual once in pairs, y once by TMA under the products of the next tile.
+// moves     x and w as ../matmul/cuda_wgmma, residual and y once by TMA, under the products of this tile and the next.
 //           Passes of their own move 2 or 4 * rows * n more
+// idea      after the terms of a tile the ring carries the residual: its boxes lie in shared memory when the sums are done
 // code      the ring, the roles and the way out are in opforge/gemm_wgmma.h, the epilogue in opforge/linear_device.h
 // limits    sm_90a; an x stored column by column, and rows that do not begin at multiples of 16 bytes, are right too, and slow
 /* opforge
@@ -9,12 +10,18 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {BLOCK_N = [64, 128, 192, 256], STAGES = [3, 4, 5, 6, 7], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2, 4], LEAD = [0, 1, 2, 3], NARROW = [0, 1], OVERLAP = [0, 1]}
-default = {BLOCK_N = 256, STAGES = 4, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 2, NARROW = 1, OVERLAP = 1}
+space = {BLOCK_N = [64, 128, 192, 256], STAGES = [3, 4, 5, 6, 7], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2, 4], LEAD = [0, 1, 2, 3], NARROW = [0, 1], OVERLAP = [0, 1], MIXED = [0, 1]}
+default = {BLOCK_N = 256, STAGES = 4, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 2, NARROW = 1, OVERLAP = 1, MIXED = 0}
 limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
 */
 #include "opforge/gemm_wgmma_tunables.h"
 #include "opforge/linear_device.h"
+
+// Tunable, beside those of the product: whether half of the reciprocals in silu are multiplied out, where the unit for special
+// operations (16 a clock) would be what the epilogue waits for.
+#ifndef MIXED
+#define MIXED 0
+#endif
 
 namespace {
 
@@ -23,8 +30,8 @@ namespace wgmma = opforge::wgmma;
 template <typename T>
 void product_of(const opforge::Matrix& x, const opforge::Matrix& w, const opforge::Matrix& y, cudaStream_t stream, const opforge::TensorView& bias, const opforge::Matrix& residual,
                 int64_t activation) {
-  const auto epilogue = opforge::linear::epilogue_of<T>(bias, y, activation, opforge::linear::residual_of<T>(residual));
-  wgmma::launch_product<wgmma::Wide<T>, wgmma::Narrow<T>, T, false>(x, w, y, stream, epilogue, wgmma::Kept{});
+  const auto epilogue = opforge::linear::epilogue_of<T, MIXED>(bias, y, activation, opforge::linear::residual_of<T>(residual));
+  wgmma::launch_product<wgmma::Wide<T>, wgmma::Narrow<T>, T, false>(x, w, y, stream, epilogue, wgmma::Kept{}, residual);
 }
 
 void linear_add(opforge::TensorView x, opforge::TensorView w, opforge::TensorView bias, opforge::TensorView residual, opforge::TensorView y, int64_t activation) {

@@ -13,15 +13,16 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1]}
-default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 1, OVERLAP = 1}
-limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
+space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1]}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 0}
+limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD == 0 or BLOCK_N <= 128", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
 */
 #include "opforge/fp8_scales.h"
 #include "opforge/gemm_wgmma.h"
 
 // Tunable: columns of a tile of y, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
-// together, boxes of y under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs.
+// together, boxes of y under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs,
+// whether a warpgroup multiplies the next step while it adds the sums of the last one.
 #ifndef BLOCK_N
 #define BLOCK_N 128
 #endif
@@ -41,10 +42,13 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAG
 #define OUT_BOXES 2
 #endif
 #ifndef LEAD
-#define LEAD 1
+#define LEAD 0
 #endif
 #ifndef OVERLAP
 #define OVERLAP 1
+#endif
+#ifndef AHEAD
+#define AHEAD 0
 #endif
 
 namespace opforge {
@@ -80,7 +84,7 @@ constexpr int kHalves = BLOCK_N / 64;  // 64 columns of y lie in one block of b'
 
 // Scales of rows or tensors: the sums move over as they are.
 struct Moved {
-  static constexpr bool kEachStep = true, kReads = false;
+  static constexpr bool kEachStep = true, kAhead = AHEAD, kReads = false;
   struct Fetched {};
   __device__ __forceinline__ Fetched fetch(int, int, int, int) const { return {}; }
   template <int count>
@@ -92,7 +96,7 @@ struct Moved {
 
 // Scales of blocks: the sums of 128 terms are multiplied on the way.
 struct Scaled {
-  static constexpr bool kEachStep = true, kReads = true;
+  static constexpr bool kEachStep = true, kAhead = AHEAD, kReads = true;
   Scales a, b;
   struct Fetched {
     float rows[2], halves[kHalves];
@@ -118,17 +122,37 @@ struct Scaled {
   }
 };
 
-// Before the store: the scales of rows and columns, or of both tensors.
+// Before the store: the scales of rows and columns, or of both tensors, asked for before the products of a tile. A warp has those of
+// 64 columns, two a lane, which its lanes pass to each other.
 struct ByRowAndColumn {
   static constexpr bool kReads = true;
   Scales a, b;
-  template <int count>
-  __device__ __forceinline__ void apply(float (&sums)[count], int row0, int col0, int thread) const {
-    opforge::gemm::each_pair(sums, row0, col0, thread, [&](float& low, float& high, int row, int col) {
-      const float by_row = a.at(row, 0);
-      low *= by_row * b.at(col, 0);
-      high *= by_row * b.at(col + 1, 0);
-    });
+
+  template <int boxes>
+  struct Held {
+    float rows[2], columns[boxes][2];
+  };
+  template <int boxes>
+  __device__ __forceinline__ Held<boxes> hold(int row0, int col0, int thread) const {
+    Held<boxes> held;
+    const int row = row0 + thread / 32 * 16 + thread % 32 / 4, col = col0 + thread % 32 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) held.rows[i] = a.at(row + 8 * i, 0);
+#pragma unroll
+    for (int i = 0; i < 2 * boxes; ++i) held.columns[i / 2][i % 2] = b.at(col + i / 2 * 64 + i % 2, 0);
+    return held;
+  }
+  template <int count, int boxes>
+  __device__ __forceinline__ void apply(float (&sums)[count], const Held<boxes>& held, int box, int, int, int thread) const {
+#pragma unroll
+    for (int i = 0; i < count; i += 4) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float by_column = __shfl_sync(opforge::kFullMask, held.columns[box][j], i + thread % 4);
+        sums[i + j] *= held.rows[0] * by_column;
+        sums[i + 2 + j] *= held.rows[1] * by_column;
+      }
+    }
   }
 };
 

@@ -2,14 +2,23 @@
 //
 // moves     x is read from memory once and from the first-level cache once more, q and the scales are written once. A scale for the
 //           whole tensor costs a reading of x before that, whose largest magnitudes (one a block) every block adds up by itself
-// idea      a warp for a block of 1 x 128; 256 threads for a row or a tile of 128 x 128
-// limits    16-byte loads where rows begin at such addresses, else one element at a time
+// idea      256 threads for a row or a tile of 128 x 128. A block of 1 x 128 is one vector for each of 32 lanes (16 of a 16-bit x): some
+//           blocks are loaded before the first one is looked at, and rounded from the registers that they came to
+// limits    16-byte loads where rows begin at such addresses, else one element at a time, twice, a warp for a block
 /* opforge
 layouts = ["contiguous", "rows"]
+space = {REGIONS = [1, 2, 4, 8]}
+default = {REGIONS = 4}
 */
 #include "opforge/device_fp8.h"
+#include "opforge/device_math.h"
 #include "opforge/device_rows.h"
 #include "opforge/scratch.h"
+
+// Tunable: blocks of 1 x 128 that a group of lanes has under way at once.
+#ifndef REGIONS
+#define REGIONS 4
+#endif
 
 namespace {
 
@@ -89,6 +98,54 @@ __global__ void quantize_regions(Rows<const T> x, Rows<Q> q, float* scales, int6
   if (Group::rank() == 0) scales[i * s_row + j * s_block] = scale;
 }
 
+// v / by as a division rounds it, given a reciprocal within an ulp or two: one correction by the remainder, and no branch for
+// reciprocals that are no normal numbers, which scales do not have. Of what is not finite the remainder is NaN.
+__device__ __forceinline__ float divide(float v, float by, float reciprocal) {
+  const float about = v * reciprocal;
+  return fmaf(fmaf(-about, by, v), reciprocal, about);
+}
+
+// REGIONS blocks of 1 x 128 to a group of lanes that hold one each, in vectors of N elements; neighbouring groups have neighbours.
+template <typename T, typename Q, int N>
+__global__ void quantize_blocks(Rows<const T> x, Rows<Q> q, float* scales, int64_t s_row, int64_t s_block, unsigned across) {
+  constexpr int kLanes = kSide / N;
+  const unsigned groups = kThreads / kLanes, lane = threadIdx.x % kLanes, first = blockIdx.x * groups * REGIONS + threadIdx.x / kLanes;
+  opforge::Vec<T, N> held[REGIONS];
+  unsigned rows[REGIONS], blocks[REGIONS], row = first / across, block = first % across;
+  const auto column_of = [&](int i) { return static_cast<int64_t>(blocks[i]) * kSide + lane * N; };
+#pragma unroll
+  for (int i = 0; i < REGIONS; ++i) {
+    rows[i] = row;
+    blocks[i] = block;
+#pragma unroll
+    for (int j = 0; j < N; ++j) held[i][j] = opforge::store_from_float<T>(0.0f);
+    if (row < x.rows && column_of(i) < x.cols) held[i] = opforge::load_constant<T, N>(x.data + row * x.stride + column_of(i));
+    for (block += groups; block >= across; block -= across) ++row;
+  }
+#pragma unroll
+  for (int i = 0; i < REGIONS; ++i) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int j = 0; j < N; ++j) largest = fmaxf(largest, finite_magnitude(opforge::load_as_float(held[i][j])));
+#pragma unroll
+    for (int apart = kLanes / 2; apart > 0; apart /= 2) largest = fmaxf(largest, __shfl_xor_sync(opforge::kFullMask, largest, apart));
+    const float scale = fmaxf(divide(largest, Q::Format::kLargest, 1.0f / Q::Format::kLargest), kLeast);
+    const float reciprocal = opforge::reciprocal_approximate(scale);
+    opforge::Vec<Q, N> rounded;
+#pragma unroll
+    for (int j = 0; j < N; j += 2) {
+      const float low = opforge::load_as_float(held[i][j]), high = opforge::load_as_float(held[i][j + 1]);
+      const auto two = opforge::detail::round_two_to_fp8<typename Q::Format>(divide(low, scale, reciprocal), divide(high, scale, reciprocal));
+      rounded[j] = two[0];
+      rounded[j + 1] = two[1];
+    }
+    if (rows[i] >= x.rows) continue;
+    const int64_t at = rows[i];
+    if (column_of(i) < x.cols) rounded.store(q.data + at * q.stride + column_of(i));
+    if (lane == 0) scales[at * s_row + blocks[i] * s_block] = scale;
+  }
+}
+
 // The largest magnitude of every gridDim.x-th row, one for each block.
 template <typename T, int N>
 __global__ void largest_of_rows(Rows<const T> x, float* partials) {
@@ -123,6 +180,13 @@ void quantize_with(const Rows<const T>& x, const Rows<Q>& q, const opforge::Tens
   const int64_t down = opforge::ceil_div(x.rows, height), across = opforge::ceil_div(x.cols, width), regions = down * across;
   OPFORGE_CHECK(regions <= 2147483647, ValueError, "x has ", regions, " regions, more than a grid can count");
   const int64_t s_row = scale.stride(0), s_block = scale.stride(1);
+  if constexpr (N > 1) {
+    if (scaling == kBlock) {
+      const unsigned grid = static_cast<unsigned>(opforge::ceil_div(regions, kThreads / (kSide / N) * REGIONS));
+      OPFORGE_LAUNCH((quantize_blocks<T, Q, N>), grid, kThreads, 0, stream, x, q, scales, s_row, s_block, static_cast<unsigned>(across));
+      return;
+    }
+  }
   if (scaling == kBlock) {
     const unsigned grid = static_cast<unsigned>(opforge::ceil_div(regions, opforge::kWarpsPerBlock));
     OPFORGE_LAUNCH((quantize_regions<T, Q, N, opforge::WarpGroup>), grid, opforge::kWarpsPerBlock * opforge::kWarpSize, 0, stream, x, q, scales, s_row, s_block,
