@@ -10,17 +10,23 @@ tables             in README*.md, docs/results*.md and ops/*/README.md, between 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import os
 import re
 import subprocess
 import sys
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "opforge"
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+
+if TYPE_CHECKING:
+    from opforge.core.record import Record
 
 from test_arrows import FLOORS, arrows  # noqa: E402  the test draws them; the page shows what it drew
 
@@ -78,6 +84,29 @@ def pages_with_tables() -> list[Path]:
     return [path for pattern in ("README*.md", "docs/results*.md", "src/opforge/ops/*/README.md") for path in sorted(ROOT.glob(pattern))]
 
 
+@cache
+def records_of(file: str) -> tuple[Record, ...]:
+    """The records of a file, read once for all tables made from it."""
+    from opforge.store import read_file, read_lines
+
+    return tuple(read_lines(read_file(ROOT / file)))
+
+
+def table_from(file: str, words: list[str]) -> str:
+    """What `opforge report --table --from FILE WORD…` prints."""
+    from opforge.cli.report import table_of
+
+    options = argparse.ArgumentParser()
+    options.add_argument("operators", nargs="*")
+    options.add_argument("--dtype", action="append")
+    options.add_argument("--each", action="store_true")
+    options.add_argument("--verdicts", action="store_true")
+    options.add_argument("--ratios", default="")
+    given = options.parse_args(words)
+    wanted = [record for record in records_of(file) if (not given.operators or record.operator in given.operators) and (not given.dtype or record.dtype in given.dtype)]
+    return table_of(wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts).strip()
+
+
 def with_tables(text: str) -> str:
     """A README with its tables made anew from the records they name."""
 
@@ -85,9 +114,7 @@ def with_tables(text: str) -> str:
         file, *words = match[1].split()
         if not (ROOT / file).is_file():
             raise SystemExit(f"{file} is named by a page and is not there. Make it with: opforge records export {file} --run RUN")
-        command = [sys.executable, "-m", "opforge", "report", *words, "--from", str(ROOT / file), "--table"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "src")})
-        return f"<!-- table: {match[1]} -->\n{done.stdout.strip()}\n<!-- end -->"
+        return f"<!-- table: {match[1]} -->\n{table_from(file, words)}\n<!-- end -->"
 
     return re.sub(r"<!-- table: ([^>]+?) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
 

@@ -532,6 +532,23 @@ def test_a_ratio_is_against_the_better_alternative_of_the_same_run():
     assert report.ratio_table(alone).startswith("No runs with cpp and an alternative. Make some with: opforge bench")
 
 
+def test_the_verdict_table_shows_the_newest_of_each_and_what_failed():
+    """A refusal of a workload hides no Pass; a refusal of everything hides the crash of a version that claimed more."""
+    at = "2026-01-0{}T00:00:00.000+00:00".format
+    crash = Crash(case=CASE, dtype="float32", status=-11, stderr="", isolation=ISOLATION)
+    records = [
+        record("cpp_twopass", created_at=at(1)),
+        record("cpp_twopass", created_at=at(2), verdict=Unsupported(reason="too few rows"), timing=None),
+        record("cpp_twopass", dtype="bfloat16", workload="", created_at=at(1), verdict=crash, timing=None),
+        record("cuda_wide", workload="", created_at=at(1), verdict=crash, timing=None),
+        record("cuda_wide", workload="", created_at=at(2), verdict=Unsupported(reason="no CUDA device"), timing=None),
+    ]
+    lines = report.verdict_table(records).splitlines()
+    assert lines[0] == "Example CPU, 2026-01-01: 1 Pass of 2."
+    assert [line for line in lines if line.startswith("| softmax")] == [f"| softmax | cpp_twopass | Pass ({len(passed().checked)}) | **Crash** |"]
+    assert report.verdict_table(records[3:]).startswith("No verdicts. Make some with: opforge verify --all")
+
+
 def test_markdown_tables_keep_their_columns():
     """A pipe in a name would move every number one column to the right."""
     text = report.markdown([record("cpp_a|b*c*", workload="w|x"), record()])

@@ -26,13 +26,13 @@ def report(
     table: Annotated[bool, typer.Option("--table", help="Print the README's benchmark table (Markdown) and write nothing.")] = False,
     each: Annotated[bool, typer.Option("--each", help="With --table: a row per implementation, as in the operators' own pages.")] = False,
     ratios: Annotated[str, typer.Option(help="With --table: ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp.")] = "",
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="With --table: what each implementation was found to be, dtype by dtype.")] = False,
     dtypes: Dtypes = None,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md, report.json and report.csv for one run, without measuring anything again."""
     from opforge.cli.reports import write_reports
     from opforge.machine import descriptors, detect
-    from opforge.report import benchmark_table, implementation_table, ratio_table
     from opforge.store import read_file, read_lines
 
     pasts: dict[str, Past] = {}
@@ -46,7 +46,7 @@ def report(
     if dtypes:
         records = [record for record in records if record.dtype in dtypes]
     if table:
-        typer.echo(ratio_table(records, ratios) if ratios else implementation_table(records) if each else benchmark_table(records))
+        typer.echo(table_of(records, each=each, ratios=ratios, verdicts=verdicts))
         return
     if json:
         print_json(records)
@@ -55,6 +55,13 @@ def report(
     here = detect("cpu")
     for path in write_reports(records, output or Path("reports") / records[0].run, here if here.name == records[0].device else spec, pasts=pasts):
         typer.echo(f"wrote {path}")
+
+
+def table_of(records: Sequence[Record], *, each: bool = False, ratios: str = "", verdicts: bool = False) -> str:
+    """The Markdown table that `--table` prints, by the options beside it."""
+    from opforge.report import benchmark_table, implementation_table, ratio_table, verdict_table
+
+    return verdict_table(records) if verdicts else ratio_table(records, ratios) if ratios else implementation_table(records) if each else benchmark_table(records)
 
 
 def of_newest_run(store: Store, operators: Sequence[str] | None = None, run: str = "") -> tuple[list[Record], dict[str, Past]]:

@@ -15,5 +15,6 @@ from opforge.report.tabular import (
     rows as rows,
     table as table,
 )
+from opforge.report.verdict_table import verdict_table as verdict_table
 from opforge.report.verification import verification_page as verification_page, verification_rows as verification_rows
 from opforge.report.words import describe as describe, notes as notes

@@ -14,8 +14,8 @@
 //   kConstants, constant(k)       how many vectors of one element per column it reads, and which: they stay in registers
 //   compute(finished, result, x, constants)    N elements
 //
-// Not yet run on hardware as it is: without let_copies_follow one of about 450 results on an H200 was wrong (softmax's README).
-// Run by the CPU emulator, which has the barriers, copies and stores used here, but makes a copy at once.
+// Without let_copies_follow one of about 450 results on an H200 was wrong, with it none of 23976 (softmax's README).
+// Run by the CPU emulator too, which has the barriers, copies and stores used here, but makes a copy at once.
 /* opforge
 layouts = ["contiguous", "rows"]
 [supports]
