@@ -32,7 +32,7 @@ __global__ void pass_on(const float* x, float* y) {
   opforge::cluster_barrier();
   if (threadIdx.x == 40) {
     opforge::arrive_shared_expecting(&held->copied, 256);
-    opforge::start_bulk_load(held->row, x + blockIdx.x * 64 + OFFSET, BYTES, &held->copied, opforge::read_once_policy());
+    opforge::start_bulk_load(held->row, x + blockIdx.x * 64 + OFFSET, BYTES, &held->copied);
     opforge::arrive_shared_expecting(&held->told, 4);
   }
   if (threadIdx.x < 32) {
