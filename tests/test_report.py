@@ -530,6 +530,10 @@ def test_a_ratio_is_against_the_better_alternative_of_the_same_run():
     assert [(cells[2], cells[6], cells[7]) for cells in whole] == [("float32", "1.50x", "31%"), ("bfloat16", "**0.75x**", "16%")]
     assert [cells[:3] for cells in lines if cells[0] in ("float32", "bfloat16", "all")] == [["float32", "1", "1.50x"], ["bfloat16", "1", "**0.75x**"], ["all", "2", "**1.06x**"]]
     assert report.ratio_table(alone).startswith("No runs with cpp and an alternative. Make some with: opforge bench")
+    # of all that are no alternatives the fastest counts, and less than 1 is marked
+    own = [record("torch_eager", timing=timing(1e-3)), record("triton_onepass", timing=timing(1.25e-3)), record("cuda_onchip", timing=timing(1.1e-3))]
+    (row,) = (line for line in report.ratio_table(own, "own").splitlines() if line.startswith("| softmax"))
+    assert [cell.strip() for cell in row.strip("|").split("|")][3:8] == ["cuda_onchip", "1.10 ms", "999 us", "", "**0.91x**"]
 
 
 def test_the_verdict_table_shows_the_newest_of_each_and_what_failed():

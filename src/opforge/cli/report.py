@@ -25,7 +25,9 @@ def report(
     output: Annotated[Path | None, typer.Option(help="Folder to write to. Default: reports/<run>.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the README's benchmark table (Markdown) and write nothing.")] = False,
     each: Annotated[bool, typer.Option("--each", help="With --table: a row per implementation, as in the operators' own pages.")] = False,
-    ratios: Annotated[str, typer.Option(help="With --table: ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp.")] = "",
+    ratios: Annotated[
+        str, typer.Option(help="With --table: ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp; own: of the fastest of all others.")
+    ] = "",
     verdicts: Annotated[bool, typer.Option("--verdicts", help="With --table: what each implementation was found to be, dtype by dtype.")] = False,
     dtypes: Dtypes = None,
     json: Json = False,
