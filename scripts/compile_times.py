@@ -37,12 +37,13 @@ def rows(registry: Registry, names: list[str], target: str) -> list[tuple[Implem
     found: list[tuple[Implementation, str, Inspection | str]] = []
     for name in names:
         operator = registry.operator(name)
-        workload = next((item for item in operator.workloads if item.scale == "gpu"), operator.workloads[0])
+        workloads = [item for item in operator.workloads if item.scale == "gpu"] or operator.workloads
         for implementation in registry.implementations(name):
             if implementation.backend not in BACKENDS:
                 continue
             reason = ""
-            for dtype in sorted(operator.dtypes, key=lambda item: item != "bfloat16"):
+            # the first that it takes, in bfloat16 if there is one
+            for dtype, workload in ((dtype, workload) for dtype in sorted(operator.dtypes, key=lambda item: item != "bfloat16") for workload in workloads):
                 try:
                     made = inspect_implementation(registry, name, implementation.name, target=target, dtype=dtype, axes=workload.axes, scalars=workload.scalars)
                 except OpforgeError as error:
