@@ -306,6 +306,8 @@ class _Server:
             answer = self._until("spawned", None, START_LIMIT_S)
             here, _ = receive(ours, START_LIMIT_S)
             self.workers.add(int(here["pid"]))
+            # its number may be that of one that has ended since
+            self.ending.discard(int(here["pid"]))
             return int(answer["pid"]), str(answer["scratch"]), int(here["pid"])
 
     def status(self, pid: int, limit_s: float) -> int | None:
