@@ -61,7 +61,7 @@ def test_doctor_says_what_works():
     done = opforge("doctor", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
-    assert {"torch", "compile", "triton", "cuda", "tilelang", "cpp"} == {line["backend"] for line in found["capabilities"]}
+    assert {"torch", "compile", "triton", "cuda", "tilelang", "cpp", "library"} == {line["backend"] for line in found["capabilities"]}
     assert all(line["available"] or line["remedy"] for line in found["capabilities"])
 
 

@@ -18,7 +18,7 @@ def test_the_ten_operators_are_there():
     registry = load()
     assert wanted <= set(registry.names())
     for name in wanted:
-        found = {item.backend for item in registry.implementations(name)}
+        found = {item.backend for item in registry.implementations(name)} - {"library"}
         assert found == {"torch", "compile", "triton", "cuda", "tilelang", "cpp"}, name
         operator = registry.operator(name)
         assert {"laptop", "gpu"} <= {workload.scale for workload in operator.workloads}

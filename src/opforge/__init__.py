@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
 def get_kernel(backend: str, operation: str, name: str = "") -> Callable[..., Any]:
     """A callable of one backend's implementation of an operator: `get_kernel("triton", "softmax")(x)` (seed 000).
 
-    backend     torch, compile, triton, cuda, tilelang or cpp
+    backend     torch, compile, triton, cuda, tilelang, cpp or library
     operation   an operator's name
     name        which implementation, where the backend has several; default: the first that takes the call
     Takes the operator's tensors, then its parameters by name; returns a new tensor, or a tuple for several outputs. No Pass

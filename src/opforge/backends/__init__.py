@@ -24,11 +24,12 @@ def backends() -> dict[str, Backend]:
     """Every backend by name, in the order reports show them. Importing them imports no toolchain."""
     from opforge.backends.cpp import Cpp
     from opforge.backends.cuda import Cuda
+    from opforge.backends.library import Library
     from opforge.backends.tilelang_lang import TileLang
     from opforge.backends.torch_eager import TorchCompile, TorchEager
     from opforge.backends.triton_lang import Triton
 
-    found: dict[str, Backend] = {backend.name: backend for backend in (TorchEager(), TorchCompile(), Triton(), Cuda(), TileLang(), Cpp())}
+    found: dict[str, Backend] = {backend.name: backend for backend in (TorchEager(), TorchCompile(), Triton(), Cuda(), TileLang(), Cpp(), Library())}
     for made in plugged("opforge.backends").values():
         plugin: Backend = made()
         found[plugin.name] = plugin

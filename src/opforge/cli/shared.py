@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str, typer.Option(help="Torch device type: cpu, cuda, … Default: the accelerator if there is one.")]
 Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="float32, float16 or bfloat16; may be given several times. Default: all.")]
-Backends = Annotated[list[str] | None, typer.Option("--backend", help="torch, compile, triton, cuda, tilelang or cpp; may be given several times. Default: all.")]
+Backends = Annotated[list[str] | None, typer.Option("--backend", help="torch, compile, triton, cuda, tilelang, cpp or library; may be given several times. Default: all.")]
 Implementations = Annotated[list[str] | None, typer.Option("--implementation", "-i", help="One implementation by name; may be given several times. Default: all.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Run kernels in this process, for a debugger. A crash ends everything, and the record says so.")]
 Names = Annotated[list[str] | None, typer.Argument(metavar="OPERATOR…", help="Operators by name.")]

@@ -19,6 +19,9 @@ from opforge.core.shapes import Axes
 LAYOUTS = ("contiguous", "rows", "strided")
 """What an implementation can read: contiguous; rows with any stride, each contiguous inside; any strides at all."""
 
+COMPARED_WITH = ("compile", "library")
+"""Backends that are there to be compared with: neither dispatch nor tuning chooses them."""
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -59,6 +62,7 @@ class Implementation:
     flags      extra compiler flags, for native backends
     any_rank   it takes contiguous tensors in their own shapes too, not collapsed: a call then makes no views
     arch       the only target whose instructions it uses ("sm_90a"); "" when it takes any
+    needs      the package that it calls, as pip names it ("liger-kernel==0.8.5"); "" when opforge's own will do
     """
 
     name: str
@@ -75,6 +79,7 @@ class Implementation:
     flags: tuple[str, ...] = ()
     any_rank: bool = False
     arch: str = ""
+    needs: str = ""
     deterministic: bool = True
 
     def accepts(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Accepted | Rejected:

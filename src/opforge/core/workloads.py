@@ -30,6 +30,12 @@ SOFTMAXES = (
 )
 """Attention, and the heads of language models."""
 
+ROW_SWEEP = tuple(
+    Workload(name=f"rows_{cols // 1024}k", axes={"lead": ((1 << 27) // cols,), "cols": cols}, source=f"2^27 elements in rows of {cols}: where row kernels change their plan")
+    for cols in (1024, 4096, 16384, 32768, 65536, 131072, 262144)
+)
+"""Rows from 1K to 256K columns, as many elements in each."""
+
 SWIGLUS = (
     Workload(name="mlp_qwen2.5_0.5b", axes={"shape": (512, 4864)}, source="Qwen2.5 0.5B: MLP, 512 tokens", scale="laptop"),
     Workload(name="mlp_llama3.2_1b", axes={"shape": (512, 8192)}, source="Llama 3.2 1B: MLP, 512 tokens", scale="laptop"),

@@ -14,7 +14,7 @@ from typing import Any
 
 from opforge.backends import Native, backend
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.record import Record
 from opforge.core.shapes import Axes
@@ -93,7 +93,7 @@ class Chooser:
         passed_over: list[tuple[str, str]] = []
         fit: dict[str, Implementation] = {}
         for item in implementations:
-            if item.backend == "compile":
+            if item.backend in COMPARED_WITH:
                 continue
             reason = self._unfit(item, axes, dtype, scalars, device, layouts, proven)
             if reason is None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opforge.machine.accelerator import command_output
 
-PACKAGES = ("torch", "triton", "tilelang", "apache-tvm-ffi", "numpy", "opforge")
+PACKAGES = ("torch", "triton", "tilelang", "apache-tvm-ffi", "numpy", "liger-kernel", "opforge")
 COMPILERS = ("g++", "nvcc")
 
 

@@ -20,8 +20,20 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import LAYOUTS, Config, Implementation
 
 PACKAGE = Path(__file__).resolve().parent.parent
-BACKENDS = {"torch": (".py",), "triton": (".py",), "tilelang": (".py",), "cuda": (".cu",), "cpp": (".cpp",)}
-_KEYS = {"SUPPORTS": dict, "SPACE": dict, "LIMITS": dict, "DEFAULT": dict, "LAYOUTS": tuple, "DTYPES": tuple, "FLAGS": tuple, "ANY_RANK": bool, "ARCH": str, "DETERMINISTIC": bool}
+BACKENDS = {"torch": (".py",), "triton": (".py",), "tilelang": (".py",), "cuda": (".cu",), "cpp": (".cpp",), "library": (".py",)}
+_KEYS = {
+    "SUPPORTS": dict,
+    "SPACE": dict,
+    "LIMITS": dict,
+    "DEFAULT": dict,
+    "LAYOUTS": tuple,
+    "DTYPES": tuple,
+    "FLAGS": tuple,
+    "ANY_RANK": bool,
+    "ARCH": str,
+    "NEEDS": str,
+    "DETERMINISTIC": bool,
+}
 
 
 def find_source(operator: str, folder: Path, name: str) -> tuple[str, Path]:
@@ -74,6 +86,7 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
         flags=tuple(said.get("FLAGS", ())),
         any_rank=said.get("ANY_RANK", False),
         arch=said.get("ARCH", ""),
+        needs=said.get("NEEDS", ""),
         deterministic=said.get("DETERMINISTIC", True),
     )
 

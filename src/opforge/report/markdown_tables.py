@@ -116,8 +116,8 @@ def implementation_table(records: Sequence[Record]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-ALTERNATIVES = ("torch", "compile")
-"""The backends that a user would take if there were nothing else."""
+ALTERNATIVES = {"torch": "torch eager", "compile": "torch.compile", "library": "Liger"}
+"""The backends that a user would take if there were nothing else, and their titles."""
 
 
 def _rows(group: Group) -> list[list[str]]:

@@ -63,7 +63,7 @@ def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
 
 def ratio_table(records: Sequence[Record], backend: str = "cpp") -> str:
     """Markdown: per dtype the geometric mean and the least ratio, then a row per operator, workload and dtype. A ratio is the median
-    time of the faster of torch eager and torch.compile over that of the backend's fastest implementation, both of one run.
+    time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the backend's fastest implementation, both of one run.
 
     Bold: below LEAST, or below 1 for OWN. The share of a copy is bytes moved / median time, over what a copy of as many bytes reached; for OWN it is that of the roof.
     """
@@ -95,22 +95,22 @@ def ratio_table(records: Sequence[Record], backend: str = "cpp") -> str:
             ]
         )
     parts.append(pipe_table(["dtype", "rows", "geometric mean", "least ratio", f"below {wanted:g}", share + " (geometric mean)"], summary, "lrrlrr"))
+    others = [name for name in ALTERNATIVES if any(name in ratio.times_s for ratio in found)]
     rows = [
         [
             escaped(ratio.group.operator),
             escaped(f"{ratio.group.workload} ({axes_words(ratio.group.timed[0])})"),
             escaped(ratio.group.dtype),
             *([escaped(ratio.mine.implementation)] if backend == OWN else []),
-            *(units.seconds(ratio.times_s[name]) if name in ratio.times_s else "" for name in (backend, *ALTERNATIVES)),
+            *(units.seconds(ratio.times_s[name]) if name in ratio.times_s else "" for name in (backend, *others)),
             _marked(ratio.value, bar),
             units.percent(part) if (part := _share(ratio, backend)) is not None else "",
         ]
         for ratio in sorted(found, key=lambda ratio: ratio.group.operator)
     ]
     mine = ["fastest of ours", "its time"] if backend == OWN else [backend]
-    parts.append(
-        pipe_table(["operator", "workload", "dtype", *mine, "torch eager", "torch.compile", "ratio to the best", share], rows, "lll" + ("l" if backend == OWN else "") + "r" * 5)
-    )
+    titles = [ALTERNATIVES[name] for name in others]
+    parts.append(pipe_table(["operator", "workload", "dtype", *mine, *titles, "ratio to the best", share], rows, "lll" + ("l" if backend == OWN else "") + "r" * (3 + len(titles))))
     return "\n\n".join(parts) + "\n"
 
 

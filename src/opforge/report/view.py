@@ -149,7 +149,7 @@ def geometric_mean(values: Sequence[float]) -> float | None:
     return math.exp(sum(math.log(value) for value in values) / len(values)) if values else None
 
 
-BACKENDS = ("torch", "compile", "triton", "cuda", "tilelang", "cpp")
+BACKENDS = ("torch", "compile", "triton", "cuda", "tilelang", "cpp", "library")
 SLOTS = 8
 
 

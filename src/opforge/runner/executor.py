@@ -21,8 +21,8 @@ from opforge.runner.witness import replaced, snapshot, traced
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
 WORTH_PINNING = 1 << 25
-LIBRARY = ("torch", "compile")
-"""Backends that are PyTorch themselves: calling its operations is what they are for."""
+LIBRARY = ("torch", "compile", "library")
+"""Backends whose own work it is to call PyTorch's operations."""
 
 
 class Executor:

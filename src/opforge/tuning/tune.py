@@ -16,7 +16,7 @@ from opforge.backends import Native, backend
 from opforge.backends.shared_code import source_sha256
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing
@@ -181,11 +181,11 @@ def _workloads(operator: Operator, options: Options) -> tuple[Workload, ...]:
 
 
 def candidates(registry: Registry, operator: Operator, workload: Workload, dtype: str, options: Options) -> list[Implementation]:
-    """The implementations that run natively on the device, were asked for, and take the workload. torch.compile is no choice of dispatch."""
+    """The implementations that run natively on the device, were asked for, and take the workload. What is only there to be compared with is no choice of dispatch."""
     found = []
     for item in registry.implementations(operator.name):
         asked = (not options.implementations or item.name in options.implementations) and (not options.backends or item.backend in options.backends)
-        if not asked or item.backend == "compile" or not isinstance(backend(item.backend).way(options.device), Native):
+        if not asked or item.backend in COMPARED_WITH or not isinstance(backend(item.backend).way(options.device), Native):
             continue
         if not isinstance(item.accepts(workload.axes, dtype, operator.scalar_values(workload.scalars)), Rejected):
             found.append(item)

@@ -79,5 +79,5 @@ operator = Operator(
         *RMS_NORMS,
         Workload(name="llama31_405b", axes={"lead": (8192,), "cols": 16384}, source="Llama 3.1 405B: hidden size 16384, one context of 8192"),
     ),
-    implementations=("cuda_persistent", "triton_onchip", "tilelang_onepass", "cpp_onepass", "torch_eager"),
+    implementations=("cuda_persistent", "triton_onchip", "tilelang_onepass", "cpp_onepass", "torch_eager", "library_liger"),
 )

@@ -3,7 +3,7 @@
 from opforge.core.cases import LARGE_SQUARES, MANY_NARROW, OFFSET_SQUARES, ONE_PAST_A_WARP, ROWS, SPECIAL_SQUARES, TINY_EPS, WIDE_NORMS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec
 from opforge.core.tolerances import row_sums
-from opforge.core.workloads import LAYER_NORMS
+from opforge.core.workloads import LAYER_NORMS, ROW_SWEEP
 
 
 def reference(x, weight, bias, eps):
@@ -66,7 +66,7 @@ operator = Operator(
         *row_ranks(),
         *row_layouts(),
     ),
-    workloads=LAYER_NORMS,
+    workloads=(*LAYER_NORMS, *ROW_SWEEP),
     gradient="layernorm_backward",
-    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "triton_onchip", "tilelang_twopass", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "triton_onchip", "tilelang_twopass", "cpp_twopass", "torch_eager", "library_liger"),
 )

@@ -3,7 +3,7 @@
 from opforge.core.cases import LARGE_SQUARES, MANY_NARROW, ONE_PAST_A_WARP, ROWS, SPECIAL_SQUARES, TINY_EPS, WIDE_NORMS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Workload
 from opforge.core.tolerances import row_sums
-from opforge.core.workloads import RMS_NORMS
+from opforge.core.workloads import RMS_NORMS, ROW_SWEEP
 
 
 def reference(x, weight, eps):
@@ -59,7 +59,8 @@ operator = Operator(
     workloads=(
         *RMS_NORMS,
         Workload(name="qwen3_8b_heads", axes={"lead": (8192, 32), "cols": 128}, source="Qwen3 8B: the norm of 32 query heads of 128, 8192 tokens"),
+        *ROW_SWEEP,
     ),
     gradient="rmsnorm_backward",
-    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "triton_onchip", "tilelang_onepass", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "triton_onchip", "tilelang_onepass", "cpp_twopass", "torch_eager", "library_liger"),
 )

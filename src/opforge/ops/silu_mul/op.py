@@ -62,6 +62,6 @@ operator = Operator(
         *SWIGLUS,
         Workload(name="mlp_llama3_8b_decode", axes={"shape": (64, 14336)}, source="Llama 3 8B: MLP, 64 sequences decoding: launch-bound"),
     ),
-    implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+    implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager", "library_liger"),
     gradient="silu_mul_backward",
 )

@@ -2,7 +2,7 @@
 
 from opforge.core.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.workloads import SOFTMAXES
+from opforge.core.workloads import ROW_SWEEP, SOFTMAXES
 
 
 def reference(x):
@@ -50,7 +50,7 @@ operator = Operator(
         *row_ranks(),
         *row_layouts(),
     ),
-    workloads=SOFTMAXES,
-    implementations=("cuda_onchip", "cuda_block", "cuda_wide", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager"),
+    workloads=(*SOFTMAXES, *ROW_SWEEP),
+    implementations=("cuda_onchip", "cuda_block", "cuda_wide", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager", "library_liger"),
     gradient="softmax_backward",
 )

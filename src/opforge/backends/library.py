@@ -1,0 +1,54 @@
+"""Functions of other libraries, called as their users call them: what opforge's kernels are compared with beside PyTorch.
+
+A file defines `run(*inputs, **scalars)`, as for the torch backend, and says with NEEDS which package it calls. opforge needs none of them: where one is
+not installed, its rows say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from opforge.backends.modules import installed
+from opforge.backends.protocol import Capability, Missing, Native, Way
+from opforge.backends.torch_eager import TorchEager
+from opforge.backends.triton_lang import INTERPRET
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Implementation
+
+
+class Library(TorchEager):
+    """Other libraries' functions, on a GPU."""
+
+    name = "library"
+    about = "other libraries' functions"
+
+    def way(self, device: str) -> Way:
+        if device == "cpu":
+            return Missing(what="the libraries that are compared with are written for GPUs", remedy="run this on a machine with one, with --device cuda")
+        way = super().way(device)
+        return Native(how="as its users call it") if isinstance(way, Native) else way
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        way = self.way("cuda")
+        here = "installed" if installed("liger_kernel") else "not installed"
+        return (
+            Capability(
+                backend=self.name,
+                name="run",
+                available=isinstance(way, Native) and installed("liger_kernel"),
+                detail=f"Liger Kernel ({here}); {way.how if isinstance(way, Native) else way}",
+                remedy="pip install --no-deps liger-kernel, on a machine with a GPU",
+            ),
+        )
+
+    def environment(self, device: str) -> Mapping[str, str]:
+        return {INTERPRET: "0", "OPFORGE_PRELOAD": "torch triton" if installed("triton") else "torch"}
+
+    def function(self, implementation: Implementation) -> Callable[..., Any]:
+        """The `run` of the file. Raises EnvironmentLacks when the package that it needs is not installed."""
+        try:
+            return super().function(implementation)
+        except ModuleNotFoundError as error:
+            package = implementation.needs or error.name
+            raise EnvironmentLacks(f"{implementation.name} needs {package}. Install it with: pip install --no-deps {package}") from error

@@ -1,0 +1,10 @@
+"""Liger Kernel's softmax: a row in one Triton program up to 65536 columns, beyond that an online pass and a second one."""
+
+from liger_kernel.ops.softmax import LigerSoftmaxFunction
+from torch import Tensor
+
+NEEDS = "liger-kernel==0.8.5"
+
+
+def run(x: Tensor) -> Tensor:
+    return LigerSoftmaxFunction.apply(x)
