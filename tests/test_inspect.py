@@ -46,6 +46,15 @@ def test_a_triton_kernel_is_compiled_whatever_this_process_was_started_with(monk
 
 @needs_nvcc
 @needs_cuobjdump
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_map_stores_whole_vectors(dtype):
+    """A full tile, a last tile and single elements: one store each. nvcc makes of a struct of 16-bit elements eight where it may."""
+    found = inspect_implementation(load(), "relu", "cuda_vectors", target="sm_90a", dtype=dtype, axes={"shape": (1024,)})
+    assert [kernel.other_instructions["STG"] for kernel in found.kernels] == [3, 3]
+
+
+@needs_nvcc
+@needs_cuobjdump
 def test_cuda_softmax_has_no_spills():
     """The registers hold the row: a spill would turn the idea of that kernel upside down."""
     registry = load()

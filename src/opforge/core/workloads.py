@@ -31,7 +31,7 @@ SOFTMAXES = (
 """Attention, and the heads of language models."""
 
 ROW_SWEEP = tuple(
-    Workload(name=f"rows_{cols // 1024}k", axes={"lead": ((1 << 27) // cols,), "cols": cols}, source=f"2^27 elements in rows of {cols}: where row kernels change their plan")
+    Workload(name=f"rows_{cols // 1024}k", axes={"lead": ((1 << 26) // cols,), "cols": cols}, source=f"2^26 elements in rows of {cols}: where row kernels change their plan")
     for cols in (1024, 4096, 16384, 32768, 65536, 131072, 262144)
 )
 """Rows from 1K to 256K columns, as many elements in each."""

@@ -115,7 +115,7 @@ __device__ __forceinline__ void broadcast_vector(const F& f, const Vec<T, N>& x,
 #pragma unroll
     for (int j = 0; j < N; j += 2) store_pair(result[j], result[j + 1], rounded.v + j);
   }
-  rounded.store(y + i);
+  rounded.store_global(y + i);
 }
 
 }  // namespace detail

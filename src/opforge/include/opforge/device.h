@@ -142,6 +142,24 @@ struct alignas(sizeof(T) * N) Vec {
     check(p);
     *reinterpret_cast<Vec*>(p) = *this;
   }
+  /// The same, in global memory, and surely with one instruction: nvcc 13.0 makes of `store` four of 4 bytes, or eight of 2, where it sees what was rounded to what
+  /// (16-bit maps then reached 1.6 of 4.2 TB/s on an H200).
+  __device__ __forceinline__ void store_global(T* p) const {
+    check(p);
+#ifndef OPFORGE_EMULATE
+    if constexpr (sizeof(T) * N >= 8) {
+      uint32_t words[sizeof(T) * N / 4];
+      memcpy(words, v, sizeof(words));
+      if constexpr (sizeof(words) == 16) {
+        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+      } else {
+        asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(words[0]), "r"(words[1]) : "memory");
+      }
+      return;
+    }
+#endif
+    *reinterpret_cast<Vec*>(p) = *this;
+  }
 
  private:
   __device__ static __forceinline__ void check(const T* p) {

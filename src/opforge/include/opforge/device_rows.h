@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_vec(T* p, const float (&values)[N]) {
   Vec<T, N> vec;
 #pragma unroll
   for (int j = 0; j < N; ++j) vec[j] = store_from_float<T>(values[j]);
-  vec.store(p);
+  vec.store_global(p);
 }
 
 /// The threads that share a row: one warp of several in the block.

@@ -92,7 +92,7 @@ __device__ __forceinline__ void map_vector(const F& f, const Vec<T, N> (&v)[K], 
 #pragma unroll
       for (int j = 0; j < N; j += 2) store_pair(result[o][j], result[o][j + 1], rounded.v + j);
     }
-    rounded.store(out.p[o] + at);
+    rounded.store_global(out.p[o] + at);
   }
 }
 

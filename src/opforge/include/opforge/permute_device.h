@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kTransposeThreads) transpose_tiles(const T* __
     }
 #pragma unroll
     for (int k = 0; k < kPerWord; ++k)
-      if (col0 + c + k < cols) column[k].store(to + (col0 + c + k) * rows + row0 + r);
+      if (col0 + c + k < cols) column[k].store_global(to + (col0 + c + k) * rows + row0 + r);
   }
 }
 
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
       if (c >= here) c = 0;  // past the end: read anything, store nothing
     }
     if (i + Out <= here * rows) {
-      v.store(to + i);
+      v.store_global(to + i);
     } else {
       for (int j = 0; j < here * rows - i; ++j) to[i + j] = v[j];
     }
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(kTransposeThreads)
     Vec<T, Out> v;
 #pragma unroll
     for (int j = 0; j < Out; ++j) v[j] = tile[c * pitch + r + j];
-    v.store(y + base + c * rows + row0 + r);
+    v.store_global(y + base + c * rows + row0 + r);
   }
 }
 
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(Threads)
   for (int u = 0; u < Unroll; ++u) {
     const uint32_t i = tile + u * Threads;
     if (i >= vectors) break;
-    v[u].store(y + int64_t(i) * N);
+    v[u].store_global(y + int64_t(i) * N);
   }
 }
 
