@@ -20,7 +20,7 @@ from opforge.dispatch.choose import Chooser, shape_class
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.timing import Plan
-from opforge.tuning import Options, Search, choices_path, keep, tune, valid_points
+from opforge.tuning import Options, Search, choices_path, compile_first, keep, tune, valid_points
 from opforge.tuning.choices import before
 from opforge.tuning.codes import code_of_library
 from opforge.tuning.compilers import LATER, NOW, Compilers
@@ -200,6 +200,17 @@ def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further
     assert all(len(trial.record.verdict.checked) > 1 for trial in trials if trial.outcome == "timed")
 
 
+def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch):
+    """The same search with other waiting: nothing is lost or tried twice when points come in the order in which they are compiled."""
+    monkeypatch.setattr(sys.modules[tune.__module__], "compilers_have_their_own_processors", lambda device: True)
+    found, trials, _ = tuned(home, jobs=2)
+    assert trials[0].config == load([home]).implementation("twice", "cpp_repeats").default
+    assert sorted((trial.number, trial.total) for trial in trials) == [(number, 6) for number in range(1, 7)]
+    assert len({trial.config for trial in trials}) == 6
+    assert (found.timed, found.slower, found.same_code, found.failed) in {(2, 0, 2, 2), (1, 1, 2, 2)}
+    assert found.record.config.as_dict()["REPEATS"] == 1
+
+
 def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
     """Whoever loses patience, or the machine, after an hour must not lose the hour."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
@@ -240,6 +251,15 @@ def test_a_point_that_crashes_or_hangs_is_recorded_and_the_others_go_on(home, wo
     assert bad.outcome == "failed" and bad.reason.startswith(outcome)
     assert bad.record in records and bad.record.timing is None
     assert len(trials) == 3 and found.record.config.as_dict()["STEPS"] == 1
+
+
+def test_what_will_be_tried_can_be_compiled_before(home, tmp_path, monkeypatch):
+    """Minutes of compilers are not minutes of a device: they may have worked before it is lent."""
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    options = Options(implementations=("cpp_repeats",), trials=0)
+    assert compile_first(load([home]), "twice", options) == (5, 6)
+    made = set((tmp_path / "cache" / "native").iterdir())
+    assert len([folder for folder in made if (folder / "kernel.so").is_file()]) == 5
 
 
 def test_one_signal_ends_the_search_and_keeps_what_was_found(home):

@@ -42,6 +42,7 @@ def tune(
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each point.")] = 0.2,
     limit: Annotated[float, typer.Option(min=0, help="Seconds for all of it, about, shared among what is to be tuned. 0: no limit.")] = 0.0,
     jobs: Annotated[int, typer.Option(min=0, help="Compilers at once. 0: half of the processors on a CPU, all but two beside a GPU.")] = 0,
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile what would be tried first, into the caches, and end: no kernel runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Search and record, and leave the choices as they are.")] = False,
     json: Json = False,
 ) -> None:
@@ -58,7 +59,7 @@ def tune(
     import signal
 
     from opforge.timing import Plan
-    from opforge.tuning import Options, tune as run_tune
+    from opforge.tuning import Options, compile_first, tune as run_tune
 
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
@@ -76,6 +77,10 @@ def tune(
         jobs=jobs,
         limit_s=limit or None,
     )
+    if compile_only:
+        made, asked = compile_first(registry, name, options)
+        print_json({"compiled": made, "asked": asked}) if json else typer.echo(f"{name}: {made} of {asked} points compiled")
+        raise typer.Exit(int(made == 0 < asked))
     found: list[Tuned] = []
     said: list[dict[str, object]] = []
 

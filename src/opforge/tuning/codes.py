@@ -105,9 +105,9 @@ class Codes:
     def _work(self, group: dict[Config, _Promise]) -> Callable[[], None]:
         def work() -> None:
             try:
-                # whoever binds a point without a code compiles it again, and reports what the compiler said
-                with contextlib.suppress(OpforgeError, OSError, subprocess.SubprocessError):
-                    self._compile(group)
+                self._compile(group)
+            except Exception:  # noqa: BLE001 - the boundary to compilers: who binds a point without a code compiles it again, and reports what was said
+                pass
             finally:
                 for promise in group.values():
                     promise.keep(None)

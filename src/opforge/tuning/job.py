@@ -178,7 +178,7 @@ def attempt(job: Job, implementation: Implementation, config: Config, best: Cham
             mine, other = job.measure([point.contestant(), best.contestant()])
             if isinstance(mine, str):
                 return _untimed(job, point, mine)
-            ratio = mine.median_s / other.median_s if isinstance(other, Timing) else 1.0
+            ratio = mine.median_s / _seconds(other, best)
             if ratio > HOPELESS:
                 point.worker.close()
                 reason = f"right on this workload, where it takes {units.ratio(ratio)} as long as the best point until then"
@@ -195,11 +195,19 @@ def attempt(job: Job, implementation: Implementation, config: Config, best: Cham
             if isinstance(mine, str):
                 return _untimed(job, point, mine)
             point.timing = mine
-            ratio = next((mine.median_s / other.median_s for other in others if isinstance(other, Timing)), 1.0)
+            ratio = next((mine.median_s / _seconds(other, best) for other in others), 1.0)
         return Attempt(champion=point, verdict=point.proof, ratio=ratio, outcome=TIMED, reason="")
     except BaseException:
         point.worker.close()
         raise
+
+
+def _seconds(now: Timing | str, best: Champion | None) -> float:
+    """The time of the best point beside which another was timed; what it took before, where its process has ended meanwhile."""
+    if isinstance(now, Timing):
+        return now.median_s
+    assert best is not None and best.timing is not None
+    return best.timing.median_s
 
 
 def _failed(verdict: Verdict) -> Attempt:

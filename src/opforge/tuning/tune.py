@@ -107,6 +107,27 @@ def tune(
         compilers.close()
 
 
+def compile_first(registry: Registry, name: str, options: Options) -> tuple[int, int]:
+    """Compile the points that `tune` with the same options would try whatever it measured, into the caches that it looks in: how many
+    compiled, of how many. No kernel runs."""
+    operator = registry.operator(name)
+    compilers = Compilers(options.jobs or default_jobs("cuda"))
+    try:
+        spaces = [
+            _space(registry, implementation, operator, workload, dtype, options, compilers)
+            for dtype in operator.dtypes
+            if not options.dtypes or dtype in options.dtypes
+            for workload in _workloads(operator, options)
+            for implementation in candidates(registry, operator, workload, dtype, options)
+        ]
+        for space in spaces:
+            space.codes.ahead(space.search.planned(), LATER)
+        codes = [space.codes.of(config) for space in spaces for config in space.search.planned()]
+        return sum(code is not None for code in codes), len(codes)
+    finally:
+        compilers.close()
+
+
 def _not_begun(operator: Operator, workload: Workload, dtype: str, why: str) -> Tuned:
     nothing = dict.fromkeys(("timed", "slower", "same_code", "failed"), 0)
     return Tuned(operator=operator.name, workload=workload.name, dtype=dtype, record=None, over_default=None, others=(), kept=False, why=why, **nothing)
@@ -141,43 +162,41 @@ class _Space:
 
 def _tune_workload(job: Job, write: bool) -> Tuned:
     champions: list[Champion] = []
-    ratios: dict[str, float | None] = {}
-    spaces = [_space(job, implementation) for implementation in candidates(job.registry, job.operator, job.workload, job.dtype, job.options)]
-    if job.options.device != "cpu":
+    spaces = [
+        _space(job.registry, implementation, job.operator, job.workload, job.dtype, job.options, job.compilers)
+        for implementation in candidates(job.registry, job.operator, job.workload, job.dtype, job.options)
+    ]
+    if compilers_have_their_own_processors(job.options.device):
         for space in spaces:
             _compile_ahead(job, space, space.search.planned(), LATER)
     try:
         for place, space in enumerate(spaces):
             now = time.monotonic()
             share = (job.until - now) * (1 - FINAL_SHARE) / (len(spaces) - place)
-            champion, over_default = _search(job, space, now + share)
-            if champion is not None:
-                champions.append(champion)
-                ratios[space.implementation.name] = over_default
+            _search(job, space, now + share, champions)
         if not job.stop():
             _previous(job, champions)
-        return _final(job, champions, ratios, write)
+        return _final(job, champions, write)
     finally:
         for champion in champions:
             champion.worker.close()
 
 
-def _space(job: Job, implementation: Implementation) -> _Space:
-    options, axes = job.options, job.workload.axes
-    scalars = job.operator.scalar_values(job.workload.scalars)
-    points, _ = valid_points(implementation, axes, job.dtype, DTYPES[job.dtype].itemsize, scalars)
-    search = Search(points, options.trials, random.Random(f"{options.seed} {implementation.name} {job.workload.name} {job.dtype}"))
-    codes = Codes(job.registry, implementation, axes, job.dtype, scalars, options.device, detect(options.device).target, job.compilers)
+def _space(registry: Registry, implementation: Implementation, operator: Operator, workload: Workload, dtype: str, options: Options, compilers: Compilers) -> _Space:
+    scalars = operator.scalar_values(workload.scalars)
+    points, _ = valid_points(implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
+    search = Search(points, options.trials, random.Random(f"{options.seed} {implementation.name} {workload.name} {dtype}"))
+    codes = Codes(registry, implementation, workload.axes, dtype, scalars, options.device, detect(options.device).target, compilers)
     return _Space(implementation=implementation, search=search, codes=codes, one_point=len(points) == 1)
 
 
-def _search(job: Job, space: _Space, until: float) -> tuple[Champion | None, float | None]:
-    """The fastest point of one implementation that passed, and its time over the default's. After `until` no point is begun but the first."""
+def _search(job: Job, space: _Space, until: float, champions: list[Champion]) -> None:
+    """Put the fastest point of one implementation that passed among the champions, and its default, which the final holds it against.
+    After `until` no point is begun but the first."""
     implementation, search, codes = space.implementation, space.search, space.codes
-    beside = job.options.device != "cpu"
+    beside = compilers_have_their_own_processors(job.options.device)
     seen: dict[str, Config] = {}
     best: Champion | None = None
-    over_default: float | None = None
 
     def enough() -> bool:
         return job.stop() or (search.given > 0 and time.monotonic() >= until)
@@ -185,52 +204,51 @@ def _search(job: Job, space: _Space, until: float) -> tuple[Champion | None, flo
     def given_up() -> bool:
         return job.stop() or (search.given > 1 and time.monotonic() >= until)
 
-    try:
-        _compile_ahead(job, space, search.planned(), LATER)
-        while not enough():
-            if best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
-                # who is near the best is compiled while what is left of the sample is measured
-                _compile_ahead(job, space, search.near(best.config)[: search.trials - search.given - len(search.planned())], NOW)
-            config = search.next(best.config if best else None, codes.known if beside else lambda config: True)
-            if config is None:
-                break
-            code = None if space.one_point else codes.of(config, given_up)
-            if not space.one_point and not codes.known(config):
-                break  # the end came before the compiler's
-            challenger: Champion | None = None
-            ratio: float | None = None
-            if code is not None and code.sha256 in seen:
-                outcome, reason = SAME_CODE, f"the compiler makes what it made of [{seen[code.sha256]}]"
-                record = job.record(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
+    _compile_ahead(job, space, search.planned(), LATER)
+    while not enough():
+        if best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
+            # who is near the best is compiled while what is left of the sample is measured
+            _compile_ahead(job, space, search.near(best.config)[: search.trials - search.given - len(search.planned())], NOW)
+        config = search.next(best.config if best else None, codes.known if beside else lambda config: True)
+        if config is None:
+            break
+        code = None if space.one_point else codes.of(config, given_up)
+        if not space.one_point and not codes.known(config):
+            break  # the end came before the compiler's
+        challenger: Champion | None = None
+        ratio: float | None = None
+        if code is not None and code.sha256 in seen:
+            outcome, reason = SAME_CODE, f"the compiler makes what it made of [{seen[code.sha256]}]"
+            record = job.record(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
+        else:
+            if code is not None:
+                seen[code.sha256] = config
+            found = attempt(job, implementation, config, best)
+            challenger, ratio, outcome, reason = found.champion, found.ratio, found.outcome, found.reason
+            record = job.record(implementation, config, found.verdict, challenger.timing if challenger else None, code)
+        job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
+        if challenger is not None:
+            faster = best is None or (ratio is not None and ratio < 1)
+            if best is None or (faster and best.config == implementation.default):
+                champions.append(challenger)
+            elif faster:
+                champions[champions.index(best)] = challenger
+                best.worker.close()
             else:
-                if code is not None:
-                    seen[code.sha256] = config
-                found = attempt(job, implementation, config, best)
-                challenger, ratio, outcome, reason = found.champion, found.ratio, found.outcome, found.reason
-                record = job.record(implementation, config, found.verdict, challenger.timing if challenger else None, code)
-            job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
-            if challenger is not None:
-                if config == implementation.default:
-                    over_default = 1.0
-                if best is None or (ratio is not None and ratio < 1):
-                    # each step was measured in turns with the one before: their product leads back to the default
-                    over_default = over_default * ratio if over_default is not None and best is not None and ratio is not None else over_default
-                    best, challenger = challenger, best
-                if challenger is not None:
-                    challenger.worker.close()
-    except BaseException:
-        if best is not None:
-            best.worker.close()
-        raise
-    return best, over_default
+                challenger.worker.close()
+            best = challenger if faster else best
+
+
+def compilers_have_their_own_processors(device: str) -> bool:
+    """Whether compilers may work while kernels are timed: on a CPU they would take the cores that the kernels run on."""
+    return device != "cpu"
 
 
 def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: int) -> None:
     if space.one_point:
         return
     space.codes.ahead(configs, urgency)
-    if job.options.device == "cpu":
-        # a compiler at work takes the cores that kernels are timed on
+    if not compilers_have_their_own_processors(job.options.device):
         for config in configs:
             space.codes.of(config, job.stop)
 
@@ -249,8 +267,8 @@ def _previous(job: Job, champions: list[Champion]) -> None:
         champions.append(challenger)
 
 
-def _final(job: Job, champions: list[Champion], ratios: dict[str, float | None], write: bool) -> Tuned:
-    """The best of each implementation in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
+def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
+    """All champions in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
     timings = job.measure([champion.contestant() for champion in champions], FINAL_SAMPLES) if champions else []
     standing = sorted(
         ((timing.median_s, place) for place, timing in enumerate(timings) if isinstance(timing, Timing)),
@@ -266,8 +284,14 @@ def _final(job: Job, champions: list[Champion], ratios: dict[str, float | None],
         record = job.record(champion.implementation, champion.config, verdict, timing if isinstance(verdict, Pass) and isinstance(timing, Timing) else None)
         if record.timing is None:
             continue
-        others = tuple((champions[other].implementation.name, champions[other].config, seconds / median_s) for seconds, other in standing if other != place)
-        over_default = ratios.get(champion.implementation.name)
+        fastest: dict[str, tuple[str, Config, float]] = {}
+        over_default = None
+        for seconds, other in standing:
+            name, config = champions[other].implementation.name, champions[other].config
+            if name == champion.implementation.name and config == champion.implementation.default:
+                over_default = median_s / seconds
+            elif name != champion.implementation.name:
+                fastest.setdefault(name, (name, config, seconds / median_s))
         if write:
             keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED])
         return Tuned(
@@ -276,7 +300,7 @@ def _final(job: Job, champions: list[Champion], ratios: dict[str, float | None],
             dtype=job.dtype,
             record=record,
             over_default=over_default,
-            others=others,
+            others=tuple(fastest.values()),
             timed=counts[TIMED],
             slower=counts[SLOWER],
             same_code=counts[SAME_CODE],
