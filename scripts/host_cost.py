@@ -2,6 +2,7 @@
 
 python scripts/host_cost.py                    C++ kernels on the CPU
 python scripts/host_cost.py --device cuda      CUDA kernels; what the host gives to a GPU is not waited for
+python scripts/host_cost.py --device cuda --backend triton --quick
 
 The best of many short turns of each call, all of them in turns: another process lengthens some turns of every call.
 """
@@ -19,17 +20,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 Call = Callable[[], object]
 TURNS, CALLS = 400, 50
-BACKEND = {"cpu": "cpp", "cuda": "cuda"}
+BACKENDS = {"cpu": ("cpp", "tilelang"), "cuda": ("cuda", "triton", "tilelang")}
+"""Those whose calls cost what they cost anywhere, the first of each by default: no interpreter, no emulator."""
 
 
-def costs(calls: Sequence[Call], device: str) -> list[float]:
+def costs(calls: Sequence[Call], device: str, turns: int) -> list[float]:
     """Seconds of each call, the least over all turns."""
     import torch
 
     best = [float("inf")] * len(calls)
     for call in calls:
         call()
-    for _ in range(TURNS):
+    for _ in range(turns):
         for place, call in enumerate(calls):
             began = time.perf_counter()
             for _ in range(CALLS):
@@ -40,26 +42,27 @@ def costs(calls: Sequence[Call], device: str) -> list[float]:
     return best
 
 
-def functions(device: str) -> Any:
-    """`functions(device)(name)`: an operator on its first native implementation, whether or not it has a Pass here."""
+def functions(backend: str) -> Any:
+    """`functions(backend)(name)`: an operator on the first implementation of a backend, whether or not it has a Pass here; without one, PyTorch's."""
     from opforge.dispatch import Choice, Chooser, function_of
     from opforge.registry import load
 
     class First(Chooser):
         def choose(self, operator: Any, axes: Any, dtype: str, scalars: Any, kind: str, layouts: Any) -> Choice:
-            found = [item for item in self.registry.implementations(operator.name) if item.backend == BACKEND[device] and not item.arch]
+            items = self.registry.implementations(operator.name)
+            found = [item for item in items if item.backend == backend and not item.arch] or [item for item in items if item.backend == "torch"]
             return Choice(implementation=found[0], config=found[0].default, why="asked for", passed_over=())
 
     chooser = First(load())
     return lambda name: function_of(name, chooser)
 
 
-def rows(device: str) -> list[tuple[str, bool, Call, Call]]:
+def rows(device: str, backend: str) -> list[tuple[str, bool, Call, Call]]:
     """What is called, whether with gradients, PyTorch's way and opforge's."""
     import torch
     from torch.nn import functional as F
 
-    op = functions(device)
+    op = functions(backend)
     add, softmax, rmsnorm = op("vector_add"), op("softmax"), op("rmsnorm")
     x, y, deep, w = (torch.randn(*shape, device=device) for shape in ((4, 4), (4, 4), (2, 2, 4), (4,)))
     leaf, weight, back = x.clone().requires_grad_(), torch.nn.Parameter(w.clone()), torch.randn_like(x)
@@ -82,8 +85,14 @@ def rows(device: str) -> list[tuple[str, bool, Call, Call]]:
 def main() -> int:
     """The table on standard output; 3 where the device is not there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=sorted(BACKEND), default="cpu")
-    device = parser.parse_args().device
+    parser.add_argument("--device", choices=sorted(BACKENDS), default="cpu")
+    parser.add_argument("--backend", help="which kernels; default: cpp on the CPU, cuda on a GPU")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the turns")
+    asked = parser.parse_args()
+    device, turns = asked.device, TURNS // 10 if asked.quick else TURNS
+    backend = asked.backend or BACKENDS[device][0]
+    if backend not in BACKENDS[device]:
+        parser.error(f"no kernels of {backend!r} run natively on {device}; choose from: {', '.join(BACKENDS[device])}")
     import torch
 
     from opforge.core import units
@@ -92,13 +101,13 @@ def main() -> int:
         print("host_cost: torch sees no CUDA device here; leave --device away for the CPU", file=sys.stderr)
         return 3
     torch.set_num_threads(1)
-    found = rows(device)
-    print(f"torch {torch.__version__}, {BACKEND[device]} kernels, {TURNS} turns of {CALLS} calls\n")
+    found = rows(device, backend)
+    print(f"torch {torch.__version__}, {backend} kernels, {turns} turns of {CALLS} calls\n")
     print("| call | PyTorch | opforge | ratio |\n| --- | ---: | ---: | ---: |")
     for graph in (False, True):
         with torch.set_grad_enabled(graph):
             chosen = [row for row in found if row[1] is graph]
-            seconds = costs([call for row in chosen for call in row[2:]], device)
+            seconds = costs([call for row in chosen for call in row[2:]], device, turns)
         for row, theirs, mine in zip(chosen, seconds[::2], seconds[1::2], strict=True):
             print(f"| {row[0]} | {units.seconds(theirs)} | {units.seconds(mine)} | {mine / theirs:.2f} |")
     return 0

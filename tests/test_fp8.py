@@ -1,9 +1,11 @@
 """FP8: the formats, axes and dtypes that follow from parameters, and products whose scales lie in tensors, rows or blocks."""
 
 import dataclasses
+import json
 import random
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -76,6 +78,83 @@ def test_hidden_cases_keep_what_follows():
     for case in drawn:
         assert case.axes["a_blocks"] == -(-case.axes["k"] // 128)
     assert max(case.axes["a_blocks"] for case in drawn) > 1
+
+
+def filled(made, case, dtype, seed):
+    """The inputs of a case, by name."""
+    from opforge.runner.inputs import allocate, fill
+
+    arena = allocate(made, case, dtype)
+    fill(arena, made, case, seed)
+    values = {name: tensor.clone() for name, tensor in arena.tensors("input").items()}
+    arena.close()
+    return values
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("domain", ["nonzero", "positive"])
+def test_inputs_keep_to_their_declared_domain_whatever_the_distribution(domain, dtype):
+    """A verdict on a division by 0 that no caller makes is a false one. What a dtype rounds to 0 is a 0 too; NaN and infinities stay."""
+    import torch
+
+    from opforge.runner.inputs import DISTRIBUTIONS
+
+    case = Case(name="c", axes={"m": 9, "n": 40, "blocks": 10}, why="")
+    zeros = 0
+    for distribution in DISTRIBUTIONS:
+        case = dataclasses.replace(case, distribution=distribution)
+        free = operator(inputs=(TensorSpec(name="x", shape="m n"), TensorSpec(name="scale", shape="m blocks")))
+        kept = dataclasses.replace(free, inputs=(free.inputs[0], dataclasses.replace(free.inputs[1], domain=domain)))
+        before, after = filled(free, case, dtype, 6), filled(kept, case, dtype, 6)
+        assert torch.equal(before["x"].nan_to_num(7.0), after["x"].nan_to_num(7.0))
+        old, new = before["scale"], after["scale"]
+        assert not (new == 0).any() and torch.equal(new.isnan(), old.isnan()) and torch.equal(new.isinf(), old.isinf())
+        if domain == "positive":
+            assert not (new < 0).any()
+            old = old.abs()
+        # every other value is the one that the same seed gives without a domain
+        assert torch.equal(torch.where(old == 0, 1, old).nan_to_num(7.0), new.nan_to_num(7.0))
+        zeros += int((old == 0).sum())
+    assert zeros > 20
+
+
+def test_a_domain_that_means_nothing_is_refused():
+    """A misspelt domain would be no domain; one of an output or of whole numbers would not be kept to."""
+    with pytest.raises(UsageError, match=r"unknown domain 'non-zero'\. Known: any, nonzero, positive"):
+        operator(inputs=(TensorSpec(name="x", shape="m n", domain="non-zero"), TensorSpec(name="scale", shape="m blocks")))
+    with pytest.raises(UsageError, match="a law says what outputs keep to"):
+        operator(outputs=(TensorSpec(name="y", shape="m n", domain="positive"),))
+    with pytest.raises(UsageError, match="only inputs without `below` do"):
+        operator(inputs=(TensorSpec(name="x", shape="m n"), TensorSpec(name="scale", shape="m blocks", dtype="int64", below="n", domain="nonzero")))
+
+
+def test_a_domain_is_told_by_show():
+    """A caller must be able to read what may be given."""
+    command = [sys.executable, "-m", "opforge", "show", "linear_fp8"]
+    assert "scale[1] float32, never 0  of the whole result" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert [spec["domain"] for spec in told["inputs"]] == ["any", "any", "any", "nonzero"]
+
+
+@needs_compiler
+def test_no_scale_is_zero_where_a_hidden_case_drew_one():
+    """Whole numbers drew a scale of 0: where gelu underflows float32 has 0 / 0 and float64 a tiny number over 0, and a right kernel failed."""
+    from opforge.core.verdict import Pass
+    from opforge.runner import Isolated
+    from opforge.verdicts import Bench, verify
+    from opforge.verdicts.suite import EXACT
+
+    registry, host = load(), Isolated()
+    drawn = Case(name="c", axes={"rows": (64,), "n": 61, "k": 31}, scalars={"activation": "gelu"}, distribution="integers", seed=8183629666064998016, why="")
+    made = dataclasses.replace(registry.operator("linear_fp8"), cases=(drawn,))
+    assert filled(made, drawn, "bfloat16", drawn.seed)["scale"].item() != 0
+    bench = Bench(registry=registry, operator=made, host=host, device="cpu")
+    try:
+        verdict = verify(bench, registry.implementation("linear_fp8", "cpp_blocked"), "bfloat16", effort=EXACT)
+        assert isinstance(verdict, Pass), verdict
+    finally:
+        bench.close()
+        host.close()
 
 
 CONVERSIONS = """

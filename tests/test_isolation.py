@@ -172,6 +172,20 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     assert (words is not None) == keeps
 
 
+@pytest.mark.parametrize(("apart_s", "row_s", "believed"), [(60e-6, 4e-6, False), (60e-6, 55e-6, True), (9e-6, 3e-6, True)])
+@pytest.mark.parametrize("batch", [1, 17])
+def test_a_call_by_itself_is_held_against_those_in_a_row(batch, apart_s, row_s, believed):
+    """A kernel that looks at the device's clock leaves out the work when it was called a moment ago: only a call long after any other shows
+    what one costs. What a graph's launch costs is no evidence."""
+
+    def ask(message):
+        assert (message["timer"], message["batch"], message["cache"]) == ("cuda_graph", 1, "warm")
+        return {"status": "ok", "samples": [apart_s if message.get("apart") else row_s] * message["count"]}
+
+    contestant = SimpleNamespace(ask=ask, launch=1, timer="cuda_graph", batch=batch)
+    assert (audit.undivided(contestant, SimpleNamespace(median_s=row_s)) is None) == believed
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
 def test_an_element_of_any_format_can_be_changed_and_kept(dtype):
     """PyTorch negates no float8, and a bench of FP8 products must not end on that."""

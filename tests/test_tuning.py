@@ -2,11 +2,17 @@
 
 import json
 import random
+import shutil
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
+from opforge.backends import native
+from opforge.backends.cuda import Cuda
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.verdict import Mismatch, Pass, Unsupported
@@ -14,8 +20,10 @@ from opforge.dispatch.choose import Chooser, shape_class
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.timing import Plan
-from opforge.tuning import Options, Search, choices_path, keep, tune, valid_points
+from opforge.tuning import Options, Search, choices_path, compile_first, keep, tune, valid_points
 from opforge.tuning.choices import before
+from opforge.tuning.codes import code_of_library
+from opforge.tuning.compilers import LATER, NOW, Compilers
 from simulated import make_home, record
 
 KERNEL = """// y = 2x, as slowly as it is told to.
@@ -139,6 +147,206 @@ def test_dispatch_takes_what_was_tuned(home, tmp_path):
     assert choice.implementation.name == "cpp_repeats"
     assert choice.config.as_dict()["REPEATS"] == 1
     assert "tuned/" in choice.why
+
+
+def test_a_choice_for_another_version_of_the_source_is_passed_over(home, tmp_path):
+    """Its parameters were the best of a kernel that is not there any more, and nobody has verified them with this one."""
+    from opforge.store import Store
+
+    _, _, records = tuned(home)
+    (path,) = (home / "twice" / "tuned").iterdir()
+    kept = json.loads(path.read_text())
+    kept["choices"][0]["source_sha256"] = "0" * 64
+    path.write_text(json.dumps(kept))
+    url = f"sqlite:///{tmp_path / 'tuned.sqlite'}"
+    with Store.open(url) as store:
+        store.add([item for item in records if item.config.as_dict()["REPEATS"] == 40])
+    registry = load([home])
+    choice = Chooser(registry, url).choose(registry.operator("twice"), {"rows": 60, "cols": 250}, "float32", {}, "cpu", ["contiguous"])
+    assert choice.config.as_dict()["REPEATS"] == 40 and "tuned/" not in choice.why
+    assert any("another version of its source" in reason and "opforge tune twice" in reason for _, reason in choice.passed_over)
+
+
+SLOW = """// y = 2x, a little slower with every step.
+/* opforge
+space = {STEPS = [1, 4, 8, 12]}
+default = {STEPS = 8}
+*/
+#include <chrono>
+#include <thread>
+#include "opforge/host.h"
+namespace {
+void twice(opforge::TensorView x, opforge::TensorView y) {
+  std::this_thread::sleep_for(std::chrono::microseconds(200 * STEPS));
+  for (int64_t i = 0; i < x.numel(); ++i) static_cast<float*>(y.data_ptr())[i] = static_cast<const float*>(x.data_ptr())[i] * 2.0f;
+}
+}  // namespace
+OPFORGE_EXPORT(run, twice)
+"""
+
+
+def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further(home):
+    """They are most of a space, and a full verification of each costs more than everything else. They get no time, and say why."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    found, trials, _ = tuned(home)
+    slower = [trial for trial in trials if trial.outcome == "slower"]
+    assert {trial.config.as_dict()["STEPS"] for trial in slower} >= {12}
+    assert found.slower == len(slower) and found.timed + found.slower == 4
+    for trial in slower:
+        assert trial.ratio > 1.1 and "as long as the best" in trial.reason
+        assert trial.record.timing is None and isinstance(trial.record.verdict, Unsupported)
+    assert found.record.config.as_dict()["STEPS"] == 1 and isinstance(found.record.verdict, Pass)
+    # a point that might have become a choice was verified on the operator's cases, not on the workload alone
+    assert all(len(trial.record.verdict.checked) > 1 for trial in trials if trial.outcome == "timed")
+
+
+def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch):
+    """The same search with other waiting: nothing is lost or tried twice when points come in the order in which they are compiled."""
+    monkeypatch.setattr(sys.modules[tune.__module__], "compilers_have_their_own_processors", lambda device: True)
+    found, trials, _ = tuned(home, jobs=2)
+    assert trials[0].config == load([home]).implementation("twice", "cpp_repeats").default
+    assert sorted((trial.number, trial.total) for trial in trials) == [(number, 6) for number in range(1, 7)]
+    assert len({trial.config for trial in trials}) == 6
+    assert (found.timed, found.slower, found.same_code, found.failed) in {(2, 0, 2, 2), (1, 1, 2, 2)}
+    assert found.record.config.as_dict()["REPEATS"] == 1
+
+
+def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
+    """Whoever loses patience, or the machine, after an hour must not lose the hour."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    asked = []
+
+    def stop():
+        return len(asked) >= 2
+
+    records = []
+    host = Isolated()
+    try:
+        options = Options(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        (found,) = tune(load([home]), "twice", options, host, add=records.append, listener=asked.append, stop=stop)
+    finally:
+        host.close()
+    assert len(asked) == 2 and found.kept and found.timed + found.slower == 2
+    assert before(choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes).config == found.record.config.as_dict()
+
+
+def test_a_limit_ends_the_search_and_the_final_is_held(home):
+    """Time on a device is lent: at the end of it a choice must stand."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    found, trials, _ = tuned(home, limit_s=0.01)
+    # the default is always tried: without it there is no choice at all
+    assert [trial.config.as_dict()["STEPS"] for trial in trials] == [8]
+    assert found.kept and found.over_default == 1.0
+
+
+@pytest.mark.parametrize(("word", "outcome"), [("std::abort();", "Crash"), ("for (volatile int i = 0;; ++i) {}", "Timeout: no answer within 2 s")])
+def test_a_point_that_crashes_or_hangs_is_recorded_and_the_others_go_on(home, word, outcome):
+    """One bad point must cost its own time and no more, and say what it did."""
+    source = SLOW.replace("[1, 4, 8, 12]", "[1, 2, 3]").replace("STEPS = 8", "STEPS = 3")
+    (home / "twice" / "cpp_repeats.cpp").write_text(
+        source.replace("  for (int64_t i", f"  if (STEPS == 2) {word}\n  for (int64_t i").replace("<chrono>", "<chrono>\n#include <cstdlib>")
+    )
+    found, trials, records = tuned(home, hang_s=2.0)
+    bad = next(trial for trial in trials if trial.config.as_dict()["STEPS"] == 2)
+    assert bad.outcome == "failed" and bad.reason.startswith(outcome)
+    assert bad.record in records and bad.record.timing is None
+    assert len(trials) == 3 and found.record.config.as_dict()["STEPS"] == 1
+
+
+def test_what_will_be_tried_can_be_compiled_before(home, tmp_path, monkeypatch):
+    """Minutes of compilers are not minutes of a device: they may have worked before it is lent."""
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    options = Options(implementations=("cpp_repeats",), trials=0)
+    assert compile_first(load([home]), "twice", options) == (5, 6)
+    made = set((tmp_path / "cache" / "native").iterdir())
+    assert len([folder for folder in made if (folder / "kernel.so").is_file()]) == 5
+
+
+def test_one_signal_ends_the_search_and_keeps_what_was_found(home):
+    """As `timeout -s INT` does on a machine that is lent."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    command = [sys.executable, "-m", "opforge", "--home", str(home), "tune", "twice", "-i", "cpp_repeats", "--device", "cpu", "--trials", "0", "--budget", "0.05"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if " 2/4 " in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "no more points are begun" in err and "Traceback" not in err
+    assert "kept in" in out and (home / "twice" / "tuned").is_dir()
+
+
+def test_a_sample_looks_around_the_default_first():
+    """The default was chosen by someone who measured; a few points of a space of thousands, drawn blindly, are worth less than its neighbours."""
+    points, _ = valid_points(implementation(A=tuple(range(1, 9)), B=tuple(range(8)), C=tuple(range(8))), {"n": 1}, "float32", 4, {})
+    points = [Config((("A", a), ("B", b), ("C", c))) for a in range(8) for b in range(8) for c in range(8)]
+    search = Search(points, 24, random.Random(3))
+    sampled = [search.next(None) for _ in range(12)]
+    changes = [sum(value != 0 for _, value in config.values) for config in sampled]
+    assert changes[0] == 0 and changes.count(1) >= 6 and max(changes) > 1
+
+
+def test_who_is_compiled_comes_before_who_is_waited_for():
+    """Nobody waits for a compiler while another point could be measured; the default comes first all the same."""
+    points = [Config((("A", a),)) for a in range(20)]
+    search = Search(points, 10, random.Random(3))
+    planned = search.planned()
+    assert search.next(None, lambda config: config == planned[3]) == planned[0]
+    assert search.next(None, lambda config: config == planned[3]) == planned[3]
+    assert search.next(None, lambda config: False) == planned[1]
+
+
+def test_compilers_take_what_is_urgent_first_and_stop_when_told():
+    """The neighbours of the best must not queue behind the spaces that come later."""
+    begun, hold = [], threading.Event()
+    compilers = Compilers(1)
+    compilers.submit(lambda: (begun.append("first"), hold.wait(10)), LATER)
+    while not begun:
+        time.sleep(0.001)
+    for name, urgency in (("later", LATER), ("now", NOW), ("later still", LATER)):
+        compilers.submit(lambda name=name: begun.append(name), urgency)
+    hold.set()
+    while len(begun) < 4:
+        time.sleep(0.001)
+    assert begun == ["first", "now", "later", "later still"]
+    compilers.close()
+    compilers.submit(lambda: begun.append("too late"), NOW)
+    assert begun[-1] == "later still"
+
+
+LAUNCH = """
+#include "opforge/device.h"
+template <int N>
+__global__ void twice(const float* x, float* y) {
+  float kept[64];
+  for (int i = 0; i < 64; ++i) kept[i] = x[i * N];
+  for (int i = 0; i < 64 * SPILL; ++i) kept[int(x[i]) & 63] += y[i];
+  y[threadIdx.x] = SPILL ? kept[int(x[threadIdx.x]) & 63] : x[threadIdx.x] * 2;
+}
+void launch(opforge::TensorView x, opforge::TensorView y) { twice<1><<<1, THREADS>>>(static_cast<float*>(x.data_ptr()), static_cast<float*>(y.data_ptr())); }
+OPFORGE_EXPORT(run, launch)
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to compile for a GPU")
+@pytest.mark.offline
+def test_a_gpu_library_is_told_by_what_is_executed_the_launch_included(tmp_path):
+    """Names that nvcc makes from the command line are no difference. A block's size is one, though no instruction of the kernel shows it."""
+    source = tmp_path / "cuda_x.cu"
+    source.write_text(LAUNCH)
+    made = Implementation(name="cuda_x", operator="x", backend="cuda", source=source, idea="", space={}, limits={}, default=Config(()))
+
+    def code(**values):
+        library = native.library(made, Config(tuple(values.items())), Cuda().device_toolchain("sm_90a"))
+        return code_of_library(library.path)
+
+    first = code(THREADS=128, SPILL=0, IDLE=1)
+    assert first.stack_bytes == 0
+    assert code(THREADS=128, SPILL=0, IDLE=22222) == first
+    assert code(THREADS=256, SPILL=0, IDLE=1).sha256 != first.sha256
+    spilled = code(THREADS=128, SPILL=1, IDLE=1)
+    assert spilled.sha256 != first.sha256 and spilled.stack_bytes >= 256
 
 
 def test_a_choice_replaces_its_own_class_alone(home):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Json, print_json, settings
+from opforge.core.operator import DOMAINS
 
 
 def show(
@@ -49,7 +50,8 @@ def show(
     if found.source:
         say(f"  source     {found.source}")
     for spec in found.inputs:
-        say(f"  input      {spec.name}[{spec.shape}] {spec.dtype}  {spec.about}".rstrip())
+        kept = "".join(f", {words}" for words in (DOMAINS[spec.domain],) if words)
+        say(f"  input      {spec.name}[{spec.shape}] {spec.dtype}{kept}  {spec.about}".rstrip())
     for spec in found.outputs:
         say(f"  output     {spec.name}[{spec.shape}] {spec.dtype}  {spec.about}".rstrip())
     for scalar in found.scalars:

@@ -40,17 +40,26 @@ def tune(
     trials: Annotated[int, typer.Option(min=0, help="Points to try at most for each implementation × workload × dtype. 0: every valid point.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the order in which points are tried.")] = 0,
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each point.")] = 0.2,
+    limit: Annotated[float, typer.Option(min=0, help="Seconds for all of it, about, shared among what is to be tuned. 0: no limit.")] = 0.0,
+    jobs: Annotated[int, typer.Option(min=0, help="Compilers at once. 0: half of the processors on a CPU, all but two beside a GPU.")] = 0,
+    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile what would be tried first, into the caches, and end: no kernel runs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Search and record, and leave the choices as they are.")] = False,
     json: Json = False,
 ) -> None:
     """Search the declared spaces: each valid point is verified, then timed in turns with the best until then.
 
     The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
-    tuned/DEVICE.json, which `opforge.ops` reads. Every trial is recorded, a failure with its reason; a point whose compiled
-    code is that of an earlier one is not measured again. Exit code 1 if no point passed for some workload.
+    tuned/DEVICE.json, which `opforge.ops` reads while the sources are what they were. Every trial is recorded, a failure with
+    its reason; a point whose compiled code is that of an earlier one is not measured again, and one that is right on the
+    workload and takes more than 1.1 times as long as the best is not looked at any further.
+
+    Ctrl-C (or SIGTERM) ends the search after the point under way: what was found until then is verified and kept. A second one
+    ends at once; every trial is on record then too. Exit code 1 if no point passed for some workload, 130 after Ctrl-C.
     """
+    import signal
+
     from opforge.timing import Plan
-    from opforge.tuning import Options, tune as run_tune
+    from opforge.tuning import Options, compile_first, tune as run_tune
 
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
@@ -65,27 +74,54 @@ def tune(
         trials=trials,
         seed=seed,
         plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
+        jobs=jobs,
+        limit_s=limit or None,
     )
+    if compile_only:
+        made, asked = compile_first(registry, name, options)
+        print_json({"compiled": made, "asked": asked}) if json else typer.echo(f"{name}: {made} of {asked} points compiled")
+        raise typer.Exit(int(made == 0 < asked))
     found: list[Tuned] = []
     said: list[dict[str, object]] = []
 
     def tell(trial: Trial) -> None:
-        said.append({"implementation": trial.implementation, "config": trial.config.as_dict(), "outcome": trial.outcome, "reason": trial.reason, "record": trial.record.id})
+        said.append(
+            {
+                "implementation": trial.implementation,
+                "config": trial.config.as_dict(),
+                "outcome": trial.outcome,
+                "reason": trial.reason,
+                "stack_bytes": trial.stack_bytes,
+                "record": trial.record.id,
+            }
+        )
         if not json:
             typer.echo(_line(trial), err=True)
 
+    ended = False
+
+    def end(number: int, frame: object) -> None:
+        nonlocal ended
+        if ended:
+            raise KeyboardInterrupt
+        ended = True
+        typer.echo("opforge: no more points are begun; what was found is verified and kept. Once more ends at once.", err=True)
+
     host = make_host(False)
+    before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with settings(context).open_store() as store:
-            for tuned in run_tune(registry, name, options, host, add=lambda record: _add(store, record), listener=tell, write=not dry_run):
+            for tuned in run_tune(registry, name, options, host, add=lambda record: _add(store, record), listener=tell, write=not dry_run, stop=lambda: ended):
                 found.append(tuned)
                 if not json:
                     typer.echo(_words(tuned))
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         host.close()
     if json:
         print_json({"tuned": [_plain(tuned) for tuned in found], "trials": said})
-    raise typer.Exit(int(not found or any(tuned.record is None for tuned in found)))
+    raise typer.Exit(130 if ended else int(not found or any(tuned.record is None for tuned in found)))
 
 
 def _add(store: Store, record: Record) -> None:
@@ -95,13 +131,14 @@ def _add(store: Store, record: Record) -> None:
 def _line(trial: Trial) -> str:
     """One trial, for whoever waits."""
     timing = trial.record.timing
-    words = f"{units.seconds(timing.median_s)}, {trial.ratio:.3f} of the best" if timing is not None and trial.ratio is not None else f"{trial.outcome}: {trial.reason[:140]}"
-    return f"{trial.number:>4}/{trial.total} {trial.implementation} {trial.workload} {trial.dtype} [{trial.config}] {words}"
+    words = f"{units.seconds(timing.median_s)}, {trial.ratio:.3f} of the best" if timing is not None and trial.ratio is not None else f"{trial.outcome}: {trial.reason[:160]}"
+    words += f"; {trial.stack_bytes} bytes of stack" if trial.stack_bytes else ""
+    return f"{trial.elapsed_s:5.0f} s {trial.number:>4}/{trial.total} {trial.implementation} {trial.workload} {trial.dtype} [{trial.config}] {words}"
 
 
 def _words(tuned: Tuned) -> str:
     """What the trials came to, in a few lines."""
-    counted = f"{tuned.timed} timed, {tuned.same_code} with code already measured, {tuned.failed} failed"
+    counted = f"{tuned.timed} timed, {tuned.slower} slower, {tuned.same_code} with code already measured, {tuned.failed} failed"
     if tuned.record is None or tuned.record.timing is None:
         return f"{tuned.operator} {tuned.workload} {tuned.dtype}: no choice ({counted}); {tuned.why}"
     gained = f", {units.ratio(1 / tuned.over_default)} its default" if tuned.over_default else ""
@@ -122,6 +159,7 @@ def _plain(tuned: Tuned) -> dict[str, object]:
         "over_default": tuned.over_default,
         "others": [{"implementation": name, "config": config.as_dict(), "over_fastest": ratio} for name, config, ratio in tuned.others],
         "timed": tuned.timed,
+        "slower": tuned.slower,
         "same_code": tuned.same_code,
         "failed": tuned.failed,
         "kept": tuned.kept,

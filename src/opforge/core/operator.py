@@ -17,6 +17,9 @@ from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes, full_sha
 
 ScalarValue = bool | int | float | str
 
+DOMAINS = {"any": "", "nonzero": "never 0", "positive": "above 0"}
+"""The domains that an input may declare, in words."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
@@ -26,6 +29,8 @@ class TensorSpec:
     below       for an input of whole numbers: an expression over the axes; values are drawn from 0 up to it, not including it,
                 whatever the distribution of a case ("classes": valid indices of a class)
     sometimes   further values that are mixed in among those, as expressions over axes and scalars ("ignore_index")
+    domain      which numbers a caller may give: "any", "nonzero" (what is divided by) or "positive" (a variance). No case, the operator's own
+                or a hidden one, has others; NaN and infinities stay, where a distribution has them: they have a place in every domain
     """
 
     name: str
@@ -34,6 +39,7 @@ class TensorSpec:
     about: str = ""
     below: str | None = None
     sometimes: tuple[str, ...] = ()
+    domain: str = "any"
 
     def dtype_for(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
         """The dtype this tensor has in a case of `dtype` with these parameters."""
@@ -198,6 +204,10 @@ class Operator:
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype != "T" and not set(choices.get(spec.dtype) or (spec.dtype,)) <= set(DTYPES):
                 raise UsageError(f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}, or a parameter with such choices.")
+            if spec.domain not in DOMAINS:
+                raise UsageError(f"{self.name}: {spec.name} has unknown domain {spec.domain!r}. Known: {', '.join(DOMAINS)}.")
+            if spec.domain != "any" and (spec.below is not None or spec in self.outputs):
+                raise UsageError(f"{self.name}: {spec.name} declares a domain: only inputs without `below` do. Remove it; a law says what outputs keep to.")
         names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *(scalar.name for scalar in self.scalars)]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")

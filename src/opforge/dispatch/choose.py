@@ -1,6 +1,6 @@
 """Chooses an implementation for a call: only one that has a Pass here, of the very source that is there now.
 
-The order: a choice recorded beside the kernel (`tuned/<device>.json`), then the fastest in the records for the nearest
+The order: a choice recorded beside the kernel (`tuned/<device>.json`) for the source that is there now, then the fastest in the records for the nearest
 shape class, then the operator's declared order. PyTorch eager is the fallback, whatever else is true.
 """
 
@@ -101,8 +101,11 @@ class Chooser:
             else:
                 passed_over.append((item.name, reason))
         tuned = self._tuned(operator, axes, dtype, device)
-        if tuned is not None and tuned[0] in fit:
-            return Choice(implementation=fit[tuned[0]], config=tuned[1], why=f"chosen for this shape class in tuned/{detect(device).name}.json", passed_over=tuple(passed_over))
+        if tuned is not None and tuned["implementation"] in fit:
+            found, where = fit[tuned["implementation"]], f"tuned/{detect(device).name}.json"
+            if tuned.get("source_sha256") == source_sha256(found.source):
+                return Choice(implementation=found, config=Config(tuple(tuned["config"].items())), why=f"chosen for this shape class in {where}", passed_over=tuple(passed_over))
+            passed_over.append((f"{found.name} as in {where}", f"tuned with another version of its source; renew it with: opforge tune {operator.name}"))
         wanted = shape_class(axes)
         timed = [record for record in self.records(operator.name, device) if record.timing is not None and record.implementation in fit and record.dtype == dtype]
         if timed:
@@ -135,13 +138,12 @@ class Chooser:
                 return f"an input is {strange[0]}; it takes {', '.join(item.layouts)}"
         return None
 
-    def _tuned(self, operator: Operator, axes: Axes, dtype: str, device: str) -> tuple[str, Config] | None:
+    def _tuned(self, operator: Operator, axes: Axes, dtype: str, device: str) -> dict[str, Any] | None:
+        """The entry of `tuned/<device>.json` for this shape class."""
         assert operator.folder is not None
         path = operator.folder / "tuned" / f"{detect(device).name}.json"
         if not path.is_file():
             return None
         wanted = shape_class(axes)
-        for choice in json.loads(path.read_text(encoding="utf-8"))["choices"]:
-            if choice["dtype"] == dtype and tuple(sorted((name, size) for name, size in choice["shape_class"].items())) == wanted:
-                return choice["implementation"], Config(tuple(choice["config"].items()))
-        return None
+        choices: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["choices"]
+        return next((choice for choice in choices if choice["dtype"] == dtype and tuple(sorted(choice["shape_class"].items())) == wanted), None)

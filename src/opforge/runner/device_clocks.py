@@ -8,6 +8,9 @@ from typing import Any
 
 from opforge.runner.clocks import Run
 
+APART_CYCLES = 20_000_000
+"""10 ms of an H200: longer than what lies between a captured call and its replay on new content, so that a kernel which looks at
+the device's clock takes one of the two for a call by itself."""
 FLUSH_FACTOR = 2
 FLUSH_PASSES = 2
 SECTOR_BYTES = 32
@@ -110,6 +113,13 @@ def busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> list
         torch.cuda.synchronize()
     events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
     return sorted((event.start_ns(), event.duration_ns()) for event in events if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0)
+
+
+def spun() -> None:
+    """Keep the device busy for APART_CYCLES with nothing: the call that follows is by itself, and the host is ahead of it."""
+    import torch
+
+    torch.cuda._sleep(APART_CYCLES)
 
 
 def cache_flusher(device: Any, reset: bool = True) -> Run:

@@ -112,6 +112,18 @@ def _whole(shape: tuple[int, ...], spec: TensorSpec, names: Mapping[str, Any], g
     return values
 
 
+def within(values: Any, domain: str, dtype: Any) -> Any:
+    """`values` with those outside of a declared domain replaced; what becomes 0 in the tensor's own dtype is a 0. No randomness is used,
+    so that all others are what they are without a domain. NaN stays NaN, infinities stay infinite."""
+    import torch
+
+    if domain == "any":
+        return values
+    if domain == "positive":
+        values = values.abs()
+    return values.masked_fill(values.to(dtype).to(torch.float32) == 0, 1.0)
+
+
 DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "normal": _normal,
     "uniform": _uniform,
@@ -157,4 +169,4 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
         if twins and seed & 1:
             values = _swapped(values, torch.Generator(device).manual_seed(seed))
         target = tensor[tuple(slice(0, extent) for extent in shape)] if shape else tensor
-        target.copy_(values)
+        target.copy_(within(values, spec.domain, target.dtype))

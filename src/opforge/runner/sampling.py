@@ -65,8 +65,8 @@ class Rotation:
 def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to "sample": seconds per call by `timer`, with the batch that was really taken.
 
-    `lead` calls are made first and not timed: another side has just had the caches. An unfit clock is an answer,
-    {"status": "unfit"}, and no failure of the kernel.
+    `lead` calls are made first and not timed: another side has just had the caches. `apart`: on a GPU each sample, with a warm cache, comes
+    long after what ran before it. An unfit clock is an answer, {"status": "unfit"}, and no failure of the kernel.
     """
     run, whole = rotation.runs[0], rotation.whole
     batch, count, timer = int(message["batch"]), int(message["count"]), message["timer"]
@@ -74,7 +74,7 @@ def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
         run()
     if timer == "host":
         return {"status": "ok", "samples": clocks.host_samples(run, batch, count), "batch": batch}
-    flush: Run | None = None
+    flush: Run | None = device_clocks.spun if message.get("apart") else None
     if message["cache"] == "cold":
         runs = rotation.grown() if timer == "cuda_graph" else rotation.runs[:1]
         run, batch = clocks.spread_out(runs, batch)

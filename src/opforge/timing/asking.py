@@ -16,12 +16,12 @@ REQUEST_LIMIT_S = 300.0
 COLD = 1.15
 
 
-def asker(worker: Worker) -> Ask:
-    """`worker.request` whose death or lateness is an answer, {"status": "failed"}, with the reason."""
+def asker(worker: Worker, limit_s: float = REQUEST_LIMIT_S) -> Ask:
+    """`worker.request` whose death or lateness (after `limit_s`) is an answer, {"status": "failed"}, with the reason."""
 
     def ask(message: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
-            return worker.request(message, (), REQUEST_LIMIT_S)
+            return worker.request(message, (), limit_s)
         except WorkerDied as error:
             return {"status": "failed", "reason": f"the worker ended with status {error.status}: {error.stderr[-300:]}"}
         except WorkerLate as error:

@@ -3,4 +3,4 @@
 from opforge.tuning.choices import Chosen as Chosen, choices_path as choices_path, keep as keep
 from opforge.tuning.search import Search as Search, valid_points as valid_points
 from opforge.tuning.trial import Options as Options, Trial as Trial, Tuned as Tuned
-from opforge.tuning.tune import tune as tune
+from opforge.tuning.tune import compile_first as compile_first, tune as tune

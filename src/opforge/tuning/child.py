@@ -1,4 +1,4 @@
-"""The process that compiles a group of points: reads a request, prints `code PLACE HASH` for each point that compiled."""
+"""The process that compiles a group of points: reads a request, prints `code PLACE HASH STACK` for each point that compiled (STACK: bytes, or -)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from opforge.backends import Call, backend
 from opforge.backends.tilelang_lang import TileLang
 from opforge.core.implementation import Config
 from opforge.registry import load
+from opforge.tuning.codes import Code, stack_of
 
 
-def code_of(request: dict[str, Any], config: Config) -> str:
-    """SHA-256 of what the compiler makes of one point. Raises whatever the compiler raises."""
+def code_of(request: dict[str, Any], config: Config) -> Code:
+    """What the compiler makes of one point. Raises whatever the compiler raises."""
     registry = load([Path(home) for home in request["homes"]])
     operator = registry.operator(request["operator"])
     implementation = registry.implementation(request["operator"], request["implementation"])
     axes = {name: tuple(value) if isinstance(value, list) else value for name, value in request["axes"].items()}
     call = Call(operator=operator, axes=axes, dtype=request["dtype"], scalars=request["scalars"], config=config, device=request["device"])
     compiler = backend(implementation.backend)
-    digest = sha256()
+    digest, stack = sha256(), None
     if isinstance(compiler, TileLang):
         digest.update(compiler.code(implementation, call).encode())
     else:
@@ -31,8 +32,9 @@ def code_of(request: dict[str, Any], config: Config) -> str:
             for artefact in compiler.compile_offline(implementation, call, request["target"], Path(folder)):
                 digest.update(artefact.path.read_bytes())
                 # the same instructions on another grid, or with other shared memory, are another point
-                digest.update(repr(sorted((artefact.facts or {}).items())).encode())
-    return digest.hexdigest()
+                digest.update(repr((artefact.threads, sorted((artefact.facts or {}).items()))).encode())
+                stack = max((size for size in (stack, stack_of(artefact.path)) if size is not None), default=None) if artefact.kind == "cubin" else stack
+    return Code(sha256=digest.hexdigest(), stack_bytes=stack)
 
 
 def main(asked: str) -> None:
@@ -44,7 +46,7 @@ def main(asked: str) -> None:
         except Exception as error:  # noqa: BLE001 - the boundary to compilers: a point without a code is tried, and says itself why it fails
             print(f"no code for {place}: {type(error).__name__}: {error}"[:500], file=sys.stderr, flush=True)
             continue
-        print(f"code {place} {code}", flush=True)
+        print(f"code {place} {code.sha256} {'-' if code.stack_bytes is None else code.stack_bytes}", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,16 @@ compiler may abort), into the same folder that workers compile into, so that not
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,64 +28,105 @@ from opforge.core.errors import OpforgeError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import ScalarValue
 from opforge.core.shapes import Axes
+from opforge.inspect.resources import parse_resource_usage
 from opforge.inspect.tools import tool
 from opforge.registry import Registry
+from opforge.tuning.compilers import NOW, Compilers
 
 LIMIT_S = 300.0
 TOGETHER = 8
-"""Points that one compiling process takes: importing a toolchain costs seconds, and a crash loses those that follow."""
+"""Points that one compiling process takes at most: importing a toolchain costs seconds, and a crash loses those that follow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """What the compiler makes of a point: SHA-256 of all that decides what is executed, and the stack of its GPU kernels, a thread's, in
+    bytes (0: nothing is spilled; of the kernel with the most; None: not known)."""
+
+    sha256: str
+    stack_bytes: int | None = None
+
+
+class _Promise:
+    """The Code of a point, to be had once it is known."""
+
+    def __init__(self) -> None:
+        self.known = threading.Event()
+        self.code: Code | None = None
+
+    def keep(self, code: Code | None) -> None:
+        if not self.known.is_set():
+            self.code = code
+            self.known.set()
 
 
 class Codes:
     """The code of the points of one implementation on one workload. `of` waits; None means that it cannot be told."""
 
-    def __init__(self, registry: Registry, implementation: Implementation, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], device: str, target: str) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        implementation: Implementation,
+        axes: Axes,
+        dtype: str,
+        scalars: Mapping[str, ScalarValue],
+        device: str,
+        target: str,
+        compilers: Compilers,
+    ) -> None:
         self.registry, self.implementation = registry, implementation
         self.axes, self.dtype, self.scalars, self.device, self.target = axes, dtype, scalars, device, target
-        self.pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) // 2))
-        self.known: dict[Config, Future[dict[Config, str]]] = {}
+        self.compilers = compilers
+        self.promised: dict[Config, _Promise] = {}
 
-    def ahead(self, configs: Sequence[Config]) -> None:
+    def ahead(self, configs: Sequence[Config], urgency: int) -> None:
         """Begin compiling those that are not known yet, in this order."""
-        new = [config for config in configs if config not in self.known]
-        size = 1 if self.implementation.backend in ("cpp", "cuda") else TOGETHER
-        for start in range(0, len(new), size):
-            group = new[start : start + size]
-            future = self.pool.submit(self._codes, group)
-            self.known.update(dict.fromkeys(group, future))
+        new = {config: _Promise() for config in configs if config not in self.promised}
+        self.promised |= new
+        # every compiler gets some of them before one gets many
+        size = 1 if self.implementation.backend in ("cpp", "cuda") else max(1, min(TOGETHER, len(new) // self.compilers.jobs))
+        waiting = list(new.items())
+        for start in range(0, len(waiting), size):
+            self.compilers.submit(self._work(dict(waiting[start : start + size])), urgency)
 
-    def of(self, config: Config) -> str | None:
-        """SHA-256 of the code of a point, compiled now if it was not begun."""
-        self.ahead([config])
-        return self.known[config].result().get(config)
+    def known(self, config: Config) -> bool:
+        """Whether `of` would answer at once."""
+        return config in self.promised and self.promised[config].known.is_set()
 
-    def close(self) -> None:
-        """Give up what has not begun; wait for what has."""
-        self.pool.shutdown(wait=True, cancel_futures=True)
+    def of(self, config: Config, stop: Callable[[], bool] = lambda: False) -> Code | None:
+        """The code of a point, compiled now if it was not begun. None too where `stop` says so before it is known."""
+        self.ahead([config], NOW)
+        promise = self.promised[config]
+        while not promise.known.wait(0.1):
+            if stop():
+                return None
+        return promise.code
 
-    def _codes(self, group: Sequence[Config]) -> dict[Config, str]:
+    def _work(self, group: dict[Config, _Promise]) -> Callable[[], None]:
+        def work() -> None:
+            try:
+                self._compile(group)
+            except Exception:  # noqa: BLE001 - the boundary to compilers: who binds a point without a code compiles it again, and reports what was said
+                pass
+            finally:
+                for promise in group.values():
+                    promise.keep(None)
+
+        return work
+
+    def _compile(self, group: dict[Config, _Promise]) -> None:
         match self.implementation.backend:
             case "cpp":
-                return {config: code for config in group if (code := self._library(config, Cpp().toolchain())) is not None}
+                for config, promise in group.items():
+                    promise.keep(Code(sha256=cache.sha256_of(native.library(self.implementation, config, Cpp().toolchain()).path)))
             case "cuda":
-                return {config: code for config in group if (code := self._library(config, Cuda().toolchain(self.device))) is not None}
+                for config, promise in group.items():
+                    promise.keep(code_of_library(native.library(self.implementation, config, Cuda().toolchain(self.device)).path))
             case "triton" | "tilelang":
-                return self._asked(group)
-        return {}
+                self._ask(group)
 
-    def _library(self, config: Config, chain: native.Toolchain) -> str | None:
-        """Of a native library: its bytes; nvcc writes names made from the command line into those, so of a GPU's the instructions."""
-        try:
-            path = native.library(self.implementation, config, chain).path
-            if self.implementation.backend == "cuda" and self.device == "cuda":
-                listing = subprocess.run([str(tool("cuobjdump")), "-sass", str(path)], capture_output=True, check=True).stdout
-                return sha256(listing).hexdigest()
-            return cache.sha256_of(path)
-        except (OpforgeError, subprocess.CalledProcessError):
-            return None  # whoever binds it compiles it again, and reports what the compiler said
-
-    def _asked(self, group: Sequence[Config]) -> dict[Config, str]:
-        """Of a group, by a compiling process; what it did not live to say is missing."""
+    def _ask(self, group: dict[Config, _Promise]) -> None:
+        """Of a compiling process, which says what it knows line by line; what it did not live to say is missing."""
         homes = [str(home.path) for home in self.registry.homes]
         request: dict[str, Any] = {
             "homes": homes,
@@ -100,24 +144,66 @@ class Codes:
         variables = {**backend(self.implementation.backend).environment(self.device), "TRITON_INTERPRET": "0", "OPFORGE_PRELOAD": ""}
         variables |= {f"{name}_CACHE_DIR": str(folder / name.lower()) for name in ("TRITON", "TILELANG")}
         path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", ""))))
+        promises = list(group.values())
         with tempfile.TemporaryDirectory(prefix="opforge-tune-") as scratch:
             asked = Path(scratch, "request.json")
             asked.write_text(json.dumps(request), encoding="utf-8")
+            child = subprocess.Popen(
+                [sys.executable, "-m", "opforge.tuning.child", str(asked)],
+                env={**os.environ, **variables, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                # Ctrl-C is for whoever tunes: what is being compiled is finished
+                start_new_session=True,
+            )
+            late = threading.Timer(LIMIT_S, child.kill)
+            late.start()
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", "opforge.tuning.child", str(asked)],
-                    env={**os.environ, **variables, "PYTHONPATH": path},
-                    capture_output=True,
-                    text=True,
-                    timeout=LIMIT_S,
-                    check=False,
-                )
-                said = done.stdout
-            except subprocess.TimeoutExpired as error:
-                said = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        found: dict[Config, str] = {}
-        for line in said.splitlines():
-            if line.startswith("code "):
-                _, place, code = line.split()
-                found[group[int(place)]] = code
-        return found
+                assert child.stdout is not None
+                for line in child.stdout:
+                    words = line.split()
+                    if words[:1] == ["code"]:
+                        promises[int(words[1])].keep(Code(sha256=words[2], stack_bytes=None if words[3] == "-" else int(words[3])))
+            finally:
+                late.cancel()
+                child.kill()
+                child.wait()
+
+
+def code_of_library(path: Path) -> Code:
+    """Of a native library. One without GPU code (the emulator's): its bytes. nvcc writes names made from the command line into a library, so of
+    one with GPU code the contents of what is executed: the host's code, which decides on grids and shared memory, and the kernels'."""
+    with tempfile.TemporaryDirectory(prefix="opforge-code-") as folder:
+        subprocess.run([str(tool("cuobjdump")), "--extract-elf", "all", str(path.resolve())], cwd=folder, capture_output=True, check=False)
+        cubins = sorted(Path(folder).glob("*.cubin"))
+        if not cubins:
+            return Code(sha256=cache.sha256_of(path))
+        digest = sha256(b"".join(content for name, content in sections(path.read_bytes()) if name == ".text"))
+        for cubin in cubins:
+            for name, content in sections(cubin.read_bytes()):
+                # .nv.info holds the launch bounds, with the numbers of symbols; constants hold what the code reads
+                if name.startswith((".text.", ".nv.constant", ".nv.shared", ".nv.info")):
+                    digest.update(b"%d " % len(content) + content)
+        return Code(sha256=digest.hexdigest(), stack_bytes=max((stack_of(cubin) or 0 for cubin in cubins), default=None))
+
+
+def stack_of(cubin: Path) -> int | None:
+    """Bytes of stack that a thread of the kernel with the most has: what is spilled, and arrays that are indexed. None where no tool can tell."""
+    with contextlib.suppress(OpforgeError, OSError, subprocess.SubprocessError):
+        said = subprocess.run([str(tool("cuobjdump")), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
+        return max((use.get("stack_bytes", 0) for use in parse_resource_usage(said).values()), default=None)
+    return None
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each section of a 64-bit little-endian ELF file, in its order; of one that takes no room in the file, its size."""
+    (table,) = struct.unpack_from("<Q", elf, 0x28)
+    size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", elf, table + place * size) for place in range(count)]
+    strings = headers[names][4]
+    for name, kind, _, _, offset, length in headers:
+        start = strings + name
+        nothing_in_the_file = 8
+        yield elf[start : elf.index(b"\0", start)].decode(), str(length).encode() if kind == nothing_in_the_file else elf[offset : offset + length]

@@ -8,7 +8,7 @@ from opforge.core.implementation import Config
 from opforge.core.record import Record
 from opforge.timing import Plan
 
-TIMED, SAME_CODE, FAILED = "timed", "same code", "failed"
+TIMED, SLOWER, SAME_CODE, FAILED = "timed", "slower", "same code", "failed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,9 @@ class Options:
     trials            points to try at most for each implementation × workload × dtype; 0 means every valid point
     seed              of the order in which points are tried
     plan              how long each point is measured
+    jobs              compilers at once; 0: half of the processors where kernels run on them, all but two beside a GPU
+    limit_s           seconds for all of it, shared among what is to be tuned; None: no limit
+    hang_s            seconds after which a point that does not answer is ended
     """
 
     device: str = "cpu"
@@ -33,16 +36,22 @@ class Options:
     trials: int = 64
     seed: int = 0
     plan: Plan = field(default_factory=lambda: Plan(samples=10, budget_s=0.2))
+    jobs: int = 0
+    limit_s: float | None = None
+    hang_s: float = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """What one point came to.
 
-    outcome   "timed"; "same code": the compiler made what it had made of an earlier point; "failed"
-    reason    which point has the same code, or how it failed; "" for a timed one
+    outcome   "timed"; "slower": right on the workload and too slow to be looked at any further; "same code": the compiler made what it had
+              made of an earlier point; "failed"
+    reason    how much slower, which point has the same code, or how it failed; "" for a timed one
     ratio     its time over that of the best point until then, both measured in turns; None without a time, 1 for the first
+    stack_bytes   what a thread of its GPU kernels keeps outside of registers: it spills, or indexes an array; None: not known
     number    of `total` that may be tried
+    elapsed_s     since the tuning began
     """
 
     operator: str
@@ -54,8 +63,10 @@ class Trial:
     reason: str
     ratio: float | None
     record: Record
+    stack_bytes: int | None
     number: int
     total: int
+    elapsed_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +87,7 @@ class Tuned:
     over_default: float | None
     others: tuple[tuple[str, Config, float], ...]
     timed: int
+    slower: int
     same_code: int
     failed: int
     kept: bool

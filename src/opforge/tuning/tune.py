@@ -1,131 +1,47 @@
 """The job: for each workload and dtype, try points of each implementation, then let the best of each meet, and keep the winner.
 
-A point is verified on a selection of the operator's cases and on the workload itself, in a process of its own, then timed
-in turns with the best point until then, whose process lives on. The winner is verified with all cases before it is kept.
+A point is bound to the workload in a process of its own. Where it is right there, and not hopelessly slower than the best
+point until then, whose process lives on, it is verified on a selection of the operator's cases and timed in turns with that
+one. The winner is verified with all cases before it is kept.
+
+Beside a GPU compilers work for all searches of a workload from the beginning, the one under way first.
 """
 
 from __future__ import annotations
 
-import datetime
 import random
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from opforge.backends import Native, backend
-from opforge.backends.shared_code import source_sha256
 from opforge.core.dtypes import DTYPES
-from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Case, Operator, Workload
-from opforge.core.record import Environment, Record
+from opforge.core.record import Record
 from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Checked, Crash, Pass, Timeout, Unsupported, Verdict
+from opforge.core.verdict import Broken, Checked, Pass, Unsupported, Verdict
 from opforge.machine import detect, environment
 from opforge.registry import Registry
-from opforge.roofline import bound, suspect
-from opforge.runner import Host, Worker, WorkerDied, WorkerLate
-from opforge.timing import Contestant, measure
-from opforge.timing.asking import Loop, asker, look_at_clocks
+from opforge.runner import Host
+from opforge.timing.asking import asker
 from opforge.tuning.choices import before, choices_path, keep
 from opforge.tuning.codes import Codes
+from opforge.tuning.compilers import LATER, NOW, Compilers, default_jobs
+from opforge.tuning.job import Champion, Job, attempt
 from opforge.tuning.search import Search, valid_points
-from opforge.tuning.trial import FAILED, SAME_CODE, TIMED, Options, Trial, Tuned
-from opforge.verdicts import BRIEF, QUICK, Bench, Prepared, judge, run_once, verify
+from opforge.tuning.trial import FAILED, SAME_CODE, SLOWER, TIMED, Options, Trial, Tuned
+from opforge.verdicts import BRIEF, Bench, judge, verify
 from opforge.verdicts.adequacy import require
 
-POINT = replace(QUICK, hidden=0, repeats=0, seconds=0.0, least_hidden=0, shrink_s=0.0)
-"""What a point is verified with: a selection of the operator's cases. The winner gets BRIEF."""
+FINAL_SAMPLES = 3.0
+"""The final is measured so many times as long as a trial."""
 
-SECOND_LOOK, FINAL_SAMPLES = 2.0, 3.0
-"""A point that seems faster than the best, and the final, are measured so many times as long as a trial."""
+FINAL_SHARE = 0.2
+"""Of a workload's share of the time limit, what is left for the final and the winner's verification."""
 
 Listener = Callable[[Trial], None]
-
-
-@dataclass(kw_only=True)
-class Champion:
-    """A point that passed, bound to the workload in a process that lives on; and its time, once it was measured."""
-
-    implementation: Implementation
-    config: Config
-    proof: Pass
-    worker: Worker
-    launch: int
-    timing: Timing | None = None
-
-    def contestant(self) -> Contestant:
-        """To be measured once more."""
-        return Contestant(name=f"{self.implementation.name} [{self.config}]", proof=self.proof, ask=asker(self.worker), launch=self.launch)
-
-
-@dataclass(kw_only=True)
-class _Job:
-    """One workload and dtype being tuned."""
-
-    registry: Registry
-    operator: Operator
-    options: Options
-    host: Host
-    bench: Bench
-    environment: Environment
-    run: str
-    workload: Workload
-    dtype: str
-    prepared: Prepared
-    add: Callable[[Record], None]
-    listener: Listener
-    timer: str = ""
-    loop: Loop | None = None
-    counts: dict[str, int] = field(default_factory=lambda: {TIMED: 0, SAME_CODE: 0, FAILED: 0})
-
-    def record(self, implementation: Implementation, config: Config, verdict: Verdict, timing: Timing | None) -> Record:
-        """A Record, put into the store."""
-        operator, device = self.operator, detect(self.options.device)
-        cost = operator.cost(self.workload.axes, self.dtype, self.workload.scalars)
-        roof = bound(cost, device, self.dtype, operator.unit, cache=timing.cache if timing else "warm")
-        kept = replace(timing, suspect=suspect(cost, timing, device, self.dtype, operator.unit)) if timing else None
-        made = Record(
-            id=uuid.uuid4().hex,
-            created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
-            operator=operator.name,
-            implementation=implementation.name,
-            backend=implementation.backend,
-            source_sha256=source_sha256(implementation.source),
-            workload=self.workload.name,
-            axes=dict(self.workload.axes),
-            scalars=operator.scalar_values(self.workload.scalars),
-            dtype=self.dtype,
-            device=device.name,
-            config=config,
-            cost=cost,
-            verdict=verdict,
-            timing=kept,
-            roof_s=roof.time_s if roof else None,
-            limiter=roof.limiter if roof else None,
-            environment=self.environment,
-            run=self.run,
-        )
-        self.add(made)
-        return made
-
-    def measure(self, contestants: Sequence[Contestant], factor: float = 1.0) -> list[Timing | str]:
-        """Timings, in turns, in the order given; the clock that the first kernel got is everybody's."""
-        plan = replace(self.options.plan, samples=round(self.options.plan.samples * factor), budget_s=self.options.plan.budget_s * factor)
-        assert self.loop is not None
-        found = measure(
-            contestants,
-            plan,
-            timer=self.timer,
-            overhead_s=self.loop.overhead_s,
-            resolution_s=self.loop.resolution_s,
-            conditions=self.loop.conditions,
-            device=self.options.device,
-        )
-        timings = [found[contestant.name] for contestant in contestants]
-        if not self.timer and isinstance(timings[0], Timing):
-            self.timer = timings[0].timer
-        return timings
 
 
 def tune(
@@ -137,42 +53,84 @@ def tune(
     add: Callable[[Record], None],
     listener: Listener = lambda trial: None,
     write: bool = True,
+    stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[Tuned]:
     """A Tuned for every dtype × workload of an operator, as they are found.
 
     add     gets the Record of every trial, failures and points with known code too
     write   False leaves `tuned/<device>.json` as it is
+    stop    asked between points; once it says True no more are begun, and what was found until then is verified and kept
     Raises UsageError for unknown names, and where the choices cannot be written.
     """
     operator = registry.operator(name)
     require(operator)
-    bench = Bench(registry=registry, operator=operator, host=host, device=options.device)
+    bench = Bench(registry=registry, operator=operator, host=host, device=options.device, run_limit_s=options.hang_s)
     here = environment(options.device, operator.folder)
     run = f"tune-{uuid.uuid4().hex[:8]}"
+    compilers = Compilers(options.jobs or default_jobs(options.device))
+    began = time.monotonic()
+    todo = [(dtype, workload) for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes for workload in _workloads(operator, options)]
     try:
-        for dtype in [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]:
-            for workload in _workloads(operator, options):
-                case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars)
-                job = _Job(
-                    registry=registry,
-                    operator=operator,
-                    options=options,
-                    host=host,
-                    bench=bench,
-                    environment=here,
-                    run=run,
-                    workload=workload,
-                    dtype=dtype,
-                    prepared=bench.prepare(case, dtype),
-                    add=add,
-                    listener=listener,
-                )
-                try:
-                    yield _tune_workload(job, write)
-                finally:
-                    bench.forget(case)
+        for place, (dtype, workload) in enumerate(todo):
+            now = time.monotonic()
+            left = float("inf") if options.limit_s is None else began + options.limit_s - now
+            if stop():
+                return
+            if left <= 0:
+                yield _not_begun(operator, workload, dtype, f"not begun: the limit of {options.limit_s:g} s had passed")
+                continue
+            case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars)
+            job = Job(
+                registry=registry,
+                operator=operator,
+                options=options,
+                host=host,
+                bench=bench,
+                environment=here,
+                run=run,
+                workload=workload,
+                dtype=dtype,
+                prepared=bench.prepare(case, dtype),
+                add=add,
+                listener=listener,
+                stop=stop,
+                compilers=compilers,
+                began=began,
+                until=now + left / (len(todo) - place),
+            )
+            try:
+                yield _tune_workload(job, write)
+            finally:
+                bench.forget(case)
     finally:
         bench.close()
+        compilers.close()
+
+
+def compile_first(registry: Registry, name: str, options: Options) -> tuple[int, int]:
+    """Compile the points that `tune` with the same options would try whatever it measured, into the caches that it looks in: how many
+    compiled, of how many. No kernel runs."""
+    operator = registry.operator(name)
+    compilers = Compilers(options.jobs or default_jobs("cuda"))
+    try:
+        spaces = [
+            _space(registry, implementation, operator, workload, dtype, options, compilers)
+            for dtype in operator.dtypes
+            if not options.dtypes or dtype in options.dtypes
+            for workload in _workloads(operator, options)
+            for implementation in candidates(registry, operator, workload, dtype, options)
+        ]
+        for space in spaces:
+            space.codes.ahead(space.search.planned(), LATER)
+        codes = [space.codes.of(config) for space in spaces for config in space.search.planned()]
+        return sum(code is not None for code in codes), len(codes)
+    finally:
+        compilers.close()
+
+
+def _not_begun(operator: Operator, workload: Workload, dtype: str, why: str) -> Tuned:
+    nothing = dict.fromkeys(("timed", "slower", "same_code", "failed"), 0)
+    return Tuned(operator=operator.name, workload=workload.name, dtype=dtype, record=None, over_default=None, others=(), kept=False, why=why, **nothing)
 
 
 def _workloads(operator: Operator, options: Options) -> tuple[Workload, ...]:
@@ -192,159 +150,125 @@ def candidates(registry: Registry, operator: Operator, workload: Workload, dtype
     return found
 
 
-def _tune_workload(job: _Job, write: bool) -> Tuned:
+@dataclass(frozen=True, kw_only=True)
+class _Space:
+    """One implementation's part of the work: its search, and the code of its points."""
+
+    implementation: Implementation
+    search: Search
+    codes: Codes
+    one_point: bool
+
+
+def _tune_workload(job: Job, write: bool) -> Tuned:
     champions: list[Champion] = []
-    ratios: dict[str, float | None] = {}
+    spaces = [
+        _space(job.registry, implementation, job.operator, job.workload, job.dtype, job.options, job.compilers)
+        for implementation in candidates(job.registry, job.operator, job.workload, job.dtype, job.options)
+    ]
+    if compilers_have_their_own_processors(job.options.device):
+        for space in spaces:
+            _compile_ahead(job, space, space.search.planned(), LATER)
     try:
-        for implementation in candidates(job.registry, job.operator, job.workload, job.dtype, job.options):
-            champion, over_default = _search(job, implementation)
-            if champion is not None:
-                champions.append(champion)
-                ratios[implementation.name] = over_default
-        _previous(job, champions)
-        return _final(job, champions, ratios, write)
+        for place, space in enumerate(spaces):
+            now = time.monotonic()
+            share = (job.until - now) * (1 - FINAL_SHARE) / (len(spaces) - place)
+            _search(job, space, now + share, champions)
+        if not job.stop():
+            _previous(job, champions)
+        return _final(job, champions, write)
     finally:
         for champion in champions:
             champion.worker.close()
 
 
-def _search(job: _Job, implementation: Implementation) -> tuple[Champion | None, float | None]:
-    """The fastest point of one implementation that passed, and its time over the default's."""
-    options, axes = job.options, job.workload.axes
-    scalars = job.operator.scalar_values(job.workload.scalars)
-    points, _ = valid_points(implementation, axes, job.dtype, DTYPES[job.dtype].itemsize, scalars)
-    search = Search(points, options.trials, random.Random(f"{options.seed} {implementation.name} {job.workload.name} {job.dtype}"))
-    codes = Codes(job.registry, implementation, axes, job.dtype, scalars, options.device, detect(options.device).target)
+def _space(registry: Registry, implementation: Implementation, operator: Operator, workload: Workload, dtype: str, options: Options, compilers: Compilers) -> _Space:
+    scalars = operator.scalar_values(workload.scalars)
+    points, _ = valid_points(implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
+    search = Search(points, options.trials, random.Random(f"{options.seed} {implementation.name} {workload.name} {dtype}"))
+    codes = Codes(registry, implementation, workload.axes, dtype, scalars, options.device, detect(options.device).target, compilers)
+    return _Space(implementation=implementation, search=search, codes=codes, one_point=len(points) == 1)
+
+
+def _search(job: Job, space: _Space, until: float, champions: list[Champion]) -> None:
+    """Put the fastest point of one implementation that passed among the champions, and its default, which the final holds it against.
+    After `until` no point is begun but the first."""
+    implementation, search, codes = space.implementation, space.search, space.codes
+    beside = compilers_have_their_own_processors(job.options.device)
     seen: dict[str, Config] = {}
     best: Champion | None = None
-    over_default: float | None = None
-    try:
-        _compile_ahead(job, codes, search.planned() if len(points) > 1 else [])
-        while (config := search.next(best.config if best else None)) is not None:
-            if best is not None and not search.planned():
-                _compile_ahead(job, codes, [config, *search.near(best.config)[: search.trials - search.given]])
-            code = codes.of(config) if len(points) > 1 else None
-            ratio: float | None = None
-            challenger: Champion | None = None
-            if code is not None and code in seen:
-                outcome, reason = SAME_CODE, f"the compiler makes what it made of [{seen[code]}]"
-                record = job.record(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
-            else:
-                if code is not None:
-                    seen[code] = config
-                challenger, verdict, ratio = _attempt(job, implementation, config, best)
-                outcome, reason = (TIMED, "") if challenger else (FAILED, explained(verdict))
-                record = job.record(implementation, config, verdict, challenger.timing if challenger else None)
-            job.counts[outcome] += 1
-            job.listener(
-                Trial(
-                    operator=job.operator.name,
-                    implementation=implementation.name,
-                    workload=job.workload.name,
-                    dtype=job.dtype,
-                    config=config,
-                    outcome=outcome,
-                    reason=reason,
-                    ratio=ratio,
-                    record=record,
-                    number=search.given,
-                    total=search.trials,
-                )
-            )
-            if challenger is not None:
-                if config == implementation.default:
-                    over_default = 1.0
-                if best is None or (ratio is not None and ratio < 1):
-                    # each step was measured in turns with the one before: their product leads back to the default
-                    over_default = over_default * ratio if over_default is not None and best is not None and ratio is not None else over_default
-                    best, challenger = challenger, best
-                if challenger is not None:
-                    challenger.worker.close()
-    except BaseException:
-        if best is not None:
-            best.worker.close()
-        raise
-    finally:
-        codes.close()
-    return best, over_default
 
+    def enough() -> bool:
+        return job.stop() or (search.given > 0 and time.monotonic() >= until)
 
-def _compile_ahead(job: _Job, codes: Codes, configs: Sequence[Config]) -> None:
-    codes.ahead(configs)
-    if job.options.device == "cpu":
-        # a compiler at work takes the cores that kernels are timed on
-        for config in configs:
-            codes.of(config)
+    def given_up() -> bool:
+        return job.stop() or (search.given > 1 and time.monotonic() >= until)
 
-
-def _attempt(job: _Job, implementation: Implementation, config: Config, best: Champion | None) -> tuple[Champion | None, Verdict, float | None]:
-    """Verify a point, bind it to the workload, time it in turns with the best: the Champion it might be, the verdict, the ratio of times."""
-    verdict = verify(job.bench, implementation, job.dtype, config=config, effort=POINT)
-    if not isinstance(verdict, Pass):
-        return None, verdict, None
-    bound_point = _bound(job, implementation, config, verdict)
-    if not isinstance(bound_point, Champion):
-        return None, bound_point, None
-    contestants = [bound_point.contestant(), *([best.contestant()] if best else [])]
-    timings = job.measure(contestants)
-    mine, other = timings[0], timings[1] if best else None
-    if isinstance(mine, str):
-        bound_point.worker.close()
-        return None, Broken(case=job.prepared.case, dtype=job.dtype, reason=f"not timed: {mine}", isolation=job.host.isolation), None
-    bound_point.timing = mine
-    ratio = mine.median_s / other.median_s if isinstance(other, Timing) else 1.0
-    if best is not None and ratio < 1:
-        # of many points the one that was lucky looks best: who seems faster is measured once more, and that counts
-        again, other = job.measure([bound_point.contestant(), best.contestant()], SECOND_LOOK)
-        if isinstance(again, Timing) and isinstance(other, Timing):
-            bound_point.timing, ratio = again, again.median_s / other.median_s
-    return bound_point, bound_point.proof, ratio
-
-
-def _bound(job: _Job, implementation: Implementation, config: Config, proof: Pass) -> Champion | Verdict:
-    """The point in a process of its own, right on the workload itself; or the verdict that says why not."""
-    case, isolation = job.prepared.case, job.host.isolation
-    worker: Worker | None = None
-    verdict: Verdict
-    try:
-        worker = job.host.worker(backend(implementation.backend).environment(job.options.device))
-        found = run_once(job.bench, worker, implementation, job.prepared, config)
-        if isinstance(found, str):
-            verdict = Unsupported(reason=found)
-        elif isinstance(found[1], Checked):
-            if job.loop is None:
-                job.loop = look_at_clocks(worker, job.options.device)
-            right = replace(proof, checked=(*proof.checked, found[1]))
-            return Champion(implementation=implementation, config=config, proof=right, worker=worker, launch=found[0])
+    _compile_ahead(job, space, search.planned(), LATER)
+    while not enough():
+        if best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
+            # who is near the best is compiled while what is left of the sample is measured
+            _compile_ahead(job, space, search.near(best.config)[: search.trials - search.given - len(search.planned())], NOW)
+        config = search.next(best.config if best else None, codes.known if beside else lambda config: True)
+        if config is None:
+            break
+        code = None if space.one_point else codes.of(config, given_up)
+        if not space.one_point and not codes.known(config):
+            break  # the end came before the compiler's
+        challenger: Champion | None = None
+        ratio: float | None = None
+        if code is not None and code.sha256 in seen:
+            outcome, reason = SAME_CODE, f"the compiler makes what it made of [{seen[code.sha256]}]"
+            record = job.record(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
         else:
-            verdict = found[1]
-    except WorkerDied as error:
-        verdict = Crash(case=case, dtype=job.dtype, status=error.status, stderr=error.stderr, isolation=isolation)
-    except WorkerLate as error:
-        verdict = Timeout(case=case, dtype=job.dtype, limit_s=error.limit_s, isolation=isolation)
-    except EnvironmentLacks as error:
-        verdict = Unsupported(reason=str(error))
-    if worker is not None:
-        worker.close()
-    return verdict
+            if code is not None:
+                seen[code.sha256] = config
+            found = attempt(job, implementation, config, best)
+            challenger, ratio, outcome, reason = found.champion, found.ratio, found.outcome, found.reason
+            record = job.record(implementation, config, found.verdict, challenger.timing if challenger else None, code)
+        job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
+        if challenger is not None:
+            faster = best is None or (ratio is not None and ratio < 1)
+            if best is None or (faster and best.config == implementation.default):
+                champions.append(challenger)
+            elif faster:
+                champions[champions.index(best)] = challenger
+                best.worker.close()
+            else:
+                challenger.worker.close()
+            best = challenger if faster else best
 
 
-def _previous(job: _Job, champions: list[Champion]) -> None:
+def compilers_have_their_own_processors(device: str) -> bool:
+    """Whether compilers may work while kernels are timed: on a CPU they would take the cores that the kernels run on."""
+    return device != "cpu"
+
+
+def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: int) -> None:
+    if space.one_point:
+        return
+    space.codes.ahead(configs, urgency)
+    if not compilers_have_their_own_processors(job.options.device):
+        for config in configs:
+            space.codes.of(config, job.stop)
+
+
+def _previous(job: Job, champions: list[Champion]) -> None:
     """What had been chosen before takes part in the final, where it is not among the champions: it is replaced only if it is beaten."""
     old = before(choices_path(job.operator, detect(job.options.device).name), job.dtype, job.workload.axes)
     if old is None or any(item.implementation.name == old.implementation and item.config.as_dict() == old.config for item in champions):
         return
     known = {item.name: item for item in candidates(job.registry, job.operator, job.workload, job.dtype, Options(device=job.options.device))}
     implementation = known.get(old.implementation)
-    if implementation is None:
-        return
-    challenger, _, _ = _attempt(job, implementation, Config(tuple(old.config.items())), None)
+    if implementation is None or set(old.config) != set(implementation.default.as_dict()):
+        return  # it was chosen among the parameters of another version
+    challenger = attempt(job, implementation, Config(tuple(old.config.items())), None).champion
     if challenger is not None:
         champions.append(challenger)
 
 
-def _final(job: _Job, champions: list[Champion], ratios: dict[str, float | None], write: bool) -> Tuned:
-    """The best of each implementation in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
+def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
+    """All champions in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
     timings = job.measure([champion.contestant() for champion in champions], FINAL_SAMPLES) if champions else []
     standing = sorted(
         ((timing.median_s, place) for place, timing in enumerate(timings) if isinstance(timing, Timing)),
@@ -360,8 +284,14 @@ def _final(job: _Job, champions: list[Champion], ratios: dict[str, float | None]
         record = job.record(champion.implementation, champion.config, verdict, timing if isinstance(verdict, Pass) and isinstance(timing, Timing) else None)
         if record.timing is None:
             continue
-        others = tuple((champions[other].implementation.name, champions[other].config, seconds / median_s) for seconds, other in standing if other != place)
-        over_default = ratios.get(champion.implementation.name)
+        fastest: dict[str, tuple[str, Config, float]] = {}
+        over_default = None
+        for seconds, other in standing:
+            name, config = champions[other].implementation.name, champions[other].config
+            if name == champion.implementation.name and config == champion.implementation.default:
+                over_default = median_s / seconds
+            elif name != champion.implementation.name:
+                fastest.setdefault(name, (name, config, seconds / median_s))
         if write:
             keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED])
         return Tuned(
@@ -370,8 +300,9 @@ def _final(job: _Job, champions: list[Champion], ratios: dict[str, float | None]
             dtype=job.dtype,
             record=record,
             over_default=over_default,
-            others=others,
+            others=tuple(fastest.values()),
             timed=counts[TIMED],
+            slower=counts[SLOWER],
             same_code=counts[SAME_CODE],
             failed=counts[FAILED],
             kept=write,
@@ -386,6 +317,7 @@ def _final(job: _Job, champions: list[Champion], ratios: dict[str, float | None]
         over_default=None,
         others=(),
         timed=counts[TIMED],
+        slower=counts[SLOWER],
         same_code=counts[SAME_CODE],
         failed=counts[FAILED],
         kept=False,
@@ -393,7 +325,7 @@ def _final(job: _Job, champions: list[Champion], ratios: dict[str, float | None]
     )
 
 
-def _still_right(job: _Job, champion: Champion) -> Verdict | None:
+def _still_right(job: Job, champion: Champion) -> Verdict | None:
     """What the timed launch is found to do on inputs it has not seen: None when it is right."""
     again = job.bench.refresh(job.prepared)
     again.reset()
@@ -402,14 +334,3 @@ def _still_right(job: _Job, champion: Champion) -> Verdict | None:
         return Broken(case=again.case, dtype=job.dtype, reason=f"after timing: {answer.get('reason')}", isolation=job.host.isolation)
     found = judge(again, job.operator, job.host.isolation)
     return None if isinstance(found, Checked) else found
-
-
-def explained(verdict: Verdict) -> str:
-    """Why a point has no time, in a line."""
-    words = next((text for name in ("reason", "cause", "stderr") if (text := getattr(verdict, name, ""))), "")
-    lines = [line.strip() for line in str(words).splitlines() if line.strip()]
-    if not lines:
-        return type(verdict).__name__
-    # a compiler says what is wrong somewhere in the middle, a crash at the end
-    told = next((line for line in lines if "error" in line.lower()), lines[-1 if isinstance(verdict, Crash) else 0])
-    return f"{type(verdict).__name__}: {told}"

@@ -368,6 +368,22 @@ inline void launch_norm_gradient(const NormGradient<T>& call, cudaStream_t strea
   }
 }
 
+/// Checks the arguments of the gradient of layer normalisation (dbias null: of RMS normalisation) and hands a NormGradient<T>, and the
+/// stream, to `launch`.
+template <typename Launch>
+inline void norm_gradient(const TensorView& x, const TensorView& weight, const TensorView& dy, const TensorView& dx, const TensorView& dweight,
+                          const TensorView* dbias, double eps, Launch launch) {
+  check_rows_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
+  check_columns({{"weight", weight}, {"dweight", dweight}}, {"x", x});
+  if (dbias != nullptr) check_columns({{"dbias", *dbias}}, {"x", x});
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    launch(NormGradient<T>{as_rows<const T>(x), as_rows<const T>(dy), data<const T>(weight), as_rows<T>(dx), data<T>(dweight),
+                           dbias != nullptr ? data<T>(*dbias) : nullptr, static_cast<float>(eps)},
+           current_stream(x));
+  });
+}
+
 }  // namespace opforge
 
 #endif  // OPFORGE_NORM_BACKWARD_H_

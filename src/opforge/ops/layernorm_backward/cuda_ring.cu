@@ -21,14 +21,8 @@ namespace {
 
 void layernorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
                         opforge::TensorView dbias, double eps) {
-  opforge::check_rows_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
-  opforge::check_columns({{"weight", weight}, {"dweight", dweight}, {"dbias", dbias}}, {"x", x});
-  OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_DISPATCH_DTYPE(x, T, {
-    const opforge::NormGradient<T> call{opforge::as_rows<const T>(x), opforge::as_rows<const T>(dy), opforge::data<const T>(weight), opforge::as_rows<T>(dx),
-                                        opforge::data<T>(dweight),    opforge::data<T>(dbias),       static_cast<float>(eps)};
-    opforge::launch_norm_gradient_ring<true, VECS, STAGES, THREADS>(call, opforge::current_stream(x));
-  });
+  opforge::norm_gradient(x, weight, dy, dx, dweight, &dbias, eps,
+                         [](const auto& call, cudaStream_t stream) { opforge::launch_norm_gradient_ring<true, VECS, STAGES, THREADS>(call, stream); });
 }
 
 }  // namespace

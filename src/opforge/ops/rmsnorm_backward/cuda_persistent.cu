@@ -13,14 +13,8 @@ namespace {
 
 void rmsnorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
                       double eps) {
-  opforge::check_rows_alike({{"x", x}, {"dy", dy}, {"dx", dx}});
-  opforge::check_columns({{"weight", weight}, {"dweight", dweight}}, {"x", x});
-  OPFORGE_CHECK_DEVICE(x);
-  OPFORGE_DISPATCH_DTYPE(x, T, {
-    const opforge::NormGradient<T> call{opforge::as_rows<const T>(x), opforge::as_rows<const T>(dy), opforge::data<const T>(weight), opforge::as_rows<T>(dx),
-                                        opforge::data<T>(dweight),    nullptr,                       static_cast<float>(eps)};
-    opforge::launch_norm_gradient<false>(call, opforge::current_stream(x));
-  });
+  opforge::norm_gradient(x, weight, dy, dx, dweight, nullptr, eps,
+                         [](const auto& call, cudaStream_t stream) { opforge::launch_norm_gradient<false>(call, stream); });
 }
 
 }  // namespace
