@@ -100,11 +100,16 @@ class Chooser:
                 fit[item.name] = item
             else:
                 passed_over.append((item.name, reason))
-        tuned = self._tuned(operator, axes, dtype, device)
+        form = operator.format_of_factors(dtype, scalars)
+        tuned = self._tuned(operator, axes, form, device)
         if tuned is not None and tuned[0] in fit:
             return Choice(implementation=fit[tuned[0]], config=tuned[1], why=f"chosen for this shape class in tuned/{detect(device).name}.json", passed_over=tuple(passed_over))
         wanted = shape_class(axes)
-        timed = [record for record in self.records(operator.name, device) if record.timing is not None and record.implementation in fit and record.dtype == dtype]
+        timed = [
+            record
+            for record in self.records(operator.name, device)
+            if record.timing is not None and record.implementation in fit and record.dtype == dtype and operator.format_of_factors(dtype, record.scalars) == form
+        ]
         if timed:
             nearest = min(distance(wanted, shape_class(record.axes)) for record in timed)
             near = [record for record in timed if distance(wanted, shape_class(record.axes)) == nearest]

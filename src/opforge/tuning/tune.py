@@ -83,8 +83,9 @@ class _Job:
         """A Record, put into the store."""
         operator, device = self.operator, detect(self.options.device)
         cost = operator.cost(self.workload.axes, self.dtype, self.workload.scalars)
-        roof = bound(cost, device, self.dtype, operator.unit, cache=timing.cache if timing else "warm")
-        kept = replace(timing, suspect=suspect(cost, timing, device, self.dtype, operator.unit)) if timing else None
+        form = operator.format_of_factors(self.dtype, self.workload.scalars)
+        roof = bound(cost, device, form, operator.unit, cache=timing.cache if timing else "warm")
+        kept = replace(timing, suspect=suspect(cost, timing, device, form, operator.unit)) if timing else None
         made = Record(
             id=uuid.uuid4().hex,
             created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
@@ -151,7 +152,7 @@ def tune(
     run = f"tune-{uuid.uuid4().hex[:8]}"
     try:
         for dtype in [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]:
-            for workload in _workloads(operator, options):
+            for workload in (found for found in _workloads(operator, options) if operator.takes(found, dtype)):
                 case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars)
                 job = _Job(
                     registry=registry,
@@ -331,7 +332,7 @@ def _bound(job: _Job, implementation: Implementation, config: Config, proof: Pas
 
 def _previous(job: _Job, champions: list[Champion]) -> None:
     """What had been chosen before takes part in the final, where it is not among the champions: it is replaced only if it is beaten."""
-    old = before(choices_path(job.operator, detect(job.options.device).name), job.dtype, job.workload.axes)
+    old = before(choices_path(job.operator, detect(job.options.device).name), job.operator.format_of_factors(job.dtype, job.workload.scalars), job.workload.axes)
     if old is None or any(item.implementation.name == old.implementation and item.config.as_dict() == old.config for item in champions):
         return
     known = {item.name: item for item in candidates(job.registry, job.operator, job.workload, job.dtype, Options(device=job.options.device))}
@@ -363,7 +364,8 @@ def _final(job: _Job, champions: list[Champion], ratios: dict[str, float | None]
         others = tuple((champions[other].implementation.name, champions[other].config, seconds / median_s) for seconds, other in standing if other != place)
         over_default = ratios.get(champion.implementation.name)
         if write:
-            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED])
+            form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
+            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form)
         return Tuned(
             operator=job.operator.name,
             workload=job.workload.name,
