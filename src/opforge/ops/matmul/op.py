@@ -124,6 +124,7 @@ operator = Operator(
     ),
     implementations=(
         "cuda_wgmma",
+        "cuda_tf32",
         "cuda_split",
         "triton_gluon",
         "triton_bf16x6",
