@@ -41,9 +41,7 @@ def load_tile(source, row, col, rows, cols, row_stride, col_stride, HEIGHT: tl.c
 
 
 @triton.jit
-def masked_sums(
-    a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr = "ieee"
-):
+def masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr = "ieee"):
     """The float32 sums of one tile, k walked in steps through pointers behind masks: any size, any stride.
 
     row [BLOCK_M, 1] and col [1, BLOCK_N] are int64: row * stride leaves int32 beyond 2^31 elements. PRECISION is that of

@@ -30,7 +30,9 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "nu
 
 
 @triton.jit
-def matmul_block(a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr):
+def matmul_block(
+    a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr
+):
     block_m, block_n = place(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP)
     # int64: row * stride leaves int32 beyond 2^31 elements
     row = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]  # [BLOCK_M, 1]
