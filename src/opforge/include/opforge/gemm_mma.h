@@ -85,8 +85,6 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
     tile %= count_m * count_n;
     a.data += matrix * batch.a;
     b.data += matrix * batch.b;
-    c.data += matrix * batch.c;
-    epilogue.begin(matrix);
   }
   const gemm::Place at = gemm::place(tile, count_m, count_n, S::kGroup);
   const int row0 = at.row * S::kBlockM, col0 = at.col * S::kBlockN;
@@ -114,7 +112,9 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
     start(step + S::kStages - 1);
     const T* tile_a = tiles_a + step % S::kStages * S::kStageA;
     const T* tile_b = tiles_b + step % S::kStages * S::kStageB;
-#pragma unroll
+    // products of floats one after another: unrolled, they take more registers than two blocks of a multiprocessor have
+    constexpr int kUnrolled = sizeof(T) == 4 && kBatched ? 1 : S::kBlockK / S::kTerms;
+#pragma unroll kUnrolled
     for (int l = 0; l < S::kBlockK; l += S::kTerms) {
       Pair left[S::kTilesM][4], right[S::kTilesN / 2][4];
 #pragma unroll
@@ -144,6 +144,12 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
   }
   wait_for_copies<0>();
 
+  if constexpr (kBatched) {
+    // not before: the addresses would be kept in registers through the products
+    const int matrix = static_cast<int>(blockIdx.x) / (count_m * count_n);
+    c.data += matrix * batch.c;
+    epilogue.begin(matrix);
+  }
 #pragma unroll
   for (int i = 0; i < S::kTilesM; ++i)
 #pragma unroll
