@@ -111,6 +111,16 @@ def test_float32_matmul_on_triton_uses_no_tf32():
 
 
 @needs_triton
+@pytest.mark.parametrize("name", ["triton_tiled", "triton_pipelined", "triton_splitk"])
+def test_tf32_that_is_asked_for_reaches_the_warpgroups(name):
+    """The same source, and another parameter."""
+    found = inspect_implementation(
+        load(), "matmul", name, target="sm_90", dtype="float32", axes={"m": 64 if name == "triton_splitk" else 512, "n": 512, "k": 512}, scalars={"precision": "tf32"}
+    )
+    assert found.kernels[0].matrix_instructions["HGMMA"] > 0 and not found.kernels[0].spills
+
+
+@needs_triton
 def test_an_amd_target_is_read_from_its_assembly():
     """The same source, another vendor: mfma instead of wgmma, a wavefront of 64."""
     found = inspect_implementation(load(), "matmul", "triton_tiled", target="gfx942", dtype="float16", axes={"m": 256, "n": 256, "k": 256})
@@ -124,8 +134,8 @@ def test_what_cannot_be_inspected_says_what_to_do_instead():
     registry = load()
     with pytest.raises(EnvironmentLacks, match="Inspect a triton"):
         inspect_implementation(registry, "softmax", "torch_eager", target="sm_90a", dtype="float16")
-    with pytest.raises(UsageError, match="cuda_mma takes float16, bfloat16, not float32"):
-        inspect_implementation(registry, "matmul", "cuda_mma", target="sm_90a", dtype="float32")
+    with pytest.raises(UsageError, match="cuda_wgmma takes float16, bfloat16, not float32"):
+        inspect_implementation(registry, "matmul", "cuda_wgmma", target="sm_90a", dtype="float32")
     with pytest.raises(UsageError, match="Did you mean"):
         inspect_implementation(registry, "matmul", "cuda_tild", target="sm_90a", dtype="float32")
 

@@ -28,7 +28,7 @@ RIGHT = {
     "layernorm": ("x, weight, bias, eps", "torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)"),
     "rmsnorm": ("x, weight, eps", "x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + eps) * weight"),
     "mean_var": ("x", "(x.mean(dim=-1), x.var(dim=-1, correction=0))"),
-    "matmul": ("a, b", "a @ b"),
+    "matmul": ("a, b, precision", "a @ b"),
 }
 # another constant where the operator has one: an eps, a slope, a scale
 EPS = {
@@ -81,7 +81,7 @@ def source(operator: str, kind: str) -> str:
     """The file of one planted bug."""
     parameters, right = RIGHT[operator]
     names = parameters.split(", ")
-    tensors = [name for name in names if name not in ("eps", "approximate")]
+    tensors = [name for name in names if name not in ("eps", "approximate", "precision")]
     before, after = KINDS[kind]
     if kind == "eps":
         right = EPS[operator]

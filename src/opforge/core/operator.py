@@ -164,6 +164,8 @@ class Operator:
                give them, and a call whose tensors have another size there is refused
     bytes_saved   for a fused operator: an expression over axes, itemsize and parameters for the bytes that the passes it does without
                would move ("2 * prod(rows) * n * itemsize": an intermediate written and read again)
+    factors    an expression over dtype and parameters: the format in which factors are multiplied, where that is not the dtype ("tfloat32").
+               Rates, and times of one format, say nothing of another
     gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its inputs
                are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
     """
@@ -190,6 +192,7 @@ class Operator:
     source: str = ""
     folder: Path | None = None
     unit: str = "vector"
+    factors: str | None = None
     gradient: str | None = None
 
     def __post_init__(self) -> None:
@@ -258,6 +261,14 @@ class Operator:
             if evaluate(expression, names) != axes[name]:
                 return Constraint(name=f"{name}_follows", expression=f"{name} == ({expression})", about=f"{name} is {axes[name]}, and follows from the other axes and parameters")
         return next((constraint for constraint in self.constraints if not evaluate(constraint.expression, names)), None)
+
+    def takes(self, case: Case | Workload, dtype: str) -> bool:
+        """Whether the constraints allow this case or workload in `dtype`."""
+        return self.violated(case.axes, dtype, self.scalar_values(case.scalars)) is None
+
+    def format_of_factors(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
+        """The format in which a call of these parameters multiplies: `dtype`, unless `factors` says otherwise."""
+        return str(evaluate(self.factors, {**self.scalar_values(scalars), "dtype": dtype})) if self.factors else dtype
 
     def cost(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue] | None = None) -> Cost:
         """FLOPs and least traffic for these axes (and parameters; their defaults where none are given). Bytes default to each input

@@ -100,14 +100,19 @@ class Chooser:
                 fit[item.name] = item
             else:
                 passed_over.append((item.name, reason))
-        tuned = self._tuned(operator, axes, dtype, device)
+        form = operator.format_of_factors(dtype, scalars)
+        tuned = self._tuned(operator, axes, form, device)
         if tuned is not None and tuned["implementation"] in fit:
             found, where = fit[tuned["implementation"]], f"tuned/{detect(device).name}.json"
             if tuned.get("source_sha256") == source_sha256(found.source):
                 return Choice(implementation=found, config=Config(tuple(tuned["config"].items())), why=f"chosen for this shape class in {where}", passed_over=tuple(passed_over))
             passed_over.append((f"{found.name} as in {where}", f"tuned with another version of its source; renew it with: opforge tune {operator.name}"))
         wanted = shape_class(axes)
-        timed = [record for record in self.records(operator.name, device) if record.timing is not None and record.implementation in fit and record.dtype == dtype]
+        timed = [
+            record
+            for record in self.records(operator.name, device)
+            if record.timing is not None and record.implementation in fit and record.dtype == dtype and operator.format_of_factors(dtype, record.scalars) == form
+        ]
         if timed:
             nearest = min(distance(wanted, shape_class(record.axes)) for record in timed)
             near = [record for record in timed if distance(wanted, shape_class(record.axes)) == nearest]

@@ -41,11 +41,11 @@ def load_tile(source, row, col, rows, cols, row_stride, col_stride, HEIGHT: tl.c
 
 
 @triton.jit
-def masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+def masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PRECISION: tl.constexpr = "ieee"):
     """The float32 sums of one tile, k walked in steps through pointers behind masks: any size, any stride.
 
-    row [BLOCK_M, 1] and col [1, BLOCK_N] are int64: row * stride leaves int32 beyond 2^31 elements. float32 operands are
-    multiplied in float32 ("ieee").
+    row [BLOCK_M, 1] and col [1, BLOCK_N] are int64: row * stride leaves int32 beyond 2^31 elements. PRECISION is that of
+    products of float32 operands: "ieee" or "tf32".
     """
     term = tl.arange(0, BLOCK_K).to(tl.int64)  # [BLOCK_K]
     a_at = a + row * a_row + term[None, :] * a_col  # [BLOCK_M, BLOCK_K]
@@ -56,7 +56,7 @@ def masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M: tl
         # both operands are zero beyond k: zero times whatever lies there could be NaN
         lhs = tl.load(a_at, mask=(row < m) & (term[None, :] < left), other=0.0)
         rhs = tl.load(b_at, mask=(term[:, None] < left) & (col < n), other=0.0)
-        sums = tl.dot(lhs, rhs, sums, input_precision="ieee")
+        sums = tl.dot(lhs, rhs, sums, input_precision=PRECISION)
         a_at += BLOCK_K * a_col
         b_at += BLOCK_K * b_row
     return sums
@@ -73,6 +73,7 @@ def product_ring(
     a, b, c, extras, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr, PARTS: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, STORED: tl.constexpr, EPILOGUE: tl.constexpr, VARIANT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """c = epilogue(a @ b), tile by tile; the compiler pipelines the loads of num_stages steps."""
     blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
@@ -85,7 +86,7 @@ def product_ring(
         for term in range(0, k, BLOCK_K):
             left = load_tile(a, row, term, m, k, a_row, a_col, BLOCK_M, BLOCK_K, A)  # [BLOCK_M, BLOCK_K]
             right = load_tile(b, term, col, k, n, b_row, b_col, BLOCK_K, BLOCK_N, B)  # [BLOCK_K, BLOCK_N]
-            sums = tl.dot(left, right, sums, input_precision="ieee")
+            sums = tl.dot(left, right, sums, input_precision=PRECISION)
         result = EPILOGUE(sums, row, col, extras, VARIANT)
         if C == "rows" and PARTS == 2:
             # half the shared memory for the way out leaves room for one more stage on the way in
@@ -124,8 +125,8 @@ def multiprocessors(matrix):
     return torch.cuda.get_device_properties(matrix.device).multi_processor_count if matrix.is_cuda else MULTIPROCESSORS
 
 
-def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, PERSISTENT, PARTS, num_warps, num_stages):
-    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_ring`, each operand read in the way that it allows."""
+def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, precision="ieee", *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, PERSISTENT, PARTS, num_warps, num_stages):
+    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_ring`, each operand read in the way that it allows; float32 operands in `precision`."""
     (m, k), n = a.shape, b.shape[1]
     block_k = BLOCK_K_BYTES // a.element_size()
     a_way, b_way = how(a), how(b)
@@ -136,7 +137,7 @@ def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_M
         described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), described(c, c_way, BLOCK_M, BLOCK_N // PARTS), extras,
         m, n, k, *a.stride(), *b.stride(), *c.stride(),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, GROUP=GROUP, PERSISTENT=PERSISTENT, PARTS=PARTS,
-        A=a_way, B=b_way, C=c_way, STORED=STORED[c.dtype], EPILOGUE=epilogue, VARIANT=variant, num_warps=num_warps, num_stages=num_stages,
+        A=a_way, B=b_way, C=c_way, STORED=STORED[c.dtype], EPILOGUE=epilogue, VARIANT=variant, PRECISION=precision, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
 
 

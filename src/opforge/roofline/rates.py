@@ -15,6 +15,7 @@ READ_SHARE = {"write": 0.0, "copy": 1 / 2, "add": 2 / 3, "read": 1.0}
 EXACT_IN = {
     "float16": ("float32", "tfloat32"),
     "bfloat16": ("float32", "tfloat32"),
+    "tfloat32": ("float32",),
     "float8_e4m3fn": ("bfloat16", "float16", "float32"),
     "float8_e5m2": ("bfloat16", "float16", "float32"),
 }

@@ -54,15 +54,17 @@ def before(path: Path, dtype: str, axes: Any) -> Chosen | None:
     return None
 
 
-def keep(path: Path, record: Record, *, over_default: float | None, trials: int, failed: int) -> None:
+def keep(path: Path, record: Record, *, over_default: float | None, trials: int, failed: int, factors: str = "") -> None:
     """Write a choice, in place of the one for the same dtype and shape class. The file is replaced whole.
+
+    factors   the format in which factors were multiplied, where that is not the record's dtype: it stands in the dtype's place
 
     Raises UsageError where the operator's folder cannot be written.
     """
     assert record.timing is not None
-    wanted = dict(shape_class(record.axes))
+    wanted, dtype = dict(shape_class(record.axes)), factors or record.dtype
     entry = {
-        "dtype": record.dtype,
+        "dtype": dtype,
         "shape_class": wanted,
         "implementation": record.implementation,
         "config": record.config.as_dict(),
@@ -76,7 +78,7 @@ def keep(path: Path, record: Record, *, over_default: float | None, trials: int,
         "record": record.id,
         "tuned_at": record.created_at,
     }
-    others = [item for item in entries(path) if (item["dtype"], item["shape_class"]) != (record.dtype, wanted)]
+    others = [item for item in entries(path) if (item["dtype"], item["shape_class"]) != (dtype, wanted)]
     ordered = sorted([*others, entry], key=lambda item: (item["dtype"], sorted(item["shape_class"].items())))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

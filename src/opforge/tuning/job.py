@@ -89,8 +89,9 @@ class Job:
             timing = replace(timing, conditions=(*timing.conditions, f"a thread keeps {code.stack_bytes} bytes outside of registers: they spill, or an array is indexed"))
         operator, device = self.operator, detect(self.options.device)
         cost = operator.cost(self.workload.axes, self.dtype, self.workload.scalars)
-        roof = bound(cost, device, self.dtype, operator.unit, cache=timing.cache if timing else "warm")
-        kept = replace(timing, suspect=suspect(cost, timing, device, self.dtype, operator.unit)) if timing else None
+        form = operator.format_of_factors(self.dtype, self.workload.scalars)
+        roof = bound(cost, device, form, operator.unit, cache=timing.cache if timing else "warm")
+        kept = replace(timing, suspect=suspect(cost, timing, device, form, operator.unit)) if timing else None
         made = Record(
             id=uuid.uuid4().hex,
             created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),

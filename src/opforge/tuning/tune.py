@@ -69,7 +69,8 @@ def tune(
     run = f"tune-{uuid.uuid4().hex[:8]}"
     compilers = Compilers(options.jobs or default_jobs(options.device))
     began = time.monotonic()
-    todo = [(dtype, workload) for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes for workload in _workloads(operator, options)]
+    dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
+    todo = [(dtype, workload) for dtype in dtypes for workload in _workloads(operator, options) if operator.takes(workload, dtype)]
     try:
         for place, (dtype, workload) in enumerate(todo):
             now = time.monotonic()
@@ -255,7 +256,8 @@ def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: 
 
 def _previous(job: Job, champions: list[Champion]) -> None:
     """What had been chosen before takes part in the final, where it is not among the champions: it is replaced only if it is beaten."""
-    old = before(choices_path(job.operator, detect(job.options.device).name), job.dtype, job.workload.axes)
+    form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
+    old = before(choices_path(job.operator, detect(job.options.device).name), form, job.workload.axes)
     if old is None or any(item.implementation.name == old.implementation and item.config.as_dict() == old.config for item in champions):
         return
     known = {item.name: item for item in candidates(job.registry, job.operator, job.workload, job.dtype, Options(device=job.options.device))}
@@ -293,7 +295,8 @@ def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
             elif name != champion.implementation.name:
                 fastest.setdefault(name, (name, config, seconds / median_s))
         if write:
-            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED])
+            form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
+            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form)
         return Tuned(
             operator=job.operator.name,
             workload=job.workload.name,

@@ -101,6 +101,8 @@ def situations(operator: Operator, dtype: str, most_elements: int) -> Iterator[C
         if case.dtype in (None, dtype):
             yield _scaled(operator, dataclasses.replace(case, layout="contiguous", seed=seed(case.name)), dtype, most_elements)
     for workload in operator.workloads:
+        if not operator.takes(workload, dtype):
+            continue
         case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars, seed=seed(workload.name))
         yield _scaled(operator, case, dtype, most_elements)
 

@@ -129,7 +129,8 @@ class _Job:
         axes = dict(case.axes) if case else {}
         scalars = self.operator.scalar_values(case.scalars if case else {})
         cost = self.operator.cost(axes if case else self.operator.cases[0].axes, dtype, scalars)
-        roof = bound(cost, device, dtype, self.operator.unit, cache=timing.cache if timing else "warm") if case else None
+        form = self.operator.format_of_factors(dtype, scalars)
+        roof = bound(cost, device, form, self.operator.unit, cache=timing.cache if timing else "warm") if case else None
         record = Record(
             id=uuid.uuid4().hex,
             created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
@@ -157,7 +158,8 @@ class _Job:
     def doubted(self, timing: Timing, workload: Workload, dtype: str) -> Timing:
         """The timing, marked where it is better than this device was measured to be."""
         operator = self.operator
-        return replace(timing, suspect=suspect(operator.cost(workload.axes, dtype, workload.scalars), timing, detect(self.options.device), dtype, operator.unit))
+        form = operator.format_of_factors(dtype, workload.scalars)
+        return replace(timing, suspect=suspect(operator.cost(workload.axes, dtype, workload.scalars), timing, detect(self.options.device), form, operator.unit))
 
 
 def bench(registry: Registry, names: Sequence[str], options: Options, host: Host, *, listener: Listener = lambda event: None) -> Iterator[Record]:
@@ -218,18 +220,19 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
     dtypes = tuple(dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes)
     implementations = chosen(job.registry, operator, options)
     workloads = workloads_for(operator, options) if options.timed else ()
-    job.total = len(dtypes) * (len(implementations) + len(workloads))
+    taken = {dtype: tuple(workload for workload in workloads if operator.takes(workload, dtype)) for dtype in dtypes}
+    job.total = sum(len(implementations) + len(taken[dtype]) for dtype in dtypes)
     verdicts = _verified(job, implementations, dtypes)
     for dtype in dtypes:
         passed: list[tuple[Implementation, Pass]] = []
         for implementation in implementations:
             verdict = next(verdicts)
             way = backend(implementation.backend).way(options.device)
-            if isinstance(verdict, Pass) and isinstance(way, Native) and workloads:
+            if isinstance(verdict, Pass) and isinstance(way, Native) and taken[dtype]:
                 passed.append((implementation, verdict))
             else:
                 yield job.record(implementation, None, dtype, verdict, None)
-        for workload in workloads:
+        for workload in taken[dtype]:
             job.step("time", f"{workload.name} {dtype}")
             yield from _time_workload(job, workload, dtype, passed)
 

@@ -118,7 +118,7 @@ def compare_sides(
         # what is compiled for a config of a side's own is compiled when it is bound
         stack.enter_context(compiling_ahead([corner.implementation for corner in corners if corner.config is None], device))
         for dtype in dtypes or mine.bench.operator.dtypes:
-            for workload in workloads:
+            for workload in (found for found in workloads if mine.bench.operator.takes(found, dtype)):
                 outcome = _meet(mine, theirs, workload, dtype, rule, plan, settled)
                 if outcome.comparison is not None:
                     outcome = replace(outcome, comparison=replace(outcome.comparison, notes=(*outcome.comparison.notes, *environments)))

@@ -41,6 +41,17 @@ inline Matrix device_matrix(const TensorView& tensor, const char* name, bool bat
     }                                                                                                                   \
   } while (0)
 
+/// Runs the statement with `T` naming the element type of a Matrix that tensor cores take, `float` for TF32 if `tf32`; anything else raises
+/// TypeError naming the argument.
+#define OPFORGE_DISPATCH_TENSOR_CORES(matrix, tf32, T, ...)                                                                  \
+  do {                                                                                                                       \
+    if ((tf32) && ::opforge::float_kind((matrix).dtype) == ::opforge::FloatKind::kFloat32) {                                 \
+      using T = float; __VA_ARGS__;                                                                                          \
+    } else {                                                                                                                 \
+      OPFORGE_DISPATCH_16_BITS(matrix, T, __VA_ARGS__);                                                                      \
+    }                                                                                                                        \
+  } while (0)
+
 /// A tile's first row and column, in tiles.  `group` rows of tiles are walked column by column: blocks that run together read few
 /// distinct panels of both operands.
 struct Place {

@@ -1,8 +1,8 @@
 // opforge/gemm_mma.h - the product of two matrices by mma.sync: tiles pass through shared memory in copies that overlap with the
-// products of a ring of stages.  sm_80 and later, 16-bit operands; what happens to the sums before they are stored is an epilogue
-// (see gemm.h).
+// products of a ring of stages.  sm_80 and later; 16-bit operands, or float ones that are cut off to TF32.  What happens to the sums
+// before they are stored is an epilogue (see gemm.h).
 //
-// source    PTX ISA, sections on mma.m16n8k16, ldmatrix and cp.async
+// source    PTX ISA, sections on mma.m16n8k16 and m16n8k8, ldmatrix and cp.async
 #ifndef OPFORGE_GEMM_MMA_H_
 #define OPFORGE_GEMM_MMA_H_
 
@@ -14,19 +14,22 @@ namespace mma {
 
 constexpr int kThreads = 256;
 constexpr int kWarpsM = 2, kWarpsN = 4;  // how the eight warps share a tile
-constexpr int kChunk = 8;                // elements in 16 bytes
+template <typename T>
+constexpr int kChunk = 16 / sizeof(T);   // elements in 16 bytes
 
 /// The tile of c, the terms per step, steps under way at once, rows of tiles that are walked together; and whether b's neighbours in
 /// memory are terms (b stored column by column, a weight of n x k) and not columns.
-template <int block_m, int block_n, int block_k, int stages, int group, bool along_k>
+template <typename T, int block_m, int block_n, int block_k, int stages, int group, bool along_k>
 struct Tiles {
   static constexpr int kBlockM = block_m, kBlockN = block_n, kBlockK = block_k, kStages = stages, kGroup = group;
   static constexpr bool kAlongK = along_k;
   static constexpr int kTilesM = kBlockM / kWarpsM / 16, kTilesN = kBlockN / kWarpsN / 8;  // matrix products of a warp along m and along n
-  // of shared memory: b's rows are terms, or columns; 16 bytes of padding keep ldmatrix free of bank conflicts
+  static constexpr int kTerms = 32 / sizeof(T);  // of one instruction
+  // of shared memory: b's rows are terms, or columns; 16 bytes of padding keep ldmatrix free of bank conflicts, and 8 elements where
+  // float rows of columns are read one by one: then four terms lie eight banks apart
   static constexpr int kRowsB = kAlongK ? kBlockN : kBlockK, kColsB = kAlongK ? kBlockK : kBlockN;
-  static constexpr int kPitchA = kBlockK + 8, kPitchB = kColsB + 8, kStageA = kBlockM * kPitchA, kStageB = kRowsB * kPitchB;
-  static constexpr int kSharedBytes = 2 * kStages * (kStageA + kStageB);
+  static constexpr int kPitchA = kBlockK + kChunk<T>, kPitchB = kColsB + (kAlongK ? kChunk<T> : 8), kStageA = kBlockM * kPitchA, kStageB = kRowsB * kPitchB;
+  static constexpr int kSharedBytes = static_cast<int>(sizeof(T)) * kStages * (kStageA + kStageB);
   static_assert(kTilesM >= 1 && kTilesN >= 2 && kTilesN % 2 == 0, "a warp's share is made of 16 x 16 pieces");
 };
 
@@ -42,21 +45,21 @@ struct Operand {
 // Starts copying the kRows x kCols tile at (row0, col0) to shared memory; what lies beyond an edge is zero.
 template <int kRows, int kCols, int kPitch, typename T>
 __device__ __forceinline__ void copy_tile(const Operand<T>& from, int row0, int col0, T* tile) {
-  constexpr int kPerRow = kCols / kChunk;
+  constexpr int kEach = kChunk<T>, kPerRow = kCols / kEach;
   static_assert(kRows * kPerRow % kThreads == 0, "every thread copies the same number of chunks");
 #pragma unroll
   for (int i = 0; i < kRows * kPerRow / kThreads; ++i) {
     const int chunk = threadIdx.x + i * kThreads;
-    const int row = row0 + chunk / kPerRow, col = col0 + chunk % kPerRow * kChunk;
-    T* target = tile + chunk / kPerRow * kPitch + chunk % kPerRow * kChunk;
-    const int room = row < from.rows ? max(0, min(kChunk, from.cols - col)) : 0;
+    const int row = row0 + chunk / kPerRow, col = col0 + chunk % kPerRow * kEach;
+    T* target = tile + chunk / kPerRow * kPitch + chunk % kPerRow * kEach;
+    const int room = row < from.rows ? max(0, min(kEach, from.cols - col)) : 0;
     const T* source = room > 0 ? from.data + row * from.row + col * from.col : from.data;
     if (from.chunks) {
       start_copy(target, source, room * static_cast<int>(sizeof(T)));
     } else {
-      Vec<T, kChunk> held;
+      Vec<T, kEach> held;
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) held[j] = j < room ? source[j * from.col] : store_from_float<T>(0.0f);
+      for (int j = 0; j < kEach; ++j) held[j] = j < room ? source[j * from.col] : store_from_float<T>(0.0f);
       held.store(target);
     }
   }
@@ -82,8 +85,6 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
     tile %= count_m * count_n;
     a.data += matrix * batch.a;
     b.data += matrix * batch.b;
-    c.data += matrix * batch.c;
-    epilogue.begin(matrix);
   }
   const gemm::Place at = gemm::place(tile, count_m, count_n, S::kGroup);
   const int row0 = at.row * S::kBlockM, col0 = at.col * S::kBlockN;
@@ -111,16 +112,23 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
     start(step + S::kStages - 1);
     const T* tile_a = tiles_a + step % S::kStages * S::kStageA;
     const T* tile_b = tiles_b + step % S::kStages * S::kStageB;
-#pragma unroll
-    for (int l = 0; l < S::kBlockK; l += 16) {
+    // products of floats one after another: unrolled, they take more registers than two blocks of a multiprocessor have
+    constexpr int kUnrolled = sizeof(T) == 4 && kBatched ? 1 : S::kBlockK / S::kTerms;
+#pragma unroll kUnrolled
+    for (int l = 0; l < S::kBlockK; l += S::kTerms) {
       Pair left[S::kTilesM][4], right[S::kTilesN / 2][4];
 #pragma unroll
-      for (int i = 0; i < S::kTilesM; ++i) load_matrices(left[i], tile_a + (warp_row + 16 * i + lane % 16) * S::kPitchA + l + lane / 16 * 8);
+      for (int i = 0; i < S::kTilesM; ++i) load_matrices(left[i], tile_a + (warp_row + 16 * i + lane % 16) * S::kPitchA + l + lane / 16 * kChunk<T>);
 #pragma unroll
       for (int j = 0; j < S::kTilesN / 2; ++j) {
         if constexpr (S::kAlongK) {
           // rows are columns of b already: the first two of the four 8 x 8 matrices are the terms of eight columns, as without
-          load_matrices(right[j], tile_b + (warp_col + 16 * j + lane / 16 * 8 + lane % 8) * S::kPitchB + l + lane / 8 % 2 * 8);
+          load_matrices(right[j], tile_b + (warp_col + 16 * j + lane / 16 * 8 + lane % 8) * S::kPitchB + l + lane / 8 % 2 * kChunk<T>);
+        } else if constexpr (sizeof(T) == 4) {
+          // ldmatrix transposes 16-bit elements only
+          const T* first = tile_b + (l + lane % 4) * S::kPitchB + warp_col + 16 * j + lane / 4;
+#pragma unroll
+          for (int i = 0; i < 4; ++i) right[j][i] = __float_as_uint(first[i % 2 * 4 * S::kPitchB + i / 2 * 8]);
         } else {
           load_matrices_transposed(right[j], tile_b + (l + lane % 16) * S::kPitchB + warp_col + 16 * j + lane / 16 * 8);
         }
@@ -136,6 +144,12 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
   }
   wait_for_copies<0>();
 
+  if constexpr (kBatched) {
+    // not before: the addresses would be kept in registers through the products
+    const int matrix = static_cast<int>(blockIdx.x) / (count_m * count_n);
+    c.data += matrix * batch.c;
+    epilogue.begin(matrix);
+  }
 #pragma unroll
   for (int i = 0; i < S::kTilesM; ++i)
 #pragma unroll
@@ -153,14 +167,15 @@ __global__ void __launch_bounds__(kThreads, S::kBlockM * S::kBlockN <= 16384 ? 2
 template <typename T>
 Operand<T> describe(const Matrix& matrix) {
   const T* data = matrix.typed<const T>();
-  const bool chunks = matrix.col == 1 && can_vectorize(data, matrix.row) && (matrix.batch == 1 || matrix.batch_stride % kChunk == 0);
+  const bool chunks = matrix.col == 1 && can_vectorize(data, matrix.row) && (matrix.batch == 1 || matrix.batch_stride % kChunk<T> == 0);
   return {data, matrix.row, matrix.col, static_cast<int>(matrix.rows), static_cast<int>(matrix.cols), chunks};
 }
 
 /// c = epilogue(a b), or a batch of them with kBatched (then `epilogue.begin(matrix)` says which one a block is at).  The matrices
-/// have been checked.  b is read along its terms or along its columns, as it lies.
+/// have been checked.  Of float operands a step has half the terms, and as many bytes.  b is read along its terms or along its columns, as it lies.
 template <int block_m, int block_n, int block_k, int stages, int group, typename T, typename TOut, bool kBatched = false, typename Epilogue>
 void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t stream, const Epilogue& epilogue) {
+  constexpr int kTerms = block_k * 2 / static_cast<int>(sizeof(T));
   const Batch batch{a.batch_stride, b.batch_stride, c.batch_stride};
   const unsigned tiles = static_cast<unsigned>(gemm::count_tiles(c, block_m, block_n));
   // a row of one matrix of c begins where pairs do only if every matrix does
@@ -171,9 +186,9 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
     OPFORGE_LAUNCH((product_mma<S, T, TOut, Epilogue, kBatched>), tiles, kThreads, S::kSharedBytes, stream, describe<T>(a), right, out, epilogue, batch);
   };
   if (b.row == 1 && b.col != 1) {
-    launch(Tiles<block_m, block_n, block_k, stages, group, true>(), describe<T>(b.transposed()));
+    launch(Tiles<T, block_m, block_n, kTerms, stages, group, true>(), describe<T>(b.transposed()));
   } else {
-    launch(Tiles<block_m, block_n, block_k, stages, group, false>(), describe<T>(b));
+    launch(Tiles<T, block_m, block_n, kTerms, stages, group, false>(), describe<T>(b));
   }
 }
 

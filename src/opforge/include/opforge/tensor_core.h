@@ -16,7 +16,7 @@
 
 namespace opforge {
 
-/// Two 16-bit elements in one register; the element of the lower index in the lower half.
+/// Two 16-bit elements in one register, the element of the lower index in the lower half; or one float32 element.
 using Pair = uint32_t;
 
 #ifdef OPFORGE_EMULATE
@@ -57,6 +57,19 @@ inline float element(const unsigned char* values, int lane, int index) {
   return load_as_float(value);
 }
 
+// The same, as a product sees it.
+template <typename T>
+inline float factor(const unsigned char* values, int lane, int index) {
+  const float value = element<T>(values, lane, index);
+  if (sizeof(T) == 2) return value;
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  bits &= 0xffffe000u;
+  float cut;
+  std::memcpy(&cut, &bits, sizeof(cut));
+  return cut;
+}
+
 template <bool kTransposed>
 inline void load_matrices(Pair (&out)[4], const void* address, Site site) {
   if (reinterpret_cast<uintptr_t>(address) % 16 != 0) fail("misaligned ldmatrix");
@@ -85,7 +98,8 @@ inline void load_matrices_transposed(Pair (&out)[4], const void* address, OPFORG
   emu::load_matrices<true>(out, address, {file, line});
 }
 
-/// sums += a * b for a 16 x 16, b 16 x 8 and sums 16 x 8 spread over the warp (PTX ISA, mma.m16n8k16); T is half_t or bfloat16_t.
+/// sums += a * b for a 16 x 16, b 16 x 8 and sums 16 x 8 spread over the warp (PTX ISA, mma.m16n8k16); T is half_t or bfloat16_t. Of
+/// float a is 16 x 8 and b 8 x 8 (mma.m16n8k8): TF32, the last 13 bits of every factor are cut off.
 template <typename T>
 inline void multiply_matrices(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2], OPFORGE_EMU_HERE) {
   const emu::Site site{file, line};
@@ -94,14 +108,16 @@ inline void multiply_matrices(float (&sums)[4], const Pair (&a)[4], const Pair (
   std::memcpy(left, emu::warp_exchange("mma", kFullMask, a, sizeof(a), site), sizeof(left));
   const unsigned char* right = emu::warp_exchange("mma", kFullMask, b, sizeof(b), site);
   const int lane = static_cast<int>(emu::self()->lane);
+  constexpr int kTogether = 4 / sizeof(T), kHalf = 4 * kTogether;  // elements in a register, terms in half of an instruction
   for (int i = 0; i < 4; ++i) {
     const int row = lane / 4, col = lane % 4 * 2 + i % 2;
     // products are exact and their sum is rounded once: closer to the hardware, which aligns them all before it adds
     double sum = sums[i];
-    for (int l = 0; l < 16; ++l) {
-      // element (row + 8 * (i / 2), l) of a is in register i / 2 + 2 * (l / 8) of lane row * 4 + l % 8 / 2
-      const float x = emu::element<T>(left, row * 4 + l % 8 / 2, 2 * (i / 2 + 2 * (l / 8)) + l % 2);
-      const float y = emu::element<T>(right, col * 4 + l % 8 / 2, 2 * (l / 8) + l % 2);
+    for (int l = 0; l < 2 * kHalf; ++l) {
+      // element (row + 8 * (i / 2), l) of a is in register i / 2 + 2 * (l / kHalf) of lane row * 4 + l % kHalf / kTogether
+      const int owner = l % kHalf / kTogether;
+      const float x = emu::factor<T>(left, row * 4 + owner, kTogether * (i / 2 + 2 * (l / kHalf)) + l % kTogether);
+      const float y = emu::factor<T>(right, col * 4 + owner, kTogether * (l / kHalf) + l % kTogether);
       sum += static_cast<double>(x) * y;
     }
     sums[i] = static_cast<float>(sum);
@@ -158,6 +174,13 @@ __device__ __forceinline__ void multiply_matrices<half_t>(float (&sums)[4], cons
 template <>
 __device__ __forceinline__ void multiply_matrices<bfloat16_t>(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+template <>
+__device__ __forceinline__ void multiply_matrices<float>(float (&sums)[4], const Pair (&a)[4], const Pair (&b)[2]) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }

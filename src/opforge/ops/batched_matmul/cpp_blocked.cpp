@@ -24,7 +24,7 @@ void product_of(const opforge::Matrix& a, const opforge::Matrix& b, const opforg
   });
 }
 
-void batched_matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, opforge::TensorView y, double alpha, double beta) {
+void batched_matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, opforge::TensorView y, double alpha, double beta, int64_t /*precision*/) {
   const opforge::Matrix left = OPFORGE_MATRICES(a), right = OPFORGE_MATRICES(b), added = OPFORGE_MATRICES(c), out = OPFORGE_MATRICES(y);
   opforge::check_product(left, right, out);
   opforge::check_product(left, right, added);

@@ -2,11 +2,13 @@
 //
 // moves     a and b as ../matmul/cuda_mma; c once where beta is not 0. Scaling and adding afterwards would move 3 * batch * m * n more
 // code      the ring and the products are in opforge/gemm_mma.h
+// precision the last 13 bits of float32 factors are cut off where TF32 is asked for
 // limits    mma.sync reaches about two thirds of what Hopper's wgmma can; operands whose rows do not begin at multiples
 //           of 16 bytes are copied element by element, without overlap
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
-dtypes = ["float16", "bfloat16"]
+dtypes = ["float16", "bfloat16", "float32"]
+supports = {products_of_tensor_cores = "dtype != 'float32' or precision == 'tf32'"}
 space = {BLOCK_M = [32, 64, 128], BLOCK_N = [64, 128, 256], BLOCK_K = [32, 64], STAGES = [2, 3, 4], GROUP = [1, 4, 8, 16]}
 default = {BLOCK_M = 128, BLOCK_N = 128, BLOCK_K = 32, STAGES = 4, GROUP = 8}
 limits = {stages_fit_shared_memory = "2 * STAGES * (BLOCK_M + BLOCK_N) * (BLOCK_K + 8) <= 232448", sums_fit_registers = "BLOCK_M * BLOCK_N <= 32768", every_thread_copies_a_chunk = "min(BLOCK_M, BLOCK_N) * BLOCK_K >= 2048"}
@@ -41,14 +43,15 @@ void product_of(const opforge::Matrix& a, const opforge::Matrix& b, const opforg
   opforge::mma::launch_product<BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP, T, T, true>(a, b, y, stream, epilogue);
 }
 
-void batched_matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, opforge::TensorView y, double alpha, double beta) {
+void batched_matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, opforge::TensorView y, double alpha, double beta, int64_t precision) {
   const opforge::Matrix left = OPFORGE_DEVICE_MATRICES(a), right = OPFORGE_DEVICE_MATRICES(b), added = OPFORGE_DEVICE_MATRICES(c), out = OPFORGE_DEVICE_MATRICES(y);
   opforge::check_product(left, right, out);
   opforge::check_product(left, right, added);
   opforge::check_same_dtype(left, out);
   opforge::check_same_dtype(left, added);
   if (out.numel() > 0)
-    OPFORGE_DISPATCH_16_BITS(left, T, product_of<T>(left, right, added, out, opforge::current_stream(a), static_cast<float>(alpha), static_cast<float>(beta)));
+    OPFORGE_DISPATCH_TENSOR_CORES(left, precision == 1, T,
+                                  product_of<T>(left, right, added, out, opforge::current_stream(a), static_cast<float>(alpha), static_cast<float>(beta)));
 }
 
 }  // namespace

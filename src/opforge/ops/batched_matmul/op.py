@@ -1,17 +1,18 @@
 """Batched matrix product with the rest of BLAS's GEMM: y = alpha * a @ b + beta * c, for every matrix of a batch."""
 
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.core.precision import FACTORS, FACTORS_HAVE_FLOAT32, PRECISION, product_magnitude
 
 
-def reference(a, b, c, *, alpha, beta):
+def reference(a, b, c, *, alpha, beta, precision):
     # beta = 0 forgets c, NaN included, as BLAS has it
     return alpha * (a @ b) + (beta * c if beta else 0)
 
 
 def magnitude(inputs, outputs, scalars):
     # what is added up are the products and c (an infinite or NaN operand has no rounding error: its products are left out)
-    a, b, c = (inputs[name].abs().nan_to_num(nan=0.0, posinf=0.0) for name in ("a", "b", "c"))
-    return {"y": abs(scalars["alpha"]) * (a @ b) + abs(scalars["beta"]) * c}
+    added = inputs["c"].abs().nan_to_num(nan=0.0, posinf=0.0)
+    return {"y": abs(scalars["alpha"]) * product_magnitude(inputs["a"], inputs["b"], scalars["precision"]) + abs(scalars["beta"]) * added}
 
 
 def rounded(inputs, outputs, scalars):
@@ -25,6 +26,7 @@ def _axes(batch, m, n, k):
 
 
 BOTH = {"alpha": 0.5, "beta": -2.0}
+TF32 = {"precision": "tf32"}
 
 operator = Operator(
     name="batched_matmul",
@@ -32,12 +34,18 @@ operator = Operator(
     source="GEMM of the Level 3 BLAS: Dongarra et al., ACM TOMS 16(1), 1990",
     inputs=(TensorSpec(name="a", shape="*batch m k"), TensorSpec(name="b", shape="*batch k n"), TensorSpec(name="c", shape="*batch m n", about="not read when beta is 0")),
     outputs=(TensorSpec(name="y", shape="*batch m n"),),
-    scalars=(Scalar(name="alpha", default=1.0, about="multiplies the product"), Scalar(name="beta", default=0.0, about="multiplies c; 0 forgets it, NaN included")),
+    scalars=(
+        Scalar(name="alpha", default=1.0, about="multiplies the product"),
+        Scalar(name="beta", default=0.0, about="multiplies c; 0 forgets it, NaN included"),
+        PRECISION,
+    ),
+    constraints=(FACTORS_HAVE_FLOAT32,),
     reference=reference,
     flops="2 * prod(batch) * m * n * k",
     bytes_read="prod(batch) * (m * k + k * n + m * n * (beta != 0)) * itemsize",
     bytes_saved="prod(batch) * m * n * itemsize * (2 * (alpha != 1 or beta != 0))",
     unit="matrix",
+    factors=FACTORS,
     tolerance=Tolerance(length="k", magnitude=magnitude, rounded=rounded),
     cases=(
         Case(name="one_block", axes=_axes((3,), 64, 64, 64), why="whole blocks everywhere: no mask is at work"),
@@ -61,6 +69,9 @@ operator = Operator(
         Case(name="sliced", axes=_axes((2,), 40, 72, 48), layout="sliced", scalars=BOTH, why="rows inside wider matrices"),
         Case(name="expanded", axes=_axes((3,), 24, 32, 40), layout="expanded", why="one matrix for the whole batch: a stride of 0"),
         Case(name="misaligned", axes=_axes((2,), 64, 72, 32), layout="misaligned", why="sizes invite vector loads, the address forbids them"),
+        Case(name="tf32_blocks", axes=_axes((2,), 64, 136, 96), dtype="float32", scalars=TF32, why="bfloat16 products would fall out of the bound"),
+        Case(name="tf32_odd", axes=_axes((2, 3), 65, 63, 33), dtype="float32", scalars={**BOTH, **TF32}, why="k ends within an instruction's eight terms"),
+        Case(name="tf32_transposed", axes=_axes((3,), 68, 72, 52), layout="transposed", dtype="float32", scalars=TF32, why="terms of b are neighbours, those of a are not"),
     ),
     workloads=(
         Workload(
@@ -68,6 +79,12 @@ operator = Operator(
         ),
         Workload(
             name="scores_bert_large", axes=_axes((512,), 512, 512, 64), scalars={"alpha": 0.125, "beta": 0.0}, source="BERT-large: attention scores, 32 sequences of 512, 16 heads"
+        ),
+        Workload(
+            name="scores_bert_large_tf32",
+            axes=_axes((512,), 512, 512, 64),
+            scalars={"alpha": 0.125, "beta": 0.0, **TF32},
+            source="BERT-large: attention scores, 32 sequences of 512, 16 heads, in TF32",
         ),
         Workload(name="experts_mixtral", axes=_axes((8,), 1024, 14336, 4096), source="Mixtral 8x7B: up projections of 8 experts, 1024 tokens each"),
         Workload(

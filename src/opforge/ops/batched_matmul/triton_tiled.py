@@ -2,7 +2,7 @@
 
 moves     a and b as triton_tiled; c once where beta is not 0. Scaling and adding afterwards would move 3 * batch * m * n elements more
 limits    loads through pointers behind masks: right for any stride, a stride of 0 between the matrices included
-precision float32 operands are multiplied in float32 ("ieee")
+precision float32 operands are multiplied in float32 ("ieee") unless TF32 is asked for
 """
 
 import triton
@@ -32,7 +32,7 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "nu
 def batched_block(
     a, b, c, y, m, n, k, alpha, beta,
     a_batch, a_row, a_col, b_batch, b_row, b_col, c_batch, c_row, c_col, y_batch, y_row, y_col,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, ADDS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, ADDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     # matrices one after another: those that run at one time share operands
     blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
@@ -41,7 +41,7 @@ def batched_block(
     # int64: row * stride leaves int32 beyond 2^31 elements
     row = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]
     col = (block_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]
-    sums = masked_sums(a + matrix * a_batch, b + matrix * b_batch, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K)
+    sums = masked_sums(a + matrix * a_batch, b + matrix * b_batch, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     inside = (row < m) & (col < n)
     sums *= alpha
     if ADDS:
@@ -49,10 +49,10 @@ def batched_block(
     tl.store(y + matrix * y_batch + row * y_row + col * y_col, sums.to(y.dtype.element_ty), mask=inside)
 
 
-def launch(a, b, c, y, *, alpha, beta, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):
+def launch(a, b, c, y, *, alpha, beta, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):
     (batch, m, k), n = a.shape, b.shape[2]
     grid = (batch * triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
     batched_block[grid](
         a, b, c, y, m, n, k, alpha, beta, *a.stride(), *b.stride(), *c.stride(), *y.stride(),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K_BYTES // a.element_size(), GROUP=GROUP, ADDS=beta != 0, num_warps=num_warps, num_stages=num_stages,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K_BYTES // a.element_size(), GROUP=GROUP, ADDS=beta != 0, PRECISION=precision, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -14,7 +14,7 @@ default = {DEPTH = 256, BLOCK = 12, STRIP = 2048, ISA = 0}
 
 namespace {
 
-void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
   const opforge::Matrix left = OPFORGE_MATRIX(a), right = OPFORGE_MATRIX(b), out = OPFORGE_MATRIX(c);
   opforge::check_product(left, right, out);
   opforge::check_same_dtype(left, out);

@@ -188,7 +188,7 @@ void product_of(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t 
   gemv<T>(a, b.typed<const T>(), b.row, c.typed<T>(), c.row, stream);
 }
 
-void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
   const Matrix left = OPFORGE_DEVICE_MATRIX(a), right = OPFORGE_DEVICE_MATRIX(b), out = OPFORGE_DEVICE_MATRIX(c);
   opforge::check_product(left, right, out);
   opforge::check_same_dtype(left, out);

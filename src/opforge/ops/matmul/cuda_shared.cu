@@ -57,7 +57,7 @@ void matmul_tiles(opforge::TensorView a, opforge::TensorView b, opforge::TensorV
                  static_cast<int>(c.size(1)), static_cast<int>(a.size(1)), static_cast<int>(tiles_n));
 }
 
-void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
   opforge::check_product(OPFORGE_DEVICE_MATRIX(a), OPFORGE_DEVICE_MATRIX(b), OPFORGE_DEVICE_MATRIX(c));
   OPFORGE_CHECK_SAME_DTYPE(a, c);
   if (c.numel() == 0) return;

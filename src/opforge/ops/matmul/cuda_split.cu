@@ -12,6 +12,7 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float32"]
+supports = {digits_worth_three_parts = "precision == 'ieee'"}
 space = {BLOCK_N = [64, 128], STAGES = [2, 3], SPLITTERS = [1, 2], GROUP = [4, 8, 16]}
 default = {BLOCK_N = 128, STAGES = 2, SPLITTERS = 2, GROUP = 8}
 limits = {stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 384 + 2048 <= 232448"}
@@ -281,7 +282,7 @@ Operand describe(const opforge::TensorView& tensor, int outer_dim) {
   return {data, outer_stride, depth_stride, static_cast<int>(tensor.size(outer_dim)), static_cast<int>(depth), vectors};
 }
 
-void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
   opforge::check_product(OPFORGE_DEVICE_MATRIX(a), OPFORGE_DEVICE_MATRIX(b), OPFORGE_DEVICE_MATRIX(c));
   OPFORGE_CHECK_SAME_DTYPE(a, c);
   OPFORGE_CHECK(opforge::float_kind(a.dtype()) == opforge::FloatKind::kFloat32, TypeError, "a must be float32 (got ", opforge::dtype_name(a.dtype()), ")");

@@ -228,7 +228,7 @@ void matmul_tiles(opforge::TensorView a, opforge::TensorView b, opforge::TensorV
   OPFORGE_LAUNCH((matmul_tile<T>), tiles, kThreads, 0, opforge::current_stream(a), describe<T>(a, 0), describe<T>(b, 1), out, c_row, c_col, c_vectors);
 }
 
-void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
   opforge::check_product(OPFORGE_DEVICE_MATRIX(a), OPFORGE_DEVICE_MATRIX(b), OPFORGE_DEVICE_MATRIX(c));
   OPFORGE_CHECK_SAME_DTYPE(a, c);
   if (c.numel() == 0) return;

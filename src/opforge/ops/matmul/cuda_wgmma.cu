@@ -27,7 +27,7 @@ void product_of(const opforge::Matrix& a, const opforge::Matrix& b, const opforg
   wgmma::launch_product<wgmma::Wide<T>, wgmma::Narrow<T>, T>(a, b, c, stream, opforge::gemm::Unchanged{}, wgmma::Kept{});
 }
 
-void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c) {
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
   const opforge::Matrix left = OPFORGE_DEVICE_MATRIX(a), right = OPFORGE_DEVICE_MATRIX(b), out = OPFORGE_DEVICE_MATRIX(c);
   opforge::check_product(left, right, out);
   opforge::check_same_dtype(left, out);

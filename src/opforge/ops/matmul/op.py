@@ -1,17 +1,15 @@
 """Matrix product: c[i, j] = sum over l of a[i, l] * b[l, j]."""
 
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.precision import FACTORS, FACTORS_HAVE_FLOAT32, PRECISION, lost_in_factors, product_magnitude
 
 
-def reference(a, b):
+def reference(a, b, *, precision):
     return a @ b
 
 
 def magnitude(inputs, outputs, scalars):
-    # what is added up for c[i, j] are the products: their absolute sum bounds the rounding errors of any order of summation
-    # (an infinite or NaN operand has no rounding error: its products are left out)
-    a, b = (inputs[name].abs().nan_to_num(nan=0.0, posinf=0.0) for name in ("a", "b"))
-    return {"c": a @ b}
+    return {"c": product_magnitude(inputs["a"], inputs["b"], scalars["precision"])}
 
 
 def _sums_agree(name, got, expected, room):
@@ -20,19 +18,19 @@ def _sums_agree(name, got, expected, room):
     return None if bool((excess <= 0).all()) else f"{name} differs from what the operands give by {(got - expected).abs().max().item():.3g}"
 
 
-def _room(inputs, outputs):
+def _room(inputs, outputs, scalars):
     # each element of c was accumulated in float32 and rounded once, at worst to bfloat16
-    length = max(1, inputs["a"].shape[1])
-    return outputs["c"].abs() * 2.0**-8 + 6 * 2.0**-23 * length**0.5 * (inputs["a"].abs() @ inputs["b"].abs()) + 2.0**-24
+    a, b, length = inputs["a"], inputs["b"], max(1, inputs["a"].shape[1])
+    return outputs["c"].abs() * 2.0**-8 + 6 * 2.0**-23 * length**0.5 * (a.abs() @ b.abs()) + lost_in_factors(a, b, scalars["precision"]) + 2.0**-24
 
 
 def row_sums(inputs, outputs, scalars):
-    room = _room(inputs, outputs).sum(dim=1)
+    room = _room(inputs, outputs, scalars).sum(dim=1)
     return _sums_agree("a row sum of c", outputs["c"].sum(dim=1), inputs["a"] @ inputs["b"].sum(dim=1), room)
 
 
 def column_sums(inputs, outputs, scalars):
-    room = _room(inputs, outputs).sum(dim=0)
+    room = _room(inputs, outputs, scalars).sum(dim=0)
     return _sums_agree("a column sum of c", outputs["c"].sum(dim=0), inputs["a"].sum(dim=0) @ inputs["b"], room)
 
 
@@ -40,15 +38,20 @@ def _axes(m, n, k):
     return {"m": m, "n": n, "k": k}
 
 
+TF32 = {"precision": "tf32"}
+
 operator = Operator(
     name="matmul",
     about="matrix product of two matrices, accumulated in float32",
     source="blocking: Goto and van de Geijn, Anatomy of high-performance matrix multiplication, ACM TOMS 34(3), 2008",
     inputs=(TensorSpec(name="a", shape="m k"), TensorSpec(name="b", shape="k n")),
     outputs=(TensorSpec(name="c", shape="m n"),),
+    scalars=(PRECISION,),
+    constraints=(FACTORS_HAVE_FLOAT32,),
     reference=reference,
     flops="2 * m * n * k",
     unit="matrix",
+    factors=FACTORS,
     tolerance=Tolerance(length="k", magnitude=magnitude),
     laws=(
         Law(name="row_sums", about="c @ 1 = a @ (b @ 1): Freivalds' check with a vector of ones", holds=row_sums),
@@ -82,6 +85,23 @@ operator = Operator(
         Case(name="sliced", axes=_axes(40, 72, 48), layout="sliced", why="rows inside a wider matrix, starting one element in"),
         Case(name="strided", axes=_axes(21, 30, 25), layout="strided", why="every second element: no axis has stride 1"),
         Case(name="misaligned", axes=_axes(64, 72, 32), layout="misaligned", why="sizes invite vector loads, the address forbids them"),
+        *(
+            Case(name=f"tf32_{name}", axes=_axes(*sizes), distribution=distribution, layout=layout, dtype="float32", scalars=TF32, why=why)
+            for name, sizes, distribution, layout, why in (
+                ("one_block", (128, 136, 96), "normal", "contiguous", "more than one block, and bfloat16 products would fall out of the bound"),
+                ("integers", (48, 80, 96), "integers", "contiguous", "integers below 2048 are exact in TF32: any error is a wrong index"),
+                ("odd", (65, 63, 33), "normal", "contiguous", "one past and one short of a block, and k ends within an instruction's eight terms"),
+                ("few_rows", (3, 130, 2100), "normal", "contiguous", "few rows and a long k: other kernels take these"),
+                ("matrix_vector", (67, 1, 90), "uniform", "contiguous", "a single column"),
+                ("no_terms", (5, 9, 0), "normal", "contiguous", "k = 0: an empty sum is zero"),
+                ("long_k", (24, 40, 8192), "normal", "contiguous", "sums that are kept in less than float32 drift away with k"),
+                ("positive", (34, 40, 300), "skewed", "contiguous", "every product is positive: what cutting off loses adds up"),
+                ("special", (9, 20, 28), "special", "contiguous", "NaN and infinity stay what they are when bits are cut off"),
+                ("transposed", (68, 72, 52), "normal", "transposed", "both operands stored column by column: terms of a are not neighbours, those of b are"),
+                ("sliced", (40, 72, 48), "normal", "sliced", "rows inside a wider matrix, starting one element in"),
+                ("misaligned", (64, 72, 32), "normal", "misaligned", "sizes invite vector loads, the address forbids them"),
+            )
+        ),
     ),
     workloads=(
         Workload(name="square_256", axes=_axes(256, 256, 256), source="256 x 256: fits in the second-level cache of a CPU core", scale="laptop"),
@@ -89,10 +109,13 @@ operator = Operator(
         Workload(name="mlp_gpt2", axes=_axes(256, 3072, 768), source="GPT-2 small: first layer of the MLP, 256 tokens", scale="laptop"),
         Workload(name="square_1024", axes=_axes(1024, 1024, 1024), source="1024 x 1024: the size most CPU comparisons state", scale="laptop"),
         Workload(name="decode_gpt2", axes=_axes(1, 3072, 768), source="GPT-2 small: first layer of the MLP, one token", scale="laptop"),
+        Workload(name="projection_gpt2_tf32", axes=_axes(512, 768, 768), scalars=TF32, source="GPT-2 small: attention output projection, 512 tokens, in TF32", scale="laptop"),
         Workload(name="attention_out_llama3_8b", axes=_axes(4096, 4096, 4096), source="Llama 3 8B: q and output projections, 4096 tokens"),
         Workload(name="mlp_up_llama3_8b", axes=_axes(512, 14336, 4096), source="Llama 3 8B: MLP up and gate projections, 512 tokens"),
         Workload(name="long_context_llama3_8b", axes=_axes(16384, 4096, 4096), source="Llama 3 8B: q and output projections, 16384 tokens"),
         Workload(name="square_8192", axes=_axes(8192, 8192, 8192), source="8192 cubed: the size vendors quote their peak at"),
+        Workload(name="attention_out_llama3_8b_tf32", axes=_axes(4096, 4096, 4096), scalars=TF32, source="Llama 3 8B: q and output projections, 4096 tokens, in TF32"),
+        Workload(name="square_8192_tf32", axes=_axes(8192, 8192, 8192), scalars=TF32, source="8192 cubed: the size vendors quote their peak at"),
         Workload(name="decode_1_llama3_70b", axes=_axes(1, 28672, 8192), source="Llama 3 70B: MLP up projection, one token"),
         Workload(name="decode_1_out_llama3_70b", axes=_axes(1, 8192, 8192), source="Llama 3 70B: q and output projections, one token"),
         Workload(name="decode_64_llama3_70b", axes=_axes(64, 8192, 8192), source="Llama 3 70B: q and output projections, 64 sequences decoding"),
@@ -101,6 +124,7 @@ operator = Operator(
     ),
     implementations=(
         "cuda_wgmma",
+        "cuda_tf32",
         "cuda_split",
         "triton_gluon",
         "triton_bf16x6",

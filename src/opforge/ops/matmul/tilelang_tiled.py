@@ -3,7 +3,7 @@
 moves     a is read cdiv(n, BLOCK_N) times and b cdiv(m, BLOCK_M) times, mostly from the second-level cache
 limits    TMA (T.copy) fills the ring where rows begin at multiples of 16 bytes and k is not short; elsewhere tiles are loaded element
           by element behind masks, so that any size and address is right
-precision T.gemm would round float32 operands to TF32: they take a route of their own
+precision T.gemm would round float32 operands to TF32: they take a route of their own, which does for either precision
 """
 
 import tilelang.language as T
@@ -37,7 +37,7 @@ def variant(axes, dtype):
     return {} if lined_up and axes["m"] >= 64 and axes["n"] >= 256 and axes["k"] >= 512 else MASKED
 
 
-def program(*, dtype, target, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined, panel, by_rows):
+def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined, panel, by_rows):
     if target == "c":
         return blocked_in_cache(dtype)
     if dtype == "float32":

@@ -2,6 +2,8 @@
 
 from torch import Tensor, matmul
 
+from opforge.primitives.torch_precision import products_in
 
-def run(a: Tensor, b: Tensor) -> Tensor:
-    return matmul(a, b)
+
+def run(a: Tensor, b: Tensor, *, precision: str) -> Tensor:
+    return products_in(precision, matmul, a, b)

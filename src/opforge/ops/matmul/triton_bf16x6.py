@@ -23,7 +23,7 @@ from opforge.primitives.triton_roles import barriers, described, place
 ARCH = "sm_90a"
 DTYPES = ("float32",)
 LAYOUTS = ("contiguous", "rows", "strided")
-SUPPORTS = {"an_operand_to_split": "k > 0"}
+SUPPORTS = {"an_operand_to_split": "k > 0", "digits_worth_three_parts": "precision == 'ieee'"}
 SPACE = {"STAGES": (3, 4), "GROUP": (4, 8, 16), "PROMOTE": (4, 8, 16)}
 DEFAULT = {"STAGES": 4, "GROUP": 8, "PROMOTE": 8}
 ROWS = tl.constexpr(64)
@@ -138,7 +138,7 @@ def parts_of(matrix):
     return parts
 
 
-def launch(a, b, c, *, STAGES, GROUP, PROMOTE):
+def launch(a, b, c, *, precision, STAGES, GROUP, PROMOTE):
     (m, k), n = a.shape, b.shape[1]
     blocks_m, blocks_n = triton.cdiv(m, 128), triton.cdiv(n, 128)
     product_of_parts[(min(multiprocessors(c), blocks_m * blocks_n),)](

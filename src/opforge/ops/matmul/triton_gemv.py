@@ -58,7 +58,7 @@ def vector_times_matrix(
             tl.store(counters + block, 0)
 
 
-def launch(a, b, c, *, COLS, TERMS, SPLIT, num_warps, num_stages):
+def launch(a, b, c, *, precision, COLS, TERMS, SPLIT, num_warps, num_stages):
     (m, k), n = a.shape, b.shape[1]
     if m == 1:
         x, w, y, x_stride, y_stride = a, b, c, a.stride(1), c.stride(1)

@@ -22,6 +22,6 @@ DEFAULT = {"BLOCK_N": 256, "ROWS": 64, "STAGES": 3, "PARTS": 1, "GROUP": 8}
 ELSEWHERE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 8, "num_stages": 3}
 
 
-def launch(a, b, c, **config):
+def launch(a, b, c, *, precision, **config):
     if not launch_roles(a, b, c, **config):
         launch_ring(a, b, c, **ELSEWHERE)

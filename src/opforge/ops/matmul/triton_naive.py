@@ -33,7 +33,7 @@ def term_by_term(a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, ROW
     tl.store(c + row[:, None] * c_row + col[None, :] * c_col, sums.to(c.dtype.element_ty), mask=(row < m)[:, None] & (col < n)[None, :])
 
 
-def launch(a, b, c, *, ROWS, COLS, num_warps):
+def launch(a, b, c, *, precision, ROWS, COLS, num_warps):
     (m, k), n = a.shape, b.shape[1]
     grid = (triton.cdiv(m, ROWS), triton.cdiv(n, COLS))
     term_by_term[grid](a, b, c, m, n, k, *a.stride(), *b.stride(), *c.stride(), ROWS=ROWS, COLS=COLS, num_warps=num_warps)

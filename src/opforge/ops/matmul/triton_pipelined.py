@@ -4,12 +4,13 @@ moves     as triton_tiled, but a tile is one instruction of one thread: no addre
 code      the loop is `product_ring` in primitives/triton_gemm.py, which ../linear has too
 limits    TMA asks for rows (or columns) that begin at multiples of 16 bytes; any other operand is loaded through pointers,
           by the same kernel, with masks
-precision sums in float32; float32 operands belong to triton_tiled, whose products are no TF32
+precision sums in float32; float32 operands in TF32 alone: full float32 products, which no tensor core makes, belong to triton_tiled
 """
 
 from opforge.primitives.triton_gemm import launch_ring
 
-DTYPES = ("float16", "bfloat16")
+DTYPES = ("float16", "bfloat16", "float32")
+SUPPORTS = {"products_of_tensor_cores": "dtype != 'float32' or precision == 'tf32'"}
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {
     "BLOCK_M": (64, 128, 256),
@@ -30,5 +31,5 @@ LIMITS = {
 DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": True, "PARTS": 2, "num_warps": 8, "num_stages": 3}
 
 
-def launch(a, b, c, **config):
-    launch_ring(a, b, c, **config)
+def launch(a, b, c, *, precision, **config):
+    launch_ring(a, b, c, precision=precision, **config)

@@ -64,7 +64,7 @@ def by_shape(m, n, k, itemsize, programs):
 def matmul_parts(
     a, b, c, parts, counters, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr, SWAP: tl.constexpr,
-    A: tl.constexpr, B: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     blocks_m = tl.cdiv(m, BLOCK_M)
     tile, part = tl.program_id(0), tl.program_id(1)
@@ -78,9 +78,9 @@ def matmul_parts(
         left = load_tile(a, row, term, m, k, a_row, a_col, BLOCK_M, BLOCK_K, A)  # [BLOCK_M, BLOCK_K]
         right = load_tile(b, term, col, k, n, b_row, b_col, BLOCK_K, BLOCK_N, B)  # [BLOCK_K, BLOCK_N]
         if SWAP:
-            sums = tl.dot(right.T, left.T, sums, input_precision="ieee")
+            sums = tl.dot(right.T, left.T, sums, input_precision=PRECISION)
         else:
-            sums = tl.dot(left, right, sums, input_precision="ieee")
+            sums = tl.dot(left, right, sums, input_precision=PRECISION)
     r, q = row + tl.arange(0, BLOCK_M), col + tl.arange(0, BLOCK_N)
     if SWAP:
         at = c + r.to(tl.int64)[None, :] * c_row + q.to(tl.int64)[:, None] * c_col
@@ -104,7 +104,7 @@ def matmul_parts(
             tl.store(counters + tile, 0)
 
 
-def launch(a, b, c, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages):
+def launch(a, b, c, *, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages):
     (m, k), n = a.shape, b.shape[1]
     if BLOCK_M == 0:
         BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages = by_shape(m, n, k, a.element_size(), multiprocessors(c))
@@ -116,5 +116,5 @@ def launch(a, b, c, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, 
     matmul_parts[(tiles, SPLIT)](
         described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), c, parts, counters_for(c.device, tiles),
         m, n, k, *a.stride(), *b.stride(), *c.stride(),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, SPLIT=SPLIT, STEPS=steps, SWAP=SWAP, A=a_way, B=b_way, num_warps=num_warps, num_stages=num_stages,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, SPLIT=SPLIT, STEPS=steps, SWAP=SWAP, A=a_way, B=b_way, PRECISION=precision, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -3,7 +3,7 @@
 moves     a is read cdiv(n, BLOCK_N) times and b cdiv(m, BLOCK_M) times, mostly from the second-level cache
 code      the loop over k is `masked_sums` in primitives/triton_gemm.py
 limits    few blocks leave most of a GPU idle: small m and n with a large k want the k axis split as well
-precision float32 operands are multiplied in float32 ("ieee"): TF32 keeps 10 bits of them, outside the bound of short sums
+precision float32 operands are multiplied in float32 ("ieee") unless TF32 is asked for
 """
 
 import triton
@@ -30,19 +30,22 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "nu
 
 
 @triton.jit
-def matmul_block(a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr):
+def matmul_block(
+    a, b, c, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PRECISION: tl.constexpr
+):
     block_m, block_n = place(tl.program_id(0), tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N), GROUP)
     # int64: row * stride leaves int32 beyond 2^31 elements
     row = (block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)[:, None]  # [BLOCK_M, 1]
     col = (block_n * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[None, :]  # [1, BLOCK_N]
-    sums = masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K)
+    sums = masked_sums(a, b, row, col, m, n, k, a_row, a_col, b_row, b_col, BLOCK_M, BLOCK_N, BLOCK_K, PRECISION)
     tl.store(c + row * c_row + col * c_col, sums.to(c.dtype.element_ty), mask=(row < m) & (col < n))
 
 
-def launch(a, b, c, *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):
+def launch(a, b, c, *, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):
     (m, k), n = a.shape, b.shape[1]
     grid = (triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
     strides = (*a.stride(), *b.stride(), *c.stride())
     matmul_block[grid](
-        a, b, c, m, n, k, *strides, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K_BYTES // a.element_size(), GROUP=GROUP, num_warps=num_warps, num_stages=num_stages
-    )
+        a, b, c, m, n, k, *strides,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K_BYTES // a.element_size(), GROUP=GROUP, PRECISION=precision, num_warps=num_warps, num_stages=num_stages,
+    )  # fmt: skip

@@ -1,0 +1,200 @@
+"""TF32 as a precision that a product may be asked for: what the bound accepts, who takes part, and what stays as it was."""
+
+import dataclasses
+import shutil
+import threading
+import uuid
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from opforge.core.errors import UsageError  # noqa: E402
+from opforge.core.implementation import Rejected  # noqa: E402
+from opforge.core.operator import Case  # noqa: E402
+from opforge.core.timing import Timing  # noqa: E402
+from opforge.core.verdict import Pass  # noqa: E402
+from opforge.dispatch import Chooser, function_of  # noqa: E402
+from opforge.machine import descriptors  # noqa: E402
+from opforge.primitives.torch_precision import products_in  # noqa: E402
+from opforge.registry import load  # noqa: E402
+from opforge.roofline import compute_rate  # noqa: E402
+from opforge.runner import Isolated  # noqa: E402
+from opforge.store import Store  # noqa: E402
+from opforge.verdicts import QUICK, Bench, verify  # noqa: E402
+from opforge.verdicts.compare import compare  # noqa: E402
+from opforge.verdicts.oracle import consult  # noqa: E402
+from opforge.workbench import Options, verify_all  # noqa: E402
+
+TF32 = {"precision": "tf32"}
+
+
+def cut_off(x):
+    """What a tensor core reads of a float32."""
+    return (x.view(torch.int32) & ~0x1FFF).view(torch.float32)
+
+
+def rounded(x):
+    """To the nearest TF32, ties away from zero."""
+    return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+
+def in_bfloat16(x):
+    return x.bfloat16().float()
+
+
+def agrees(precision, change, m=64, n=72, k=96, fill=torch.randn):
+    """Whether the bound accepts the product of changed factors."""
+    torch.manual_seed(k)
+    a, b = fill(m, k), fill(k, n)
+    operator = load().operator("matmul")
+    case = Case(name="x", axes={"m": m, "n": n, "k": k}, why="", scalars={"precision": precision})
+    (expectation,) = consult(operator, case, "float32", {"a": a, "b": b}).expectations
+    return compare((change(a).double() @ change(b).double()).float(), expectation).agrees
+
+
+@pytest.mark.parametrize("k", [1, 8, 96, 1000, 4096])
+@pytest.mark.parametrize("fill", [torch.randn, torch.rand, lambda *shape: torch.randn(*shape).exp()], ids=["normal", "positive", "skewed"])
+def test_the_bound_of_tf32_accepts_tf32(k, fill):
+    """Cut off or rounded, both are what hardware does; all digits are right too."""
+    for change in (cut_off, rounded, lambda x: x):
+        assert agrees("tf32", change, k=k, fill=fill)
+
+
+@pytest.mark.parametrize("k", [1, 8, 96, 1000, 4096])
+def test_the_bound_of_tf32_refuses_bfloat16(k):
+    """Eight bits are not eleven, however many terms there are: the errors of both grow like the root of their number."""
+    assert not agrees("tf32", in_bfloat16, k=k)
+
+
+@pytest.mark.parametrize("change", [cut_off, rounded])
+def test_tf32_is_refused_where_it_was_not_asked_for(change):
+    """The default is what it was: every digit of float32."""
+    assert not agrees("ieee", change, k=24)
+
+
+def test_only_float32_factors_have_a_precision(tmp_path):
+    """A parameter that silently means nothing would be believed to mean something."""
+    operator = load().operator("matmul")
+    workload = next(found for found in operator.workloads if found.scalars == TF32)
+    assert operator.takes(workload, "float32") and not operator.takes(workload, "bfloat16")
+    chooser = Chooser(registry=load(), store_url=f"sqlite:///{tmp_path / 'records.db'}")
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    torch.testing.assert_close(function_of("matmul", chooser).compute([a, b], TF32), a @ b)
+    with pytest.raises(UsageError, match=r"tf32_is_for_float32.*leave precision out"):
+        function_of("matmul", chooser).compute([a.half(), b.half()], TF32)
+
+
+def test_kernels_for_all_digits_and_for_few_are_told_apart():
+    """Six products where one would do, or one where six are needed."""
+    registry, axes = load(), {"m": 64, "n": 64, "k": 64}
+    for name, taken in (("cuda_split", "ieee"), ("triton_bf16x6", "ieee"), ("cuda_tf32", "tf32"), ("cuda_mma", "tf32"), ("triton_pipelined", "tf32")):
+        implementation = registry.implementation("matmul", name)
+        for precision in ("ieee", "tf32"):
+            refused = isinstance(implementation.accepts(axes, "float32", {"precision": precision}), Rejected)
+            assert refused == (precision != taken), (name, precision)
+    assert not isinstance(registry.implementation("matmul", "cuda_mma").accepts(axes, "bfloat16", {"precision": "ieee"}), Rejected)
+
+
+def test_the_roof_of_tf32_is_its_own():
+    """A third of it is the roof of float32: TF32 under that one would be faster than the device."""
+    spec, operator = descriptors()["nvidia-h200"], load().operator("matmul")
+    form = operator.format_of_factors("float32", TF32)
+    assert form == "tfloat32" and operator.format_of_factors("bfloat16", {}) == "bfloat16"
+    assert compute_rate(spec, form, "matrix").name == "matrix_tfloat32"
+    assert compute_rate(spec, form, "matrix").value > 2 * compute_rate(spec, "float32", "matrix").value
+    # a processor that has no TF32 is not slower at it than at float32
+    assert compute_rate(dataclasses.replace(spec, ceilings=(), nominal_flops_per_s={"float32": 1e12}), form, "matrix").value == 1e12
+
+
+def test_a_time_in_tf32_says_nothing_of_float32(tmp_path):
+    """The same kernel takes both, and is seven times as fast in one: its time would win every call in the other."""
+    registry, store = load(), f"sqlite:///{tmp_path / 'records.db'}"
+    options = Options(device="cpu", dtypes=("float32",), implementations=("cpp_blocked", "torch_eager"), effort=QUICK)
+    with Isolated() as host:
+        passes = list(verify_all(registry, ["matmul"], options, host))
+
+    def timed(record, seconds, precision):
+        timing = Timing(samples_s=(seconds,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+        return dataclasses.replace(record, id=uuid.uuid4().hex, timing=timing, workload="w", axes={"m": 64, "n": 64, "k": 64}, scalars={"precision": precision})
+
+    times = {("cpp_blocked", "ieee"): 3.0, ("torch_eager", "ieee"): 2.0, ("cpp_blocked", "tf32"): 1.0}
+    with Store.open(store) as opened:
+        for record in passes:
+            assert isinstance(record.verdict, Pass)
+            opened.add([record, *(timed(record, seconds, precision) for (name, precision), seconds in times.items() if record.implementation == name)])
+    multiply = function_of("matmul", Chooser(registry=registry, store_url=store))
+    a, b = torch.randn(64, 64), torch.randn(64, 64)
+    assert multiply.why(a, b).implementation.name == "torch_eager"
+    assert multiply.why(a, b, precision="tf32").implementation.name == "cpp_blocked"
+
+
+@dataclasses.dataclass
+class OnGpu:
+    """As much of a tensor as is asked for."""
+
+    dtype: torch.dtype = torch.float32
+    is_cuda: bool = True
+
+
+def chosen_now(*operands):
+    return torch.backends.cuda.matmul.fp32_precision
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs torch 2.9 or newer")
+@pytest.mark.parametrize("process", ["highest", "high"])
+def test_pytorch_multiplies_as_asked_and_the_process_keeps_its_choice(process):
+    """Whatever the process has chosen, by the older switch or not, without a word."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(process)
+    try:
+        left = torch.backends.cuda.matmul.fp32_precision
+        assert products_in("tf32", chosen_now, OnGpu()) == "tf32"
+        assert products_in("ieee", chosen_now, OnGpu()) != "tf32"
+        assert products_in("tf32", chosen_now, OnGpu(is_cuda=False)) == left == products_in("tf32", chosen_now, OnGpu(dtype=torch.float16))
+
+        def fails(*operands):
+            raise RuntimeError("out of memory")
+
+        with pytest.raises(RuntimeError, match="out of memory"):
+            products_in("tf32" if process == "highest" else "ieee", fails, OnGpu())
+        assert torch.backends.cuda.matmul.fp32_precision == left
+        assert torch.get_float32_matmul_precision() == process and torch.backends.cuda.matmul.allow_tf32 == (process == "high")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="needs torch 2.9 or newer")
+def test_threads_that_ask_for_different_precisions_leave_nothing_behind():
+    """Each would restore what the other had set."""
+    left, wrong = torch.backends.cuda.matmul.fp32_precision, []
+
+    def work(precision):
+        for _ in range(2000):
+            if (products_in(precision, chosen_now, OnGpu()) == "tf32") != (precision == "tf32"):
+                wrong.append(precision)
+
+    threads = [threading.Thread(target=work, args=(precision,)) for precision in ("tf32", "ieee", "tf32")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and torch.backends.cuda.matmul.fp32_precision == left
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")
+@pytest.mark.parametrize("layout", ["contiguous", "transposed"])
+def test_tensor_cores_multiply_tf32_from_either_layout_of_b(layout):
+    """ldmatrix moves float32 as pairs of halves, mma.m16n8k8 wants them so; a b stored row by row is read element by element."""
+    registry = load()
+    case = Case(name="x", axes={"m": 20, "n": 24, "k": 88}, why="three steps of the ring, the last one and the last rows and columns cut off", layout=layout, scalars=TF32)
+    with Isolated() as host:
+        bench = Bench(registry=registry, operator=registry.operator("matmul"), host=host, device="cpu")
+        try:
+            verdict = verify(bench, registry.implementation("matmul", "cuda_mma"), "float32", cases=[case])
+        finally:
+            bench.close()
+    assert isinstance(verdict, Pass), verdict
+    # its factors are cut off: nearer to the bound than float32 sums would be
+    assert max(metrics.worst_ratio for checked in verdict.checked for metrics in checked.metrics) > 0.05
