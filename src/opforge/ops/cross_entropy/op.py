@@ -78,6 +78,6 @@ operator = Operator(
         *row_layouts("classes"),
     ),
     workloads=vocabularies("classes"),
-    implementations=("cuda_onchip", "triton_online", "cpp_twopass", "torch_eager", "library_liger"),
+    implementations=("cuda_onchip", "triton_online", "cpp_twopass", "torch_eager"),
     gradient="cross_entropy_backward",
 )
