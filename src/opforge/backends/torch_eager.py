@@ -88,6 +88,9 @@ class TorchCompile(TorchEager):
         import torch
         import torch._dynamo
 
+        self.function(implementation)
+        if reason := getattr(load_source(implementation.source), "NOT_COMPILED", ""):
+            raise EnvironmentLacks(f"{implementation.name}: {reason}")
         _follow_cache_folder()
         # past its limit of recompilations torch.compile silently runs eager: then the record would name what did not run
         torch._dynamo.config.fail_on_recompile_limit_hit = True
