@@ -180,7 +180,8 @@ def attempt(job: Job, implementation: Implementation, config: Config, best: Cham
             if isinstance(mine, str):
                 return _untimed(job, point, mine)
             ratio = mine.median_s / _seconds(other, best)
-            if ratio > HOPELESS:
+            # a busy machine lengthens many samples of one side by chance, and seldom all of them
+            if ratio > HOPELESS and not (isinstance(other, Timing) and min(mine.samples_s) <= HOPELESS * min(other.samples_s)):
                 point.worker.close()
                 reason = f"right on this workload, where it takes {units.ratio(ratio)} as long as the best point until then"
                 return Attempt(champion=None, verdict=Unsupported(reason=f"not verified any further: {reason}"), ratio=ratio, outcome=SLOWER, reason=reason)

@@ -4,16 +4,19 @@ A point is bound to the workload in a process of its own. Where it is right ther
 point until then, whose process lives on, it is verified on a selection of the operator's cases and timed in turns with that
 one. The winner is verified with all cases before it is kept.
 
-Beside a GPU compilers work for all searches of a workload from the beginning, the one under way first.
+Beside a GPU compilers work for all searches from the beginning, the one under way first.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from opforge.backends import Native, backend
 from opforge.core.dtypes import DTYPES
@@ -69,8 +72,12 @@ def tune(
     run = f"tune-{uuid.uuid4().hex[:8]}"
     compilers = Compilers(options.jobs or default_jobs(options.device))
     began = time.monotonic()
-    dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
-    todo = [(dtype, workload) for dtype in dtypes for workload in _workloads(operator, options) if operator.takes(workload, dtype)]
+    todo = _todo(operator, options)
+    spaces = {(dtype, workload.name): _spaces(registry, operator, workload, dtype, options, compilers) for dtype, workload in todo}
+    if compilers_have_their_own_processors(options.device):
+        for space in chain(*spaces.values()):
+            space.codes.ahead(space.search.planned(), LATER)
+        _start_servers(host, {space.implementation.backend for space in chain(*spaces.values())}, options.device)
     try:
         for place, (dtype, workload) in enumerate(todo):
             now = time.monotonic()
@@ -100,7 +107,7 @@ def tune(
                 until=now + left / (len(todo) - place),
             )
             try:
-                yield _tune_workload(job, write)
+                yield _tune_workload(job, spaces[dtype, workload.name], write)
             finally:
                 bench.forget(case)
     finally:
@@ -114,13 +121,7 @@ def compile_first(registry: Registry, name: str, options: Options) -> tuple[int,
     operator = registry.operator(name)
     compilers = Compilers(options.jobs or default_jobs("cuda"))
     try:
-        spaces = [
-            _space(registry, implementation, operator, workload, dtype, options, compilers)
-            for dtype in operator.dtypes
-            if not options.dtypes or dtype in options.dtypes
-            for workload in _workloads(operator, options)
-            for implementation in candidates(registry, operator, workload, dtype, options)
-        ]
+        spaces = [space for dtype, workload in _todo(operator, options) for space in _spaces(registry, operator, workload, dtype, options, compilers)]
         for space in spaces:
             space.codes.ahead(space.search.planned(), LATER)
         codes = [space.codes.of(config) for space in spaces for config in space.search.planned()]
@@ -132,6 +133,12 @@ def compile_first(registry: Registry, name: str, options: Options) -> tuple[int,
 def _not_begun(operator: Operator, workload: Workload, dtype: str, why: str) -> Tuned:
     nothing = dict.fromkeys(("timed", "slower", "same_code", "failed"), 0)
     return Tuned(operator=operator.name, workload=workload.name, dtype=dtype, record=None, over_default=None, others=(), kept=False, why=why, **nothing)
+
+
+def _todo(operator: Operator, options: Options) -> list[tuple[str, Workload]]:
+    """The dtypes and workloads that are asked for, where the operator takes one in the other."""
+    dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
+    return [(dtype, workload) for dtype in dtypes for workload in _workloads(operator, options) if operator.takes(workload, dtype)]
 
 
 def _workloads(operator: Operator, options: Options) -> tuple[Workload, ...]:
@@ -161,15 +168,8 @@ class _Space:
     one_point: bool
 
 
-def _tune_workload(job: Job, write: bool) -> Tuned:
+def _tune_workload(job: Job, spaces: Sequence[_Space], write: bool) -> Tuned:
     champions: list[Champion] = []
-    spaces = [
-        _space(job.registry, implementation, job.operator, job.workload, job.dtype, job.options, job.compilers)
-        for implementation in candidates(job.registry, job.operator, job.workload, job.dtype, job.options)
-    ]
-    if compilers_have_their_own_processors(job.options.device):
-        for space in spaces:
-            _compile_ahead(job, space, space.search.planned(), LATER)
     try:
         for place, space in enumerate(spaces):
             now = time.monotonic()
@@ -183,12 +183,26 @@ def _tune_workload(job: Job, write: bool) -> Tuned:
             champion.worker.close()
 
 
-def _space(registry: Registry, implementation: Implementation, operator: Operator, workload: Workload, dtype: str, options: Options, compilers: Compilers) -> _Space:
+def _spaces(registry: Registry, operator: Operator, workload: Workload, dtype: str, options: Options, compilers: Compilers) -> list[_Space]:
     scalars = operator.scalar_values(workload.scalars)
-    points, _ = valid_points(implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
-    search = Search(points, options.trials, random.Random(f"{options.seed} {implementation.name} {workload.name} {dtype}"))
-    codes = Codes(registry, implementation, workload.axes, dtype, scalars, options.device, detect(options.device).target, compilers)
-    return _Space(implementation=implementation, search=search, codes=codes, one_point=len(points) == 1)
+    found = []
+    for implementation in candidates(registry, operator, workload, dtype, options):
+        points, _ = valid_points(implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
+        search = Search(points, options.trials, random.Random(f"{options.seed} {implementation.name} {workload.name} {dtype}"))
+        codes = Codes(registry, implementation, workload.axes, dtype, scalars, options.device, detect(options.device).target, compilers)
+        found.append(_Space(implementation=implementation, search=search, codes=codes, one_point=len(points) == 1))
+    return found
+
+
+def _start_servers(host: Host, backends: Iterable[str], device: str) -> None:
+    """Have the servers import their toolchains, all at once, while inputs are drawn and compilers work."""
+
+    def start(name: str) -> None:
+        with suppress(Exception):  # whoever needs a worker is told what is wrong
+            host.worker(backend(name).environment(device)).close()
+
+    for name in sorted(backends):
+        threading.Thread(target=start, args=(name,), daemon=True).start()
 
 
 def _search(job: Job, space: _Space, until: float, champions: list[Champion]) -> None:
@@ -206,6 +220,7 @@ def _search(job: Job, space: _Space, until: float, champions: list[Champion]) ->
         return job.stop() or (search.given > 1 and time.monotonic() >= until)
 
     _compile_ahead(job, space, search.planned(), LATER)
+    unknown: Config | None = None
     while not enough():
         if best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
             # who is near the best is compiled while what is left of the sample is measured
@@ -213,9 +228,15 @@ def _search(job: Job, space: _Space, until: float, champions: list[Champion]) ->
         config = search.next(best.config if best else None, codes.known if beside else lambda config: True)
         if config is None:
             break
-        code = None if space.one_point else codes.of(config, given_up)
-        if not space.one_point and not codes.known(config):
-            break  # the end came before the compiler's
+        code = None
+        if beside and search.given == 1 and not codes.known(config):
+            unknown = config  # it is tried whatever its code is
+        elif not space.one_point:
+            code = codes.of(config, given_up)
+            if not codes.known(config):
+                break  # the end came before the compiler's
+        if unknown is not None and codes.known(unknown) and (late := codes.of(unknown)) is not None:
+            seen.setdefault(late.sha256, unknown)
         challenger: Champion | None = None
         ratio: float | None = None
         if code is not None and code.sha256 in seen:
