@@ -127,9 +127,10 @@ class Timing:
         several = self.modes
         if len(several) == 2:
             slow, fast = several[1], several[0]
+            remedy = "fix the threads (OMP_PROC_BIND=close) and let nothing else run" if self.timer == "host" else "fix the clocks (nvidia-smi -lgc MHZ)"
             found.append(
                 f"unsteady: two speeds, {units.seconds(fast.median_s)} ({units.percent(fast.share)} of samples) and {units.seconds(slow.median_s)} "
-                f"({units.percent(slow.share)}); fix clocks and threads (OMP_PROC_BIND=close, nvidia-smi -lgc) and look which one stays"
+                f"({units.percent(slow.share)}); {remedy} and look which one stays"
             )
         moved = statistics.drift(self.samples_s)
         if abs(moved) > DRIFT:
