@@ -278,7 +278,7 @@ def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: 
 def _previous(job: Job, champions: list[Champion]) -> None:
     """What had been chosen before takes part in the final, where it is not among the champions: it is replaced only if it is beaten."""
     form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
-    old = before(choices_path(job.operator, detect(job.options.device).name), form, job.workload.axes)
+    old = before(choices_path(job.operator, detect(job.options.device).name), form, job.workload.axes, job.operator.kind_of_call(job.workload.scalars))
     if old is None or any(item.implementation.name == old.implementation and item.config.as_dict() == old.config for item in champions):
         return
     known = {item.name: item for item in candidates(job.registry, job.operator, job.workload, job.dtype, Options(device=job.options.device))}
@@ -317,7 +317,7 @@ def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
                 fastest.setdefault(name, (name, config, seconds / median_s))
         if write:
             form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
-            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form)
+            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form, kind=job.operator.kind_of_call(job.workload.scalars))
         return Tuned(
             operator=job.operator.name,
             workload=job.workload.name,
