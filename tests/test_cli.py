@@ -36,6 +36,8 @@ def opforge(*words, **environment):
         (("report", "--run", "none"), 2, "opforge bench --all"),
         (("bench", "softmax", "--dtype", "int8"), 2, "nothing is defined for int8. Choose from: bfloat16"),
         (("verify", "softmax", "-i", "torch_eager", "--backend", "cpp"), 2, "opforge show softmax"),
+        (("verify", "softmax", "-i", "cpp"), 2, "No implementation named 'cpp'. Known here: cpp_twopass"),
+        (("tune", "softmax", "-i", "cpp_online"), 2, "No implementation named 'cpp_online'. Did you mean"),
         (("bench", "softmax", "-i", "torch_eager", "--report", "/proc/nowhere"), 2, "/proc/nowhere: No such file or directory. Name a place"),
         (("records", "export", "/nowhere/x.jsonl"), 2, "/nowhere/x.jsonl: No such file or directory. Name a place"),
         (("inspect", "softmax", "cpp_twopass", "--target", "sm_90a"), 2, "Leave --target away"),

@@ -6,12 +6,15 @@ import uuid
 import pytest
 import torch
 
+import simulated
+from opforge.backends.shared_code import source_sha256
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Case, Operator, TensorSpec
 from opforge.core.timing import Timing
 from opforge.dispatch import Chooser, Function, function_of
 from opforge.dispatch.gradients import Backward
+from opforge.machine import detect
 from opforge.registry import load
 from opforge.runner import Isolated, allocate, fill
 from opforge.store import Store
@@ -81,6 +84,26 @@ def test_the_fastest_recorded_wins(registry, store, passes):
     slow_cpp = [timed(record, 2.0 if record.backend == "cpp" else 1.0) for record in softmax]
     choice = function(registry, store, records=slow_cpp).why(torch.randn(4, 33))
     assert choice.implementation.name == "torch_eager" and "fastest in the records" in choice.why
+
+
+def test_records_of_another_kind_of_call_count_where_there_are_none_of_its_own(registry, store):
+    """Two scalings of one matrix, or two forms of one activation, share a shape: the time of one says little about the other."""
+    operator = registry.operator("gelu")
+    items = {item.name: item for item in registry.implementations("gelu") if item.name in ("cpp_simd", "torch_eager")}
+
+    def timed(name, approximate, seconds):
+        made = simulated.record(seconds, operator="gelu", implementation=name, workload=approximate)
+        here = {"device": detect("cpu").name, "source_sha256": source_sha256(items[name].source), "axes": {"shape": (4, 33)}}
+        return dataclasses.replace(made, **here, scalars={"approximate": approximate})
+
+    records = [timed("cpp_simd", "none", 2.0), timed("torch_eager", "none", 3.0), timed("torch_eager", "tanh", 1.0)]
+    with Store.open(store) as opened:
+        opened.add(records)
+
+    def chosen(approximate):
+        return Chooser(registry, store).choose(operator, {"shape": (4, 33)}, "float32", {"approximate": approximate}, "cpu", ["contiguous"]).implementation.name
+
+    assert (chosen("none"), chosen("tanh")) == ("cpp_simd", "torch_eager")
 
 
 def test_a_layout_it_cannot_take_goes_to_one_that_can(registry, store, passes):

@@ -129,7 +129,7 @@ def test_a_space_is_searched_and_the_fastest_right_point_is_kept(home):
     assert len(records) == 7 and {trial.record.id for trial in trials} < {item.id for item in records}
     assert all(isinstance(item.verdict, Unsupported) for item in records if item.config == next(t.config for t in trials if t.outcome == "same code"))
     operator = load([home]).operator("twice")
-    entry = before(choices_path(operator, "cpu"), "float32", found.record.axes) or before(choices_path(operator, found.record.device), "float32", found.record.axes)
+    entry = before(choices_path(operator, "cpu"), "float32", found.record.axes, {}) or before(choices_path(operator, found.record.device), "float32", found.record.axes, {})
     assert entry.implementation == "cpp_repeats" and entry.config["REPEATS"] == 1
     assert entry.entry["record"] == records[-1].id and isinstance(records[-1].verdict, Pass)
 
@@ -227,7 +227,7 @@ def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
     finally:
         host.close()
     assert len(asked) == 2 and found.kept and found.timed + found.slower == 2
-    assert before(choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes).config == found.record.config.as_dict()
+    assert before(choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes, {}).config == found.record.config.as_dict()
 
 
 def test_a_limit_ends_the_search_and_the_final_is_held(home):
@@ -359,6 +359,21 @@ def test_a_choice_replaces_its_own_class_alone(home):
         keep(path, item, over_default=None, trials=1, failed=0)
     written = json.loads(path.read_text())["choices"]
     assert [tuple(entry["shape_class"].items()) for entry in written] == [shape_class(small.axes), shape_class(large.axes)]
+
+
+def test_a_choice_is_for_the_kind_of_call_that_was_tuned(home):
+    """Tiles and blocks of one matrix are other work for the same shape: what was tuned last must not serve both."""
+    registry = load()
+    operator = registry.operator("quantize_fp8")
+    kinds = [operator.kind_of_call({"scaling": scaling}) for scaling in ("tile", "block")]
+    assert kinds[0] == {"scaling": "tile", "q_dtype": "float8_e4m3fn"}
+    assert load().operator("rmsnorm").kind_of_call({"eps": 1e-3}) == {}
+    path = choices_path(load([home]).operator("twice"), "here")
+    for kind in (*kinds, kinds[1]):
+        keep(path, record(), over_default=None, trials=1, failed=0, kind=kind)
+    assert len(json.loads(path.read_text())["choices"]) == 2
+    assert before(path, "float32", record().axes, kinds[0]).entry["kind"] == kinds[0]
+    assert before(path, "float32", record().axes, {}) is None
 
 
 def test_a_damaged_file_of_choices_says_what_to_do(home):

@@ -270,6 +270,12 @@ class Operator:
         """The format in which a call of these parameters multiplies: `dtype`, unless `factors` says otherwise."""
         return str(evaluate(self.factors, {**self.scalar_values(scalars), "dtype": dtype})) if self.factors else dtype
 
+    def kind_of_call(self, scalars: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
+        """The parameters that are choices, as a call has them: another scaling or activation is other work, another eps is not. What only
+        `factors` asks for is left to the format."""
+        values = self.scalar_values(scalars)
+        return {scalar.name: values[scalar.name] for scalar in self.scalars if scalar.choices and scalar.name not in (self.factors or "")}
+
     def cost(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue] | None = None) -> Cost:
         """FLOPs and least traffic for these axes (and parameters; their defaults where none are given). Bytes default to each input
         read once and each output written once."""

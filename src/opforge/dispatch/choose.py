@@ -101,7 +101,8 @@ class Chooser:
             else:
                 passed_over.append((item.name, reason))
         form = operator.format_of_factors(dtype, scalars)
-        tuned = self._tuned(operator, axes, form, device)
+        kind = operator.kind_of_call(scalars)
+        tuned = self._tuned(operator, axes, form, kind, device)
         if tuned is not None and tuned["implementation"] in fit:
             found, where = fit[tuned["implementation"]], f"tuned/{detect(device).name}.json"
             if tuned.get("source_sha256") == source_sha256(found.source):
@@ -113,6 +114,7 @@ class Chooser:
             for record in self.records(operator.name, device)
             if record.timing is not None and record.implementation in fit and record.dtype == dtype and operator.format_of_factors(dtype, record.scalars) == form
         ]
+        timed = [record for record in timed if operator.kind_of_call(record.scalars) == kind] or timed
         if timed:
             nearest = min(distance(wanted, shape_class(record.axes)) for record in timed)
             near = [record for record in timed if distance(wanted, shape_class(record.axes)) == nearest]
@@ -143,12 +145,13 @@ class Chooser:
                 return f"an input is {strange[0]}; it takes {', '.join(item.layouts)}"
         return None
 
-    def _tuned(self, operator: Operator, axes: Axes, dtype: str, device: str) -> dict[str, Any] | None:
-        """The entry of `tuned/<device>.json` for this shape class."""
+    def _tuned(self, operator: Operator, axes: Axes, dtype: str, kind: Mapping[str, ScalarValue], device: str) -> dict[str, Any] | None:
+        """The entry of `tuned/<device>.json` for this shape class and kind of call."""
         assert operator.folder is not None
         path = operator.folder / "tuned" / f"{detect(device).name}.json"
         if not path.is_file():
             return None
         wanted = shape_class(axes)
         choices: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["choices"]
-        return next((choice for choice in choices if choice["dtype"] == dtype and tuple(sorted(choice["shape_class"].items())) == wanted), None)
+        same = (choice for choice in choices if choice["dtype"] == dtype and choice.get("kind", {}) == kind)
+        return next((choice for choice in same if tuple(sorted(choice["shape_class"].items())) == wanted), None)

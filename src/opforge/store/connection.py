@@ -55,12 +55,13 @@ def server_engine(text: str) -> Engine:
     try:
         return create_engine(url, pool_pre_ping=True)
     except NoSuchModuleError as error:
-        raise UsageError(f"No database is called {url.drivername!r}. Use a path for SQLite, or a URL such as postgresql://user@host/database.") from error
+        raise UsageError(f"No database is called {url.drivername!r}. Use a path, or a URL such as postgresql://user@host/database.") from error
     except ArgumentError as error:
         raise UsageError(f"The store's URL is not understood: {error}. Write postgresql://user@host/database.") from error
     except ImportError as error:
-        package = "psycopg[binary]" if url.drivername.startswith("postgresql") else str(error.name)
-        raise EnvironmentLacks(f"The driver for {url.drivername} is not installed ({error}). Install it with: pip install '{package}'") from error
+        if not url.drivername.startswith("postgresql"):
+            raise UsageError(f"Records are kept in SQLite or PostgreSQL, not in {url.drivername}. Use a path, or a URL such as postgresql://user@host/database.") from error
+        raise EnvironmentLacks(f"The driver for {url.drivername} is not installed ({error}). Install it with: pip install 'psycopg[binary]'") from error
 
 
 def parsed(text: str) -> URL:

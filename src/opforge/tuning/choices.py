@@ -1,4 +1,4 @@
-"""`<operator>/tuned/<device>.json`: the choices beside the kernels, one for each dtype and shape class. Dispatch reads them.
+"""`<operator>/tuned/<device>.json`: the choices beside the kernels, one for each dtype, shape class and kind of call. Dispatch reads them.
 
 An entry says what was chosen and on what evidence, so that a reader can repeat it: workload, time, time of the default,
 how many points were tried, the source's hash, the record.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from opforge.core.errors import UsageError
 from opforge.core.operator import Operator
 from opforge.core.record import Record
+from opforge.core.shapes import Axes
 from opforge.dispatch.choose import shape_class
 
 
@@ -45,19 +47,20 @@ def entries(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def before(path: Path, dtype: str, axes: Any) -> Chosen | None:
-    """What had been chosen for this dtype and shape class."""
+def before(path: Path, dtype: str, axes: Axes, kind: Mapping[str, Any]) -> Chosen | None:
+    """What had been chosen for this dtype, shape class and kind of call (Operator.kind_of_call)."""
     wanted = dict(shape_class(axes))
     for entry in entries(path):
-        if entry["dtype"] == dtype and entry["shape_class"] == wanted:
+        if (entry["dtype"], entry["shape_class"], entry.get("kind", {})) == (dtype, wanted, kind):
             return Chosen(implementation=entry["implementation"], config=entry["config"], entry=entry)
     return None
 
 
-def keep(path: Path, record: Record, *, over_default: float | None, trials: int, failed: int, factors: str = "") -> None:
-    """Write a choice, in place of the one for the same dtype and shape class. The file is replaced whole.
+def keep(path: Path, record: Record, *, over_default: float | None, trials: int, failed: int, factors: str = "", kind: Mapping[str, Any] | None = None) -> None:
+    """Write a choice, in place of the one for the same dtype, shape class and kind of call. The file is replaced whole.
 
     factors   the format in which factors were multiplied, where that is not the record's dtype: it stands in the dtype's place
+    kind      of the call that was tuned (Operator.kind_of_call)
 
     Raises UsageError where the operator's folder cannot be written.
     """
@@ -66,6 +69,7 @@ def keep(path: Path, record: Record, *, over_default: float | None, trials: int,
     entry = {
         "dtype": dtype,
         "shape_class": wanted,
+        "kind": dict(kind or {}),
         "implementation": record.implementation,
         "config": record.config.as_dict(),
         "workload": record.workload,
@@ -78,8 +82,8 @@ def keep(path: Path, record: Record, *, over_default: float | None, trials: int,
         "record": record.id,
         "tuned_at": record.created_at,
     }
-    others = [item for item in entries(path) if (item["dtype"], item["shape_class"]) != (dtype, wanted)]
-    ordered = sorted([*others, entry], key=lambda item: (item["dtype"], sorted(item["shape_class"].items())))
+    others = [item for item in entries(path) if (item["dtype"], item["shape_class"], item.get("kind", {})) != (dtype, wanted, entry["kind"])]
+    ordered = sorted([*others, entry], key=lambda item: (item["dtype"], sorted(item["shape_class"].items()), sorted(item.get("kind", {}).items())))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as scratch:

@@ -72,8 +72,7 @@ def tune(
     run = f"tune-{uuid.uuid4().hex[:8]}"
     compilers = Compilers(options.jobs or default_jobs(options.device))
     began = time.monotonic()
-    dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
-    todo = [(dtype, workload) for dtype in dtypes for workload in _workloads(operator, options) if operator.takes(workload, dtype)]
+    todo = _todo(operator, options)
     spaces = {(dtype, workload.name): _spaces(registry, operator, workload, dtype, options, compilers) for dtype, workload in todo}
     if compilers_have_their_own_processors(options.device):
         for space in chain(*spaces.values()):
@@ -122,8 +121,7 @@ def compile_first(registry: Registry, name: str, options: Options) -> tuple[int,
     operator = registry.operator(name)
     compilers = Compilers(options.jobs or default_jobs("cuda"))
     try:
-        dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
-        spaces = [space for dtype in dtypes for workload in _workloads(operator, options) for space in _spaces(registry, operator, workload, dtype, options, compilers)]
+        spaces = [space for dtype, workload in _todo(operator, options) for space in _spaces(registry, operator, workload, dtype, options, compilers)]
         for space in spaces:
             space.codes.ahead(space.search.planned(), LATER)
         codes = [space.codes.of(config) for space in spaces for config in space.search.planned()]
@@ -135,6 +133,12 @@ def compile_first(registry: Registry, name: str, options: Options) -> tuple[int,
 def _not_begun(operator: Operator, workload: Workload, dtype: str, why: str) -> Tuned:
     nothing = dict.fromkeys(("timed", "slower", "same_code", "failed"), 0)
     return Tuned(operator=operator.name, workload=workload.name, dtype=dtype, record=None, over_default=None, others=(), kept=False, why=why, **nothing)
+
+
+def _todo(operator: Operator, options: Options) -> list[tuple[str, Workload]]:
+    """The dtypes and workloads that are asked for, where the operator takes one in the other."""
+    dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
+    return [(dtype, workload) for dtype in dtypes for workload in _workloads(operator, options) if operator.takes(workload, dtype)]
 
 
 def _workloads(operator: Operator, options: Options) -> tuple[Workload, ...]:
@@ -274,7 +278,7 @@ def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: 
 def _previous(job: Job, champions: list[Champion]) -> None:
     """What had been chosen before takes part in the final, where it is not among the champions: it is replaced only if it is beaten."""
     form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
-    old = before(choices_path(job.operator, detect(job.options.device).name), form, job.workload.axes)
+    old = before(choices_path(job.operator, detect(job.options.device).name), form, job.workload.axes, job.operator.kind_of_call(job.workload.scalars))
     if old is None or any(item.implementation.name == old.implementation and item.config.as_dict() == old.config for item in champions):
         return
     known = {item.name: item for item in candidates(job.registry, job.operator, job.workload, job.dtype, Options(device=job.options.device))}
@@ -313,7 +317,7 @@ def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
                 fastest.setdefault(name, (name, config, seconds / median_s))
         if write:
             form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
-            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form)
+            keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form, kind=job.operator.kind_of_call(job.workload.scalars))
         return Tuned(
             operator=job.operator.name,
             workload=job.workload.name,

@@ -13,7 +13,7 @@ from typing import Any
 
 from opforge.backends import Native, Stood, backend, backends
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import EnvironmentLacks, UsageError
+from opforge.core.errors import EnvironmentLacks, UsageError, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.record import Environment, Record
@@ -96,6 +96,10 @@ def ensure_chosen(registry: Registry, names: Sequence[str], options: Options) ->
     """Raises UsageError when the options leave nothing of the named operators to verify, saying which option it is."""
     left = {name: chosen(registry, registry.operator(name), options) for name in names}
     words = ", ".join(names)
+    known = {item.name for name in names for item in registry.implementations(name)}
+    strange = next((name for name in options.implementations if name not in known), None)
+    if strange is not None:
+        raise unknown("implementation", strange, sorted(known))
     if not any(left.values()):
         raise UsageError(f"No implementation of {words} fits the backends and implementations asked for. See: opforge show {names[0]}")
     has = sorted({dtype for name in names if left[name] for dtype in registry.operator(name).dtypes})
