@@ -127,6 +127,7 @@ operator = Operator(
         "cuda_tf32",
         "cuda_split",
         "triton_gluon",
+        "triton_tf32",
         "triton_bf16x6",
         "triton_pipelined",
         "triton_splitk",
