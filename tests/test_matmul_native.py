@@ -44,8 +44,8 @@ def check_hopper(found):
 def test_hopper_kernels_multiply_with_warpgroups_and_spill_nothing(name, dtype):
     """ptxas serialises wgmma, ignores setmaxnreg, or spills sums with no more than a warning; each halves the speed."""
     found = inspected(name, dtype)
-    # of cuda_tf32 all but the kernels that copy what lies otherwise
-    check_hopper(dataclasses.replace(found, kernels=tuple(kernel for kernel in found.kernels if "lay_out" not in kernel.kernel)))
+    # of cuda_tf32 all but the kernels that copy what lies otherwise, and the one for empty sums
+    check_hopper(dataclasses.replace(found, kernels=tuple(kernel for kernel in found.kernels if "product" in kernel.kernel or name != "cuda_tf32")))
     assert found.compile_s < 60
 
 
@@ -67,6 +67,17 @@ def test_the_wgmma_kernels_read_and_write_by_tma():
     assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 8
     assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 8
     assert len(kernels) == 9
+
+
+@needs_nvcc
+@needs_cuobjdump
+@pytest.mark.offline
+def test_tf32_takes_one_side_from_registers():
+    """For wide and narrow tiles, for both layouts of b, and for a c that the TMA cannot address."""
+    kernels = [kernel for kernel in inspected("cuda_tf32", "float32").kernels if "product" in kernel.kernel]
+    assert len(kernels) == 8
+    assert all(kernel.other_instructions["UTMALDG"] > 0 and kernel.other_instructions["LDS"] >= 32 for kernel in kernels)
+    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 4
 
 
 @needs_nvcc

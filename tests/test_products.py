@@ -13,6 +13,7 @@ pytestmark = pytest.mark.skipif(not installed("triton"), reason="needs Triton: p
 ROLES = [
     ("matmul", "triton_gluon", "bfloat16", "HGMMA"),
     ("matmul", "triton_bf16x6", "float32", "HGMMA"),
+    ("matmul", "triton_tf32", "float32", "HGMMA"),
     ("linear", "triton_gluon", "float16", "HGMMA"),
     ("matmul_fp8", "triton_gluon", "float8_e4m3fn", "QGMMA"),
 ]
@@ -24,7 +25,8 @@ LARGE = {"matmul": {"m": 512, "n": 512, "k": 512}, "linear": ROWS, "linear_add":
 @pytest.mark.offline
 def test_specialised_kernels_use_wgmma_and_spill_nothing(operator, name, dtype, instruction):
     """Sums that leave the registers, or products the assembler serializes, are a silent loss of half the rate and more."""
-    found = inspect_implementation(load(), operator, name, target="sm_90a", dtype=dtype, axes=LARGE[operator])
+    scalars = {"precision": "tf32"} if name == "triton_tf32" else {}
+    found = inspect_implementation(load(), operator, name, target="sm_90a", dtype=dtype, axes=LARGE[operator], scalars=scalars)
     kernel = next(kernel for kernel in found.kernels if kernel.matrix_instructions)
     assert kernel.matrix_instructions[instruction] > 0
     assert kernel.spill_store_bytes == 0 and not kernel.spills

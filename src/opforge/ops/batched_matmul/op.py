@@ -46,7 +46,7 @@ operator = Operator(
     bytes_saved="prod(batch) * m * n * itemsize * (2 * (alpha != 1 or beta != 0))",
     unit="matrix",
     factors=FACTORS,
-    tolerance=Tolerance(length="k", magnitude=magnitude, rounded=rounded),
+    tolerance=Tolerance(length="k", magnitude=magnitude, rounded=rounded, about="tf32 adds what rounding or cutting off both factors may lose (core.precision)"),
     cases=(
         Case(name="one_block", axes=_axes((3,), 64, 64, 64), why="whole blocks everywhere: no mask is at work"),
         Case(name="accumulated", axes=_axes((2,), 48, 80, 96), scalars=BOTH, why="alpha and beta both at work"),

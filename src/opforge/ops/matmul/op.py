@@ -52,7 +52,7 @@ operator = Operator(
     flops="2 * m * n * k",
     unit="matrix",
     factors=FACTORS,
-    tolerance=Tolerance(length="k", magnitude=magnitude),
+    tolerance=Tolerance(length="k", magnitude=magnitude, about="tf32 adds what rounding or cutting off both factors may lose (core.precision)"),
     laws=(
         Law(name="row_sums", about="c @ 1 = a @ (b @ 1): Freivalds' check with a vector of ones", holds=row_sums),
         Law(name="column_sums", about="1 @ c = (1 @ a) @ b", holds=column_sums),
@@ -127,6 +127,7 @@ operator = Operator(
         "cuda_tf32",
         "cuda_split",
         "triton_gluon",
+        "triton_tf32",
         "triton_bf16x6",
         "triton_pipelined",
         "triton_splitk",

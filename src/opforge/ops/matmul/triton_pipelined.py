@@ -7,7 +7,7 @@ limits    TMA asks for rows (or columns) that begin at multiples of 16 bytes; an
 precision sums in float32; float32 operands in TF32 alone: full float32 products, which no tensor core makes, belong to triton_tiled
 """
 
-from opforge.primitives.triton_gemm import launch_ring
+from opforge.primitives.triton_gemm import how, launch_ring
 
 DTYPES = ("float16", "bfloat16", "float32")
 SUPPORTS = {"products_of_tensor_cores": "dtype != 'float32' or precision == 'tf32'"}
@@ -30,6 +30,11 @@ LIMITS = {
 }
 DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": True, "PARTS": 2, "num_warps": 8, "num_stages": 3}
 
+BY_POINTERS = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 8, "num_stages": 3}
+"""What becomes of a config for float32 where TMA cannot walk a matrix: sums of 128 x 256 change places in 128 KiB before they are stored."""
+
 
 def launch(a, b, c, *, precision, **config):
+    if precision == "tf32" and "pointers" in (how(a), how(b), how(c)):
+        config = BY_POINTERS
     launch_ring(a, b, c, precision=precision, **config)
