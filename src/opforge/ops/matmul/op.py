@@ -108,6 +108,7 @@ operator = Operator(
         "triton_splitk",
         "triton_gemv",
         "cuda_gemv",
+        "cuda_stream",
         "triton_tiled",
         "tilelang_tiled",
         "cuda_mma",
