@@ -113,14 +113,6 @@ __device__ __forceinline__ float4 load_in_block(const float* p, int block) {
   return found;
 }
 
-// Starts copying a float to shared memory; `arrive_when_copied` counts at the barrier when this thread's copies have arrived.
-__device__ __forceinline__ void start_float(float* target, const float* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");
-}
-__device__ __forceinline__ void arrive_when_copied(Barrier* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-
 // Shared memory of a block: the ring of steps (later the sums), the steps' scales, the barriers.
 template <typename S>
 struct Ring {
@@ -170,9 +162,9 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
       }
       if constexpr (S::kScaled) {
         float* scales = ring.scales + slot * S::kScales;
-        for (int i = lane; i < S::kRows; i += 32) start_float(scales + i, promote.of_row(i, step));
-        if (lane < S::kWarpgroups) start_float(scales + S::kRows + lane, promote.of_column(col0 + lane * kBox, step));
-        arrive_when_copied(full);
+        for (int i = lane; i < S::kRows; i += 32) hopper::start_float(scales + i, promote.of_row(i, step));
+        if (lane < S::kWarpgroups) hopper::start_float(scales + S::kRows + lane, promote.of_column(col0 + lane * kBox, step));
+        hopper::arrive_when_copied(full);
       }
     }
     if (++slot == S::kStages) {

@@ -6,7 +6,7 @@
 
 // Tunable: columns of a tile of c, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
 // together, boxes of c under way, steps by which one consumer leads the other, whether narrow tiles are used where wide ones
-// would be too few, whether blocks may start while the kernel before runs.
+// would be too few, whether blocks may start while the kernel before runs, whether every warp stores its own rows of c.
 #ifndef BLOCK_N
 #define BLOCK_N 256
 #endif
@@ -34,15 +34,18 @@
 #ifndef OVERLAP
 #define OVERLAP 1
 #endif
+#ifndef BY_WARP
+#define BY_WARP 0
+#endif
 
 namespace opforge {
 namespace wgmma {
 
 template <typename T, bool batched = false>
-using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, batched>;
+using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, batched, BY_WARP>;
 // where c has so few wide tiles that most multiprocessors would have none
 template <typename T, bool batched = false>
-using Narrow = std::conditional_t<NARROW, Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched>, void>;
+using Narrow = std::conditional_t<NARROW, Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched, BY_WARP>, void>;
 
 }  // namespace wgmma
 }  // namespace opforge

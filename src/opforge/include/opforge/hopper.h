@@ -61,12 +61,13 @@ inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, i
   return map;
 }
 
-/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of 64 rows of one of them.
-inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart) {
+/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of `box_rows` rows of one of them.
+inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart,
+                                     int box_rows = kBox) {
   CUtensorMap map;
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer), static_cast<cuuint64_t>(count)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(pitch) * 2, static_cast<cuuint64_t>(apart) * 2};
-  const cuuint32_t box[3] = {kBox, kBox, 1};
+  const cuuint32_t box[3] = {kBox, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -149,6 +150,13 @@ __device__ __forceinline__ void arrive_at(Barrier* barrier, uint32_t rank) {
           shared_address(barrier)),
       "r"(rank)
       : "memory");
+}
+/// Starts copying a float to shared memory; the second counts at a barrier when what this thread started before has arrived.
+__device__ __forceinline__ void start_float(float* target, const float* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");
+}
+__device__ __forceinline__ void arrive_when_copied(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 /// Waits until the phase of that parity has ended (a fresh barrier is in phase 0; "phase -1", parity 1, has ended).
 __device__ __forceinline__ void wait(Barrier* barrier, uint32_t parity) {
