@@ -69,6 +69,20 @@ def test_the_wgmma_kernels_read_and_write_by_tma():
 @needs_nvcc
 @needs_cuobjdump
 @pytest.mark.offline
+def test_few_rows_stream_through_the_tensor_cores():
+    """Kernels for 8 to 128 rows, for b row by row and column by column; one that takes what the TMA cannot address has no tensor cores."""
+    found = inspect_implementation(load(), "matmul", "cuda_stream", target="sm_90a", dtype="bfloat16", axes={"m": 16, "n": 256, "k": 256})
+    streaming = [kernel for kernel in found.kernels if kernel.matrix_instructions.get("HGMMA", 0) > 0]
+    assert (len(streaming), len(found.kernels)) == (10, 11)
+    assert all(kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in streaming)
+    for kernel in found.kernels:
+        assert kernel.warnings == ()
+        assert not kernel.spills and kernel.local_instructions == 0 and kernel.stack_bytes == 0
+
+
+@needs_nvcc
+@needs_cuobjdump
+@pytest.mark.offline
 def test_a_batch_goes_through_the_same_ring():
     """The kernels of matmul once more, and again with c added: it comes by TMA and is read from shared memory as y is written to it."""
     found = inspect_implementation(load(), "batched_matmul", "cuda_wgmma", target="sm_90a", dtype="bfloat16", axes={"batch": (3,), "m": 256, "n": 256, "k": 256})
@@ -80,7 +94,7 @@ def test_a_batch_goes_through_the_same_ring():
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split"])
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split", "cuda_stream"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_another_target_is_refused_with_a_reason(tmp_path, name, target):
     """sm_90 without the a has no wgmma: the assembler's complaint would name an instruction and no remedy."""
@@ -91,7 +105,7 @@ def test_another_target_is_refused_with_a_reason(tmp_path, name, target):
         backend("cuda").compile_offline(implementation, call, target, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split"])
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split", "cuda_stream"])
 def test_the_emulator_is_refused_with_a_reason(name):
     """It has neither TMA nor wgmma; the verdict must be Unsupported, not a page of compiler errors."""
     implementation = load().implementation("matmul", name)
