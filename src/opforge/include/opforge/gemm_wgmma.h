@@ -50,10 +50,13 @@ struct Shape {
   static constexpr int kBlockN = block_n, kStages = stages, kClusterM = cluster_m, kClusterN = cluster_n, kLead = lead, kGroup = group;
   static constexpr bool kOverlap = overlap, kBatched = batched, kByWarp = by_warp;
   static constexpr int kFloats = floats, kBarriers = floats > 0 ? 3 : 2;
-  static constexpr int kBoxesB = kBlockN / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
+  // the last box of b may be needed by half
+  static constexpr int kBoxesB = (kBlockN + kBox - 1) / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
   static constexpr int kOutBoxes = out_boxes, kOutBytes = kConsumers * kOutBoxes * kBoxBytes;
   static constexpr int kSharedBytes = kStages * (kStageBytes + kBarriers * static_cast<int>(sizeof(Barrier)) + kFloats * 4) + kOutBytes + 1024;
   static constexpr int kAddedBoxes = (kBoxesA + kBoxesB) / kConsumers;  // per consumer and slot, of a matrix that is added
+  static constexpr bool kHalf = kBlockN % kBox != 0;
+  static_assert(kBlockN % (kBox / 2) == 0, "whole or half boxes");
   static_assert(kBoxesB % kClusterM == 0 && kBoxesA % kClusterN == 0, "a cluster shares whole boxes");
 };
 
@@ -128,6 +131,12 @@ struct Walk {
 template <typename T>
 struct ByMap {
   CUtensorMap map;
+};
+
+/// The same, for tiles whose last box is half as wide too.
+template <typename T>
+struct HalvedByMap : ByMap<T> {
+  CUtensorMap half;
 };
 
 /// The same, where a matrix of c's shape and type is added before the store: its boxes come through the ring.
@@ -338,11 +347,12 @@ __device__ __forceinline__ float (&box_of(float (&sums)[count], int box))[kBox /
   return *reinterpret_cast<float(*)[kBox / 2]>(&sums[box * (kBox / 2)]);
 }
 
-// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time.
-template <typename T>
-__device__ __forceinline__ void write_box(const float (&sums)[kBox / 2], unsigned char* target, int row, int lane) {
+// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time: 64 columns, or half as many.
+template <typename T, int count>
+__device__ __forceinline__ void write_box(const float (&sums)[count], unsigned char* target, int row, int lane) {
+  constexpr int kRowBytes = count * 4;
 #pragma unroll
-  for (int i = 0; i < kBox / 16; ++i) {
+  for (int i = 0; i < count / 8; ++i) {
     Pair pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -352,9 +362,9 @@ __device__ __forceinline__ void write_box(const float (&sums)[kBox / 2], unsigne
       two[1] = store_from_float<T>(sums[at + 1]);
       pairs[j] = *reinterpret_cast<Pair*>(&two);
     }
-    // 16-byte pieces of a row are swizzled by the row's place among eight, as the TMA expects them
-    const int piece = (2 * i + lane / 16) ^ (row % 8);
-    hopper::store_matrices(target + row * 128 + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+    // 16-byte pieces of a row are swizzled by the row's place among eight (of short rows, by the pair's among four), as the TMA expects them
+    const int piece = (2 * i + lane / 16) ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4);
+    hopper::store_matrices(target + row * kRowBytes + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
@@ -396,14 +406,39 @@ __device__ __forceinline__ float weight_of(const Epilogue& epilogue) {
   }
 }
 
+// Stores what a box of shared memory holds, at (row, col) of c, from one thread.
+template <bool kBatched>
+__device__ __forceinline__ void start_out(const CUtensorMap* map, int row, int col, int matrix, const unsigned char* source, bool inside) {
+  if (inside) {
+    if constexpr (kBatched) {
+      hopper::start_store(map, col, row, matrix, source);
+    } else {
+      hopper::start_store(map, col, row, source);
+    }
+  }
+  hopper::close_stores();
+}
+
+// Threads that write a box together, and store it when all have written: a warp its 16 rows, or a warpgroup.
+template <bool kByWarp>
+__device__ __forceinline__ void together(int group) {
+  if constexpr (kByWarp) {
+    __syncwarp();
+  } else {
+    hopper::named_barrier(1 + group, 128);
+  }
+}
+
 // 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
 // is multiplied. By warps, 16 rows each, or by the warpgroup, which then waits for all of its threads twice a box.
 template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
 __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char* out,
                                            Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread, int matrix) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+  const bool stores = S::kByWarp ? lane == 0 : thread == 0;
+  const int down = S::kByWarp ? thread / 32 * 16 : 0;  // the first row of what this thread stores
 #pragma unroll
-  for (int box = 0; box < S::kBoxesB; ++box) {
+  for (int box = 0; box < S::kBlockN / kBox; ++box) {
     unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
     Holding<S::kBoxesB, Epilogue>::apply(epilogue, box_of(sums, box), held, box, row0, col0, thread);
     if constexpr (kAdded) {
@@ -411,27 +446,17 @@ __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue&
       add_box<T>(box_of(sums, box), ring.tiles + ring.slot * S::kStageBytes + (box % S::kAddedBoxes * kConsumers + group) * kBoxBytes, row, lane,
                  weight_of<S::kBatched>(epilogue));
     }
-    if (S::kByWarp ? lane == 0 : thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    S::kByWarp ? __syncwarp() : hopper::named_barrier(1 + group, 128);
+    if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    together<S::kByWarp>(group);
     if constexpr (sizeof(T) == 1) {
       write_bytes<T>(box_of(sums, box), target, thread);
     } else {
       write_box<T>(box_of(sums, box), target, row, lane);
     }
     hopper::publish_to_async();
-    S::kByWarp ? __syncwarp() : hopper::named_barrier(1 + group, 128);
-    if (S::kByWarp ? lane == 0 : thread == 0) {
-      const int down = S::kByWarp ? thread / 32 * 16 : 0;
-      const unsigned char* source = target + down * kBox * sizeof(T);
-      if (row0 + down < m && col0 + box * kBox < n) {
-        if constexpr (S::kBatched) {
-          hopper::start_store(&sink.map, col0 + box * kBox, row0 + down, matrix, source);
-        } else {
-          hopper::start_store(&sink.map, col0 + box * kBox, row0 + down, source);
-        }
-      }
-      hopper::close_stores();
-    }
+    together<S::kByWarp>(group);
+    if (stores)
+      start_out<S::kBatched>(&sink.map, row0 + down, col0 + box * kBox, matrix, target + down * kBox * sizeof(T), row0 + down < m && col0 + box * kBox < n);
     if constexpr (kAdded) {
       // every thread of this warpgroup has read its share of the slot: the barrier says so
       if ((box + 1) % S::kAddedBoxes == 0 || box + 1 == S::kBoxesB) {
@@ -440,6 +465,26 @@ __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue&
         ring.advance();
       }
     }
+  }
+}
+
+template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
+__device__ __forceinline__ void store_tile(const HalvedByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2],
+                                           unsigned char* out, Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread,
+                                           int matrix) {
+  store_tile<S, kAlone, kAdded>(static_cast<const ByMap<T>&>(sink), epilogue, held, sums, out, ring, walk, row0, col0, m, n, group, thread, matrix);
+  if constexpr (S::kHalf) {
+    static_assert(std::is_same_v<Epilogue, gemm::Unchanged> && !kAdded, "half a box is for bare products");
+    constexpr int kFirst = S::kBlockN / kBox * kBox;
+    const int lane = thread % 32, down = S::kByWarp ? thread / 32 * 16 : 0;
+    const bool stores = S::kByWarp ? lane == 0 : thread == 0;
+    unsigned char* target = out + S::kBlockN / kBox % S::kOutBoxes * kBoxBytes;
+    if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    together<S::kByWarp>(group);
+    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target, thread / 32 * 16 + lane % 16, lane);
+    hopper::publish_to_async();
+    together<S::kByWarp>(group);
+    if (stores) start_out<S::kBatched>(&sink.half, row0 + down, col0 + kFirst, matrix, target + down * kBox, row0 + down < m && col0 + kFirst < n);
   }
 }
 
@@ -848,7 +893,9 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
 /// kAnyA   whether kernels are compiled for an a that is stored column by column; without them it goes the slow way
 /// added   a matrix of c's shape and type that is the last thing the epilogue adds, if that is all it is given for: its boxes come by
 ///         TMA, and `epilogue.before_adding()` is what happens to the sums before
-template <typename Wide, typename Narrow, typename TOut, bool kAnyA = true, typename Epilogue, typename Promotion, typename Added = Nothing>
+/// Middle  tiles of 224 columns, say, taken where as many columns less are computed one after another (void: none)
+template <typename Wide, typename Narrow, typename TOut, bool kAnyA = true, typename Middle = void, typename Epilogue, typename Promotion,
+          typename Added = Nothing>
 void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t stream, const Epilogue& epilogue, const Promotion& promotion,
                     const Added& added = {}) {
   using T = typename Wide::Element;
@@ -883,6 +930,11 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
       return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c, kOutRows)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
     } else if constexpr (sizeof(TOut) == 1) {
       return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, 1, kBox)};
+    } else if constexpr (kByMap && !std::is_void_v<Middle>) {
+      static_assert(!kBatched, "half boxes are of single matrices");
+      const CUtensorMap half =
+          hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, sizeof(TOut), kBox / 2 * sizeof(TOut));
+      return HalvedByMap<TOut>{{describe<TOut, false>(c, lines_c, kOutRows)}, half};
     } else if constexpr (kByMap) {
       return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c, kOutRows)};
     } else {
@@ -899,18 +951,23 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
   using Sink = std::decay_t<decltype(sink)>;
   using Before = std::decay_t<decltype(before)>;
   const bool along_m = lines_a.transposed, along_n = !lines_b.transposed;
+  // the columns that a multiprocessor computes one after another; what a cluster has beyond an edge is computed too
+  const auto columns = [&](auto shape) {
+    using S = decltype(shape);
+    const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>>());
+    return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN;
+  };
   if constexpr (!std::is_void_v<Narrow>) {
     static_assert(Narrow::kByWarp == Wide::kByWarp, "both store the same boxes");
-    // whether the columns that a multiprocessor computes one after another are fewer with narrow tiles, by enough: there an element
-    // of a is used for 64 columns only (1024 x 1024 x 1024: 384 TFLOP/s against 257 with tiles of 128 columns)
-    const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>>());
-    const auto columns = [&](auto shape) {
-      using S = decltype(shape);
-      // what a cluster has beyond an edge is computed too
-      return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN;
-    };
+    // narrow tiles must save enough: there an element of a is used for 64 columns only (1024 x 1024 x 1024: 384 TFLOP/s against 257 with
+    // tiles of 128 columns)
     if (columns(Narrow()) * 7 < columns(Wide()) * 5)
       return launch_as<Narrow, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
+  }
+  if constexpr (!std::is_void_v<Middle>) {
+    static_assert(Middle::kByWarp == Wide::kByWarp, "both store the same boxes");
+    if (columns(Middle()) * 16 < columns(Wide()) * 15)
+      return launch_as<Middle, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
   }
   launch_as<Wide, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
 }
