@@ -59,11 +59,11 @@ def test_epilogues_do_not_push_sums_out_of_the_registers(operator):
 @needs_cuobjdump
 @pytest.mark.offline
 def test_the_wgmma_kernels_read_and_write_by_tma():
-    """For wide and narrow tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
+    """For each of four widths of tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
     kernels = inspected("cuda_wgmma", "bfloat16").kernels
-    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 8
-    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 8
-    assert len(kernels) == 9
+    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 16
+    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 16
+    assert len(kernels) == 17
 
 
 @needs_nvcc
@@ -89,8 +89,8 @@ def test_a_batch_goes_through_the_same_ring():
     check_hopper(found)
     copied = [kernel for kernel in found.kernels if kernel.other_instructions.get("UTMALDG", 0) > 0]
     assert all(kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in copied)
-    assert [kernel.other_instructions.get("LDSM", 0) > 0 for kernel in copied].count(True) == 8
-    assert (len(copied), len(found.kernels)) == (16, 17)
+    assert [kernel.other_instructions.get("LDSM", 0) > 0 for kernel in copied].count(True) == 12
+    assert (len(copied), len(found.kernels)) == (24, 25)
 
 
 @needs_nvcc

@@ -75,7 +75,7 @@ struct Shape {
   static constexpr int kPitch = columns + 4, kSumBytes = rows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kRingBytes = std::max(kStages * kStageBytes, kSumBytes);
   static constexpr bool kScaled = scaled;
-  static constexpr int kScales = scaled ? rows + kWarpgroups : 0;  // of a step: one for each row, one for 64 columns
+  static constexpr int kScales = scaled ? rows + (kWarpgroups + 1) / 2 * 2 : 0;  // of a step: one for each row, one for 64 columns; an even number
   static constexpr int kSharedBytes = kRingBytes + kStages * (kScales * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(Barrier))) + 1024;
   // two blocks on a multiprocessor where their rings allow it: the next kernel's may wait there
   static constexpr int kBlocks = 2 * (kSharedBytes + 1024) <= 233472 && 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
@@ -157,7 +157,13 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
         unsigned char* tiles = ring.tiles + slot * S::kStageBytes;
 #pragma unroll
         for (int i = 0; i < S::kWarpgroups; ++i)
-          box(step, i, [&](int inner, int outer) { hopper::start_box(tiles + i * kBoxBytes, wide, inner, outer, full); });
+          box(step, i, [&](int inner, int outer) {
+#ifdef HINT
+            hopper::start_box_once(tiles + i * kBoxBytes, wide, inner, outer, full);
+#else
+            hopper::start_box(tiles + i * kBoxBytes, wide, inner, outer, full);
+#endif
+          });
         hopper::start_box(tiles + S::kWarpgroups * kBoxBytes, few, step * S::kDepth, 0, full);
       }
       if constexpr (S::kScaled) {

@@ -56,6 +56,8 @@ struct Shape {
   static constexpr int kSharedBytes = kStages * (kStageBytes + kBarriers * static_cast<int>(sizeof(Barrier)) + kFloats * 4) + kOutBytes + 1024;
   static constexpr int kAddedBoxes = (kBoxesA + kBoxesB) / kConsumers;  // per consumer and slot, of a matrix that is added
   static constexpr bool kHalf = kBlockN % kBox != 0;
+  // what a column costs, in twentieths of one of a tile of 256: narrow tiles use an element of a for fewer products
+  static constexpr int kCost = block_n > 224 ? 20 : block_n > 64 ? 21 : 29;
   static_assert(kBlockN % (kBox / 2) == 0, "whole or half boxes");
   static_assert(kBoxesB % kClusterM == 0 && kBoxesA % kClusterN == 0, "a cluster shares whole boxes");
 };
@@ -73,6 +75,15 @@ struct Batch<true> {
   int count;
   int64_t a, b, c, added;
 };
+
+/// Shapes to choose from.
+template <typename... Shapes>
+struct OneOf {};
+
+template <typename... Shapes>
+constexpr bool halves(OneOf<Shapes...>) {
+  return (Shapes::kHalf || ...);
+}
 
 // The ring of stages in shared memory and the place in it.
 template <typename S>
@@ -228,12 +239,20 @@ __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtens
 }
 
 // Its other warps bring the floats that a promotion wants of each step: `promote.source(row0, col0, i)` says where number i of step 0 lies,
-// `promote.stride(i)` how far it is from there to the next step's.
+// `promote.stride(i)` how far it is from there to the next step's.  A warp tells the slot's barrier once, some steps later, that its copies
+// have arrived: a hundred threads that do so would take turns at the shared memory that the products read.
 template <typename S, typename Promotion>
 __device__ __forceinline__ void bring(Ring<S> ring, Walk<S> walk, int steps, const Promotion& promote) {
-  constexpr int kEach = (S::kFloats + kBringers - 1) / kBringers;
+  constexpr int kEach = (S::kFloats + kBringers - 1) / kBringers, kLater = 2;
+  static_assert(S::kStages > kLater, "slots are told of while later ones are filled");
   const int first = static_cast<int>(threadIdx.x % 128) - 32;
-  int row0, col0;
+  int row0, col0, waiting = 0, oldest = 0;
+  const auto arrived = [&] {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) hopper::arrive(&ring.full[oldest]);
+    oldest = oldest + 1 == S::kStages ? 0 : oldest + 1;
+    --waiting;
+  };
   while (walk.take(row0, col0)) {
     const float* from[kEach];
 #pragma unroll
@@ -248,9 +267,15 @@ __device__ __forceinline__ void bring(Ring<S> ring, Walk<S> walk, int steps, con
           from[j] += promote.stride(i);
         }
       }
-      hopper::arrive_when_copied(&ring.full[ring.slot]);
+      close_copies();
+      if (++waiting > kLater) {
+        wait_for_copies<kLater>();
+        arrived();
+      }
     }
   }
+  wait_for_copies<0>();
+  while (waiting > 0) arrived();
 }
 
 // An operand that the TMA cannot address, seen from the sums: `outer` runs along m (a) or n (b). Strides in elements.
@@ -481,10 +506,11 @@ __device__ __forceinline__ void store_tile(const HalvedByMap<T>& sink, const Epi
     unsigned char* target = out + S::kBlockN / kBox % S::kOutBoxes * kBoxBytes;
     if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
     together<S::kByWarp>(group);
-    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target, thread / 32 * 16 + lane % 16, lane);
+    // a warp's 16 short rows begin where its 16 whole ones do: only those does it know to have been read
+    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target + (S::kByWarp ? down * kBox : 0), thread / 32 * 16 + lane % 16, lane);
     hopper::publish_to_async();
     together<S::kByWarp>(group);
-    if (stores) start_out<S::kBatched>(&sink.half, row0 + down, col0 + kFirst, matrix, target + down * kBox, row0 + down < m && col0 + kFirst < n);
+    if (stores) start_out<S::kBatched>(&sink.half, row0 + down, col0 + kFirst, matrix, target + down * (kBox * 2), row0 + down < m && col0 + kFirst < n);
   }
 }
 
@@ -703,7 +729,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
                   const __grid_constant__ Epilogue epilogue, const __grid_constant__ Promotion promote, const __grid_constant__ Batch<S::kBatched> batch) {
   constexpr bool kAlone = S::kCluster == 1;
   extern __shared__ unsigned char raw[];
-  const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, S::kFloats > 0 ? 1 + kBringers : 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
+  const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, S::kFloats > 0 ? 1 + kBringers / 32 : 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
   const Walk<S> walk(m, n, batch.count);
   const int steps = (k + S::kDepth - 1) / S::kDepth, group = warpgroup();
   if (group == kConsumers) {
@@ -884,8 +910,32 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
   chosen(a, b, sink, c, k, stream, epilogue, promotion, batch);
 }
 
-/// c = epilogue(a b) with the TMA, by `Wide` tiles, or by `Narrow` ones (void: none) where wide ones would leave multiprocessors
-/// idle.  What the TMA cannot address the third warpgroup copies itself, slowly and rightly.  The matrices have been checked.
+// The shape of least cost: a column costs what its tile says, and those count that a multiprocessor computes one after another. What a
+// cluster has beyond an edge is computed too.
+template <typename Wide, typename... Others, typename Launch>
+void launch_cheapest(OneOf<Others...>, const Matrix& c, int64_t blocks, const Launch& launch) {
+  const auto cost = [&](auto shape) {
+    using S = decltype(shape);
+    return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN * S::kCost;
+  };
+  static_assert(((Others::kByWarp == Wide::kByWarp) && ...), "all store the same boxes");
+  int64_t least = cost(Wide());
+  int chosen = 0, number = 0;
+  const auto consider = [&](int64_t with) {
+    ++number;
+    if (with < least) {
+      least = with;
+      chosen = number;
+    }
+  };
+  (consider(cost(Others())), ...);
+  if (chosen == 0) return launch(Wide());
+  number = 0;
+  ((++number == chosen ? launch(Others()) : void()), ...);
+}
+
+/// c = epilogue(a b) with the TMA, by `Wide` tiles, or by those of `Others` (OneOf<…>) that leave multiprocessors idle for less. What the
+/// TMA cannot address the third warpgroup copies itself, slowly and rightly.  The matrices have been checked.
 /// Of batched shapes every matrix of the batch is computed; `epilogue.begin(matrix)` says which one a tile is of, and `weight()` by
 /// what `added` is multiplied.
 ///
@@ -893,14 +943,12 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
 /// kAnyA   whether kernels are compiled for an a that is stored column by column; without them it goes the slow way
 /// added   a matrix of c's shape and type that is the last thing the epilogue adds, if that is all it is given for: its boxes come by
 ///         TMA, and `epilogue.before_adding()` is what happens to the sums before
-/// Middle  tiles of 224 columns, say, taken where as many columns less are computed one after another (void: none)
-template <typename Wide, typename Narrow, typename TOut, bool kAnyA = true, typename Middle = void, typename Epilogue, typename Promotion,
-          typename Added = Nothing>
+template <typename Wide, typename Others, typename TOut, bool kAnyA = true, typename Epilogue, typename Promotion, typename Added = Nothing>
 void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t stream, const Epilogue& epilogue, const Promotion& promotion,
                     const Added& added = {}) {
   using T = typename Wide::Element;
   const Lines lines_a = lines_of(a, sizeof(T)), lines_b = lines_of(b, sizeof(T)), lines_c = lines_of(c, sizeof(TOut));
-  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>;
+  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>, kHalves = halves(Others());
   static_assert(sizeof(TOut) == 2 || !(kBatched || kAdded), "a batch, and what is added, have boxes of 16-bit elements");
   const Batch<kBatched> batch = batch_of<kBatched>(a, b, c, added);
   bool other_way = (lines_a.transposed && (!kAnyA || sizeof(T) == 1)) || (!lines_b.transposed && sizeof(T) == 1);
@@ -930,7 +978,7 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
       return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c, kOutRows)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
     } else if constexpr (sizeof(TOut) == 1) {
       return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, 1, kBox)};
-    } else if constexpr (kByMap && !std::is_void_v<Middle>) {
+    } else if constexpr (kByMap && kHalves) {
       static_assert(!kBatched, "half boxes are of single matrices");
       const CUtensorMap half =
           hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, sizeof(TOut), kBox / 2 * sizeof(TOut));
@@ -951,25 +999,10 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
   using Sink = std::decay_t<decltype(sink)>;
   using Before = std::decay_t<decltype(before)>;
   const bool along_m = lines_a.transposed, along_n = !lines_b.transposed;
-  // the columns that a multiprocessor computes one after another; what a cluster has beyond an edge is computed too
-  const auto columns = [&](auto shape) {
-    using S = decltype(shape);
-    const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>>());
-    return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN;
-  };
-  if constexpr (!std::is_void_v<Narrow>) {
-    static_assert(Narrow::kByWarp == Wide::kByWarp, "both store the same boxes");
-    // narrow tiles must save enough: there an element of a is used for 64 columns only (1024 x 1024 x 1024: 384 TFLOP/s against 257 with
-    // tiles of 128 columns)
-    if (columns(Narrow()) * 7 < columns(Wide()) * 5)
-      return launch_as<Narrow, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
-  }
-  if constexpr (!std::is_void_v<Middle>) {
-    static_assert(Middle::kByWarp == Wide::kByWarp, "both store the same boxes");
-    if (columns(Middle()) * 16 < columns(Wide()) * 15)
-      return launch_as<Middle, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
-  }
-  launch_as<Wide, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
+  constexpr auto any = product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>;
+  launch_cheapest<Wide>(Others(), c, Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, any>()), [&](auto shape) {
+    launch_as<decltype(shape), kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
+  });
 }
 
 }  // namespace wgmma

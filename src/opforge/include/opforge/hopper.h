@@ -23,6 +23,14 @@ namespace hopper {
 // Tensor maps (host)
 // ---------------------------------------------------------------------------
 
+// how many bytes the second-level cache asks memory for where a box wants some of them
+#ifndef OPFORGE_PROMOTION
+#define OPFORGE_PROMOTION 256
+#endif
+constexpr CUtensorMapL2promotion kPromotion = OPFORGE_PROMOTION == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                              : OPFORGE_PROMOTION == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                                         : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+
 constexpr int kBox = 64;  // a box is 64 x 64 16-bit elements: rows of 128 bytes, as wide as the widest swizzle
 constexpr int kBoxBytes = kBox * kBox * 2;
 
@@ -55,7 +63,7 @@ inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, i
   const cuuint32_t steps[2] = {1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses a matrix of ", outer, " rows of ", inner,
                 " elements, ", pitch, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
@@ -71,7 +79,7 @@ inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type,
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           CU_TENSOR_MAP_SWIZZLE_128B, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses ", count, " matrices of ", outer, " rows of ", inner,
                 " elements, rows ", pitch, " and matrices ", apart, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
@@ -182,6 +190,16 @@ __device__ __forceinline__ void start_box(void* target, const CUtensorMap* map, 
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(target)),
       "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer)
+      : "memory");
+}
+/// The same for what nobody will read again: the second-level cache drops it first.
+__device__ __forceinline__ void start_box_once(void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+          shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "l"(policy)
       : "memory");
 }
 /// The same into every block of the cluster whose bit is set in `blocks`, each block's own barrier being told.

@@ -14,7 +14,7 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
 space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1], BY_WARP = [0, 1]}
-default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 0, BY_WARP = 0}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1, BY_WARP = 0}
 limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD == 0 or BLOCK_N <= 128", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
 */
 #include "opforge/fp8_scales.h"
@@ -36,7 +36,7 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #define CLUSTER_N 1
 #endif
 #ifndef GROUP
-#define GROUP 8
+#define GROUP 4
 #endif
 #ifndef OUT_BOXES
 #define OUT_BOXES 2
@@ -48,7 +48,7 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #define OVERLAP 1
 #endif
 #ifndef AHEAD
-#define AHEAD 0
+#define AHEAD 1
 #endif
 #ifndef BY_WARP
 #define BY_WARP 0
@@ -172,9 +172,9 @@ template <typename T, typename TOut>
 void product_of(const opforge::Fp8Product& call, cudaStream_t stream) {
   const opforge::Matrix b = call.b.transposed();
   if (call.blockwise) {
-    wgmma::launch_product<Tiles<T, kFloats>, void, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
+    wgmma::launch_product<Tiles<T, kFloats>, wgmma::OneOf<>, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
   } else {
-    wgmma::launch_product<Tiles<T, 0>, void, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
+    wgmma::launch_product<Tiles<T, 0>, wgmma::OneOf<>, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
   }
 }
 
