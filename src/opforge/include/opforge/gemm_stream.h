@@ -64,13 +64,14 @@ constexpr int kMaxRows = 128, kMaxParts = 8;
 ///
 /// columns     of c in a block           ring_bytes  about how many bytes of both operands are under way or waiting
 /// rows        of c: 8, 16, 32, 64, 128  scaled      a step's scales come through the ring too
+/// deep        128 bytes of terms in a step: 1, or 2 (16-bit elements alone)
 /// overlap     1: blocks may start while the kernel before runs; 2: and ask the second-level cache for their first steps of b then
-template <typename T, int columns, int rows, int ring_bytes, bool scaled, int overlap>
+template <typename T, int columns, int rows, int ring_bytes, bool scaled, int overlap, int deep = 1>
 struct Shape {
   using Element = T;
-  static constexpr int kDepth = 128 / sizeof(T);  // terms per step: one row of a box
+  static constexpr int kDeep = deep, kDepth = deep * 128 / sizeof(T);  // terms per step
   static constexpr int kColumns = columns, kRows = rows, kOverlap = overlap, kWarpgroups = columns / kBox, kThreads = 128 * kWarpgroups + 32;
-  static constexpr int kStageBytes = (columns + rows) * 128, kStages = std::max(2, ring_bytes / kStageBytes);
+  static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes), kStages = std::max(2, ring_bytes / kStageBytes);
   // the sums of a block: those of a row side by side, rows so far apart that the lanes of a warp write to different banks
   static constexpr int kPitch = columns + 4, kSumBytes = rows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kRingBytes = std::max(kStages * kStageBytes, kSumBytes);
@@ -80,6 +81,7 @@ struct Shape {
   // two blocks on a multiprocessor where their rings allow it: the next kernel's may wait there
   static constexpr int kBlocks = 2 * (kSharedBytes + 1024) <= 233472 && 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
   static_assert(kSharedBytes <= 232448, "the ring and the sums fit shared memory");
+  static_assert(deep == 1 || sizeof(T) == 2, "8-bit products move their sums after every 128 terms");
 };
 
 /// Where c is, and how: four neighbours of a row at once where addresses allow it.
@@ -132,17 +134,20 @@ template <typename S, bool kAlongN, typename Promotion>
 __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* wide, const CUtensorMap* few, int col0, int first, int last,
                                         const Promotion& promote) {
   const int lane = threadIdx.x % 32;
-  const auto box = [&](int step, int i, auto start) {
-    const int col = col0 + i * kBox, depth = step * S::kDepth;
-    kAlongN ? start(col, depth) : start(depth, col);
+  // boxes of 64 columns: all of a step's terms, or where these are neighbours in memory 128 bytes of them
+  constexpr int kEach = kAlongN ? 1 : S::kDeep;
+  const auto boxes = [&](int step, auto start) {
+#pragma unroll
+    for (int i = 0; i < S::kWarpgroups * kEach; ++i) {
+      const int col = col0 + i / kEach * kBox, depth = step * S::kDepth + i % kEach * (S::kDepth / S::kDeep);
+      kAlongN ? start(i, col, depth) : start(i, depth, col);
+    }
   };
   if (S::kOverlap > 0) {
     hopper::let_next_kernel_start();
     if (S::kOverlap > 1 && lane == 0) {
       // harmless if the kernel before still writes b: the second-level cache is where its writes go
-      for (int step = first; step < min(last, first + S::kStages); ++step)
-#pragma unroll
-        for (int i = 0; i < S::kWarpgroups; ++i) box(step, i, [&](int inner, int outer) { hopper::prefetch_box(wide, inner, outer); });
+      for (int step = first; step < min(last, first + S::kStages); ++step) boxes(step, [&](int, int inner, int outer) { hopper::prefetch_box(wide, inner, outer); });
     }
     hopper::wait_for_kernels_before();
   }
@@ -155,16 +160,17 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
       if (lane == 0) {
         hopper::arrive_expecting(full, S::kStageBytes);
         unsigned char* tiles = ring.tiles + slot * S::kStageBytes;
-#pragma unroll
-        for (int i = 0; i < S::kWarpgroups; ++i)
-          box(step, i, [&](int inner, int outer) {
+        boxes(step, [&](int i, int inner, int outer) {
+          unsigned char* target = tiles + i * (S::kDeep / kEach) * kBoxBytes;
 #ifdef HINT
-            hopper::start_box_once(tiles + i * kBoxBytes, wide, inner, outer, full);
+          hopper::start_box_once(target, wide, inner, outer, full);
 #else
-            hopper::start_box(tiles + i * kBoxBytes, wide, inner, outer, full);
+          hopper::start_box(target, wide, inner, outer, full);
 #endif
-          });
-        hopper::start_box(tiles + S::kWarpgroups * kBoxBytes, few, step * S::kDepth, 0, full);
+        });
+#pragma unroll
+        for (int i = 0; i < S::kDeep; ++i)
+          hopper::start_box(tiles + S::kWarpgroups * S::kDeep * kBoxBytes + i * S::kFewBytes, few, step * S::kDepth + i * (S::kDepth / S::kDeep), 0, full);
       }
       if constexpr (S::kScaled) {
         float* scales = ring.scales + slot * S::kScales;
@@ -191,8 +197,8 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   constexpr uint32_t kStepWide = (kAlongN ? 16 * 128 : 32) >> 4, kStepFew = 32 >> 4;
   const int thread = threadIdx.x % 128;
   const uint32_t tiles = shared_address(ring.tiles);
-  const uint64_t first_wide = hopper::operand(tiles + group * kBoxBytes, kBoxBytes, 1024);
-  const uint64_t first_few = hopper::operand(tiles + S::kWarpgroups * kBoxBytes, kBoxBytes, 1024);
+  const uint64_t first_wide = hopper::operand(tiles + group * S::kDeep * kBoxBytes, kBoxBytes, 1024);
+  const uint64_t first_few = hopper::operand(tiles + S::kWarpgroups * S::kDeep * kBoxBytes, kBoxBytes, 1024);
   float sums[kSums];
   float totals[Promotion::kEachStep ? kSums : 1];
 #pragma unroll
@@ -207,8 +213,9 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
     hopper::hold(sums);
     hopper::begin_products();
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      Product::run(sums, first_wide + at + i * kStepWide, first_few + at + i * kStepFew, (!Promotion::kEachStep && step > 0) || i > 0);
+    for (int i = 0; i < 4 * S::kDeep; ++i)
+      Product::run(sums, first_wide + at + i / 4 * (kBoxBytes >> 4) + i % 4 * kStepWide, first_few + at + i / 4 * (S::kFewBytes >> 4) + i % 4 * kStepFew,
+                   (!Promotion::kEachStep && step > 0) || i > 0);
     hopper::close_products();
     hopper::hold(sums);
     if constexpr (Promotion::kEachStep) {
@@ -360,7 +367,7 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
             const Promotion& promote) {
   using T = typename S::Element;
   const auto kernel = product_stream<S, kAlongN, TOut, Promotion>;
-  const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kBox, sizeof(T));
+  const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kAlongN ? S::kDeep * kBox : kBox, sizeof(T));
   const CUtensorMap few = hopper::describe_matrix(a.data, hopper::kMapType<T>, lines_a.inner, lines_a.outer, lines_a.pitch, S::kRows, sizeof(T));
   const int64_t tiles = ceil_div(c.cols, static_cast<int64_t>(S::kColumns)), steps = ceil_div(a.cols, static_cast<int64_t>(S::kDepth));
   if (parts == 0) parts = parts_for<S>(kernel, tiles, steps);

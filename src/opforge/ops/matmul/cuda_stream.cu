@@ -11,14 +11,14 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {COLUMNS = [64, 128, 256], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1, 2]}
-default = {COLUMNS = 128, RING = 100, PARTS = 0, OVERLAP = 2}
-limits = {every_part_has_a_step = "PARTS * 64 <= k or PARTS == 0"}
+space = {COLUMNS = [64, 128, 256], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1, 2], DEEP = [1, 2]}
+default = {COLUMNS = 128, RING = 100, PARTS = 0, OVERLAP = 2, DEEP = 1}
+limits = {every_part_has_a_step = "PARTS * 64 * DEEP <= k or PARTS == 0"}
 */
 #include "opforge/gemm_stream.h"
 
 // Tunable: columns of c in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs (2: and ask
-// the second-level cache for b).
+// the second-level cache for b), 64 terms that a step has.
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
@@ -31,6 +31,9 @@ limits = {every_part_has_a_step = "PARTS * 64 <= k or PARTS == 0"}
 #ifndef OVERLAP
 #define OVERLAP 2
 #endif
+#ifndef DEEP
+#define DEEP 1
+#endif
 
 namespace {
 
@@ -39,7 +42,7 @@ namespace stream = opforge::stream;
 template <typename T>
 struct Sizes {
   template <int rows>
-  using Shape = stream::Shape<T, COLUMNS, rows, RING * 1024, false, OVERLAP>;
+  using Shape = stream::Shape<T, COLUMNS, rows, RING * 1024, false, OVERLAP, DEEP>;
 };
 
 template <typename T>
