@@ -323,3 +323,17 @@ def test_the_cuda_product_uses_wgmma_and_spills_nothing():
     for kernel in found.kernels:
         assert kernel.matrix_instructions["QGMMA"] > 0
         assert not kernel.spills and kernel.warnings == ()
+
+
+@needs_nvcc
+@pytest.mark.offline
+def test_few_rows_of_fp8_stream_through_the_tensor_cores():
+    """Scales of blocks come by copies of their own (LDGSTS) beside the operands' boxes."""
+    axes = {**AXES, "m": 16}
+    found = inspect_implementation(load(), "matmul_fp8", "cuda_stream", target="sm_90a", dtype="float8_e4m3fn", axes=axes, scalars=parameters("block"))
+    streaming = [kernel for kernel in found.kernels if kernel.matrix_instructions.get("QGMMA", 0) > 0]
+    # two results, scales in or after the sum, five numbers of rows; and what the TMA cannot address
+    assert (len(streaming), len(found.kernels)) == (20, 24)
+    assert [kernel.other_instructions.get("LDGSTS", 0) > 0 for kernel in streaming].count(True) == 10
+    for kernel in found.kernels:
+        assert not kernel.spills and kernel.warnings == ()

@@ -62,11 +62,25 @@ def test_epilogues_do_not_push_sums_out_of_the_registers(operator):
 @needs_cuobjdump
 @pytest.mark.offline
 def test_the_wgmma_kernels_read_and_write_by_tma():
-    """For wide and narrow tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
+    """For each of four widths of tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
     kernels = inspected("cuda_wgmma", "bfloat16").kernels
-    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 8
-    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 8
-    assert len(kernels) == 9
+    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 16
+    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 16
+    assert len(kernels) == 17
+
+
+@needs_nvcc
+@needs_cuobjdump
+@pytest.mark.offline
+def test_few_rows_stream_through_the_tensor_cores():
+    """Kernels for 8 to 128 rows, for b row by row and column by column; one that takes what the TMA cannot address has no tensor cores."""
+    found = inspect_implementation(load(), "matmul", "cuda_stream", target="sm_90a", dtype="bfloat16", axes={"m": 16, "n": 256, "k": 256})
+    streaming = [kernel for kernel in found.kernels if kernel.matrix_instructions.get("HGMMA", 0) > 0]
+    assert (len(streaming), len(found.kernels)) == (10, 11)
+    assert all(kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in streaming)
+    for kernel in found.kernels:
+        assert kernel.warnings == ()
+        assert not kernel.spills and kernel.local_instructions == 0 and kernel.stack_bytes == 0
 
 
 @needs_nvcc
@@ -89,12 +103,12 @@ def test_a_batch_goes_through_the_same_ring():
     check_hopper(found)
     copied = [kernel for kernel in found.kernels if kernel.other_instructions.get("UTMALDG", 0) > 0]
     assert all(kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in copied)
-    assert [kernel.other_instructions.get("LDSM", 0) > 0 for kernel in copied].count(True) == 8
-    assert (len(copied), len(found.kernels)) == (16, 17)
+    assert [kernel.other_instructions.get("LDSM", 0) > 0 for kernel in copied].count(True) == 12
+    assert (len(copied), len(found.kernels)) == (24, 25)
 
 
 @needs_nvcc
-@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split", "cuda_tf32"])
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split", "cuda_tf32", "cuda_stream"])
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_another_target_is_refused_with_a_reason(tmp_path, name, target):
     """sm_90 without the a has no wgmma: the assembler's complaint would name an instruction and no remedy."""
@@ -105,7 +119,7 @@ def test_another_target_is_refused_with_a_reason(tmp_path, name, target):
         backend("cuda").compile_offline(implementation, call, target, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split", "cuda_tf32"])
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_split", "cuda_tf32", "cuda_stream"])
 def test_the_emulator_is_refused_with_a_reason(name):
     """It has neither TMA nor wgmma; the verdict must be Unsupported, not a page of compiler errors."""
     implementation = load().implementation("matmul", name)

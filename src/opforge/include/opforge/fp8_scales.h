@@ -15,11 +15,12 @@ struct Scales {
   int64_t row, block;  // strides in elements, 0 where one serves all
   int64_t last_row, last_block;
 
-  OPFORGE_FP8_INLINE float at(int64_t at_row, int64_t at_block) const {
+  OPFORGE_FP8_INLINE const float* where(int64_t at_row, int64_t at_block) const {
     // beyond an edge are rows whose sums nobody stores: any scale will do, but it has to be in memory
     const int64_t i = at_row < last_row ? at_row : last_row, j = at_block < last_block ? at_block : last_block;
-    return data[i * row + j * block];
+    return data + i * row + j * block;
   }
+  OPFORGE_FP8_INLINE float at(int64_t at_row, int64_t at_block) const { return *where(at_row, at_block); }
 };
 
 /// A product that has been checked; b is n x k.

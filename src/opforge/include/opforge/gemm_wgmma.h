@@ -30,6 +30,7 @@ constexpr int kBoxesA = kConsumers, kBlockM = kBoxesA * kBox;
 constexpr int kThreads = 128 * (kConsumers + 1);  // the last warpgroup issues the copies
 // of 65536 registers, in steps of 8: what the copying warpgroup does not need goes to those that hold sums
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+constexpr int kBringers = 96;                     // threads of the copying warpgroup that bring floats, where a promotion wants some
 constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the next ones are the consumers' own
 
 /// Everything that follows from the elements (16 or 8 bits), the width of a tile, the ring's length, the cluster's shape, how a
@@ -39,17 +40,25 @@ constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the nex
 /// stages     steps under way at once                           cluster_n   blocks that share a
 /// out_boxes  boxes of 64 columns of c under way, per consumer  group       rows of tiles that are walked together
 /// lead       steps by which one consumer leads the other       overlap     blocks may start while the kernel before runs
-/// batched    many products in one launch (see Batch)
-template <typename T, int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead, int group, bool overlap, bool batched = false>
+/// batched    many products in one launch (see Batch)            by_warp     every warp stores its own 16 rows of a box
+/// floats     of each step that a promotion wants in shared memory (see Promotion)
+template <typename T, int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead, int group, bool overlap, bool batched = false,
+          bool by_warp = false, int floats = 0>
 struct Shape {
   using Element = T;
   static constexpr int kDepth = 128 / sizeof(T);  // terms per step: one row of a box
   static constexpr int kBlockN = block_n, kStages = stages, kClusterM = cluster_m, kClusterN = cluster_n, kLead = lead, kGroup = group;
-  static constexpr bool kOverlap = overlap, kBatched = batched;
-  static constexpr int kBoxesB = kBlockN / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
+  static constexpr bool kOverlap = overlap, kBatched = batched, kByWarp = by_warp;
+  static constexpr int kFloats = floats, kBarriers = floats > 0 ? 3 : 2;
+  // the last box of b may be needed by half
+  static constexpr int kBoxesB = (kBlockN + kBox - 1) / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
   static constexpr int kOutBoxes = out_boxes, kOutBytes = kConsumers * kOutBoxes * kBoxBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kOutBytes + 2 * kStages * static_cast<int>(sizeof(Barrier)) + 1024;
+  static constexpr int kSharedBytes = kStages * (kStageBytes + kBarriers * static_cast<int>(sizeof(Barrier)) + kFloats * 4) + kOutBytes + 1024;
   static constexpr int kAddedBoxes = (kBoxesA + kBoxesB) / kConsumers;  // per consumer and slot, of a matrix that is added
+  static constexpr bool kHalf = kBlockN % kBox != 0;
+  // what a column costs, in twentieths of one of a tile of 256: narrow tiles use an element of a for fewer products
+  static constexpr int kCost = block_n > 224 ? 20 : block_n > 64 ? 21 : 29;
+  static_assert(kBlockN % (kBox / 2) == 0, "whole or half boxes");
   static_assert(kBoxesB % kClusterM == 0 && kBoxesA % kClusterN == 0, "a cluster shares whole boxes");
 };
 
@@ -67,11 +76,22 @@ struct Batch<true> {
   int64_t a, b, c, added;
 };
 
+/// Shapes to choose from.
+template <typename... Shapes>
+struct OneOf {};
+
+template <typename... Shapes>
+constexpr bool halves(OneOf<Shapes...>) {
+  return (Shapes::kHalf || ...);
+}
+
 // The ring of stages in shared memory and the place in it.
 template <typename S>
 struct Ring {
   unsigned char* tiles;
   Barrier *full, *empty;
+  Barrier* read;  // a slot's floats have been read, by every warp
+  float* floats;
   int slot = 0;
   uint32_t phase = 0;
 
@@ -122,6 +142,12 @@ struct Walk {
 template <typename T>
 struct ByMap {
   CUtensorMap map;
+};
+
+/// The same, for tiles whose last box is half as wide too.
+template <typename T>
+struct HalvedByMap : ByMap<T> {
+  CUtensorMap half;
 };
 
 /// The same, where a matrix of c's shape and type is added before the store: its boxes come through the ring.
@@ -212,6 +238,46 @@ __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtens
   if (S::kOverlap) hopper::let_next_kernel_start();
 }
 
+// Its other warps bring the floats that a promotion wants of each step: `promote.source(row0, col0, i)` says where number i of step 0 lies,
+// `promote.stride(i)` how far it is from there to the next step's.  A warp tells the slot's barrier once, some steps later, that its copies
+// have arrived: a hundred threads that do so would take turns at the shared memory that the products read.
+template <typename S, typename Promotion>
+__device__ __forceinline__ void bring(Ring<S> ring, Walk<S> walk, int steps, const Promotion& promote) {
+  constexpr int kEach = (S::kFloats + kBringers - 1) / kBringers, kLater = 2;
+  static_assert(S::kStages > kLater, "slots are told of while later ones are filled");
+  const int first = static_cast<int>(threadIdx.x % 128) - 32;
+  int row0, col0, waiting = 0, oldest = 0;
+  const auto arrived = [&] {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) hopper::arrive(&ring.full[oldest]);
+    oldest = oldest + 1 == S::kStages ? 0 : oldest + 1;
+    --waiting;
+  };
+  while (walk.take(row0, col0)) {
+    const float* from[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) from[j] = promote.source(row0, col0, min(first + kBringers * j, S::kFloats - 1));
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+      hopper::wait(&ring.read[ring.slot], ring.phase ^ 1);
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) {
+        const int i = first + kBringers * j;
+        if (i < S::kFloats) {
+          hopper::start_float(ring.floats + ring.slot * S::kFloats + i, from[j]);
+          from[j] += promote.stride(i);
+        }
+      }
+      close_copies();
+      if (++waiting > kLater) {
+        wait_for_copies<kLater>();
+        arrived();
+      }
+    }
+  }
+  wait_for_copies<0>();
+  while (waiting > 0) arrived();
+}
+
 // An operand that the TMA cannot address, seen from the sums: `outer` runs along m (a) or n (b). Strides in elements.
 template <typename T>
 struct Plain {
@@ -237,8 +303,9 @@ __device__ __forceinline__ void fill_plainly(const Plain<T>& from, int outer0, i
   }
 }
 
-template <typename S, typename T>
-__device__ __forceinline__ void produce_plainly(Ring<S> ring, Walk<S> walk, const Plain<T>& a, const Plain<T>& b, int steps, const Batch<S::kBatched>& batch) {
+template <typename S, typename T, typename Promotion>
+__device__ __forceinline__ void produce_plainly(Ring<S> ring, Walk<S> walk, const Plain<T>& a, const Plain<T>& b, int steps, const Batch<S::kBatched>& batch,
+                                                const Promotion& promote) {
   const int thread = threadIdx.x % 128;
   int row0, col0;
   while (walk.take(row0, col0)) {
@@ -250,6 +317,11 @@ __device__ __forceinline__ void produce_plainly(Ring<S> ring, Walk<S> walk, cons
       unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
       fill_plainly<kBoxesA>(left, row0, step * S::kDepth, tiles, thread);
       fill_plainly<S::kBoxesB>(right, col0, step * S::kDepth, tiles + kBoxesA * kBoxBytes, thread);
+      if constexpr (S::kFloats > 0) {
+        hopper::wait(&ring.read[ring.slot], ring.phase ^ 1);
+        for (int i = thread; i < S::kFloats; i += 128)
+          ring.floats[ring.slot * S::kFloats + i] = promote.source(row0, col0, i)[step * promote.stride(i)];
+      }
       hopper::publish_to_async();
       hopper::arrive(&ring.full[ring.slot]);
     }
@@ -300,11 +372,12 @@ __device__ __forceinline__ float (&box_of(float (&sums)[count], int box))[kBox /
   return *reinterpret_cast<float(*)[kBox / 2]>(&sums[box * (kBox / 2)]);
 }
 
-// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time.
-template <typename T>
-__device__ __forceinline__ void write_box(const float (&sums)[kBox / 2], unsigned char* target, int row, int lane) {
+// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time: 64 columns, or half as many.
+template <typename T, int count>
+__device__ __forceinline__ void write_box(const float (&sums)[count], unsigned char* target, int row, int lane) {
+  constexpr int kRowBytes = count * 4;
 #pragma unroll
-  for (int i = 0; i < kBox / 16; ++i) {
+  for (int i = 0; i < count / 8; ++i) {
     Pair pairs[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -314,9 +387,9 @@ __device__ __forceinline__ void write_box(const float (&sums)[kBox / 2], unsigne
       two[1] = store_from_float<T>(sums[at + 1]);
       pairs[j] = *reinterpret_cast<Pair*>(&two);
     }
-    // 16-byte pieces of a row are swizzled by the row's place among eight, as the TMA expects them
-    const int piece = (2 * i + lane / 16) ^ (row % 8);
-    hopper::store_matrices(target + row * 128 + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+    // 16-byte pieces of a row are swizzled by the row's place among eight (of short rows, by the pair's among four), as the TMA expects them
+    const int piece = (2 * i + lane / 16) ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4);
+    hopper::store_matrices(target + row * kRowBytes + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
@@ -358,14 +431,39 @@ __device__ __forceinline__ float weight_of(const Epilogue& epilogue) {
   }
 }
 
+// Stores what a box of shared memory holds, at (row, col) of c, from one thread.
+template <bool kBatched>
+__device__ __forceinline__ void start_out(const CUtensorMap* map, int row, int col, int matrix, const unsigned char* source, bool inside) {
+  if (inside) {
+    if constexpr (kBatched) {
+      hopper::start_store(map, col, row, matrix, source);
+    } else {
+      hopper::start_store(map, col, row, source);
+    }
+  }
+  hopper::close_stores();
+}
+
+// Threads that write a box together, and store it when all have written: a warp its 16 rows, or a warpgroup.
+template <bool kByWarp>
+__device__ __forceinline__ void together(int group) {
+  if constexpr (kByWarp) {
+    __syncwarp();
+  } else {
+    hopper::named_barrier(1 + group, 128);
+  }
+}
+
 // 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
-// is multiplied.
+// is multiplied. By warps, 16 rows each, or by the warpgroup, which then waits for all of its threads twice a box.
 template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
 __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char* out,
                                            Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread, int matrix) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
+  const bool stores = S::kByWarp ? lane == 0 : thread == 0;
+  const int down = S::kByWarp ? thread / 32 * 16 : 0;  // the first row of what this thread stores
 #pragma unroll
-  for (int box = 0; box < S::kBoxesB; ++box) {
+  for (int box = 0; box < S::kBlockN / kBox; ++box) {
     unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
     Holding<S::kBoxesB, Epilogue>::apply(epilogue, box_of(sums, box), held, box, row0, col0, thread);
     if constexpr (kAdded) {
@@ -373,32 +471,46 @@ __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue&
       add_box<T>(box_of(sums, box), ring.tiles + ring.slot * S::kStageBytes + (box % S::kAddedBoxes * kConsumers + group) * kBoxBytes, row, lane,
                  weight_of<S::kBatched>(epilogue));
     }
-    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    hopper::named_barrier(1 + group, 128);
+    if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    together<S::kByWarp>(group);
     if constexpr (sizeof(T) == 1) {
       write_bytes<T>(box_of(sums, box), target, thread);
     } else {
       write_box<T>(box_of(sums, box), target, row, lane);
     }
     hopper::publish_to_async();
-    hopper::named_barrier(1 + group, 128);
-    if (thread == 0) {
-      if (row0 < m && col0 + box * kBox < n) {
-        if constexpr (S::kBatched) {
-          hopper::start_store(&sink.map, col0 + box * kBox, row0, matrix, target);
-        } else {
-          hopper::start_store(&sink.map, col0 + box * kBox, row0, target);
-        }
-      }
-      hopper::close_stores();
-    }
+    together<S::kByWarp>(group);
+    if (stores)
+      start_out<S::kBatched>(&sink.map, row0 + down, col0 + box * kBox, matrix, target + down * kBox * sizeof(T), row0 + down < m && col0 + box * kBox < n);
     if constexpr (kAdded) {
       // every thread of this warpgroup has read its share of the slot: the barrier says so
       if ((box + 1) % S::kAddedBoxes == 0 || box + 1 == S::kBoxesB) {
+        if (S::kByWarp) hopper::named_barrier(1 + group, 128);
         release<kAlone>(&ring.empty[ring.slot], walk, thread);
         ring.advance();
       }
     }
+  }
+}
+
+template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
+__device__ __forceinline__ void store_tile(const HalvedByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2],
+                                           unsigned char* out, Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread,
+                                           int matrix) {
+  store_tile<S, kAlone, kAdded>(static_cast<const ByMap<T>&>(sink), epilogue, held, sums, out, ring, walk, row0, col0, m, n, group, thread, matrix);
+  if constexpr (S::kHalf) {
+    static_assert(std::is_same_v<Epilogue, gemm::Unchanged> && !kAdded, "half a box is for bare products");
+    constexpr int kFirst = S::kBlockN / kBox * kBox;
+    const int lane = thread % 32, down = S::kByWarp ? thread / 32 * 16 : 0;
+    const bool stores = S::kByWarp ? lane == 0 : thread == 0;
+    unsigned char* target = out + S::kBlockN / kBox % S::kOutBoxes * kBoxBytes;
+    if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    together<S::kByWarp>(group);
+    // a warp's 16 short rows begin where its 16 whole ones do: only those does it know to have been read
+    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target + (S::kByWarp ? down * kBox : 0), thread / 32 * 16 + lane % 16, lane);
+    hopper::publish_to_async();
+    together<S::kByWarp>(group);
+    if (stores) start_out<S::kBatched>(&sink.half, row0 + down, col0 + kFirst, matrix, target + down * (kBox * 2), row0 + down < m && col0 + kFirst < n);
   }
 }
 
@@ -439,6 +551,7 @@ struct Kept {
 // Promotion   Kept, or a functor with kEachStep = true: then the products of every step are a sum of their own, and
 //             `promote(totals, sums, fetched)` adds it to the totals in ordinary float32 arithmetic. What it needs from memory
 //             `promote.fetch(step, row0, col0, thread)` has asked for before the products began;
+//             With S::kFloats > 0 it fetches nothing: `promote.read(floats, group, thread)` reads the floats of the step that `bring` has brought.
 //             kAhead says whether a warpgroup's products of the next step run meanwhile, in a second set of sums,
 //             kReads whether a kernel before this one may have written what is fetched
 template <typename S, bool kAlongM, bool kAlongN, bool kAlone, typename Promotion, typename Hold, typename Store>
@@ -453,9 +566,21 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
   const uint64_t first_b = hopper::operand(tiles + kBoxesA * kBoxBytes, kBoxBytes, 1024);
   float sums[S::kBlockN / 2];
   float totals[Promotion::kEachStep ? S::kBlockN / 2 : 1];
-  // starts the products of the step whose tiles are in the ring's slot
-  const auto start = [&](float(&into)[S::kBlockN / 2], bool add) {
-    hopper::wait(&ring.full[ring.slot], ring.phase);
+  // starts the products of the step whose tiles are in the ring's slot; gives what the promotion will need
+  const auto start = [&](float(&into)[S::kBlockN / 2], bool add, int step, int row0, int col0) {
+    const auto fetched = [&] {
+      if constexpr (S::kFloats > 0) {
+        hopper::wait(&ring.full[ring.slot], ring.phase);
+        const auto found = promote.read(ring.floats + ring.slot * S::kFloats, group, thread);
+        __syncwarp();
+        if (thread % 32 == 0) hopper::arrive(&ring.read[ring.slot]);
+        return found;
+      } else {
+        const auto asked = promote.fetch(step, row0 + group * 64, col0, thread);
+        hopper::wait(&ring.full[ring.slot], ring.phase);
+        return asked;
+      }
+    }();
     const uint64_t a = first_a + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
     const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
     hopper::hold(into);
@@ -464,6 +589,7 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
     for (int i = 0; i < 4; ++i) Product::run(into, a + i * kStepA, b + i * kStepB, add || i > 0);
     hopper::close_products();
     hopper::hold(into);
+    return fetched;
   };
   int row0, col0;
   // one consumer begins a few steps before the others, and so it goes on: while it stores a tile the others still multiply
@@ -489,10 +615,9 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
     };
     if constexpr (Promotion::kAhead) {
       float others[S::kBlockN / 2];
-      using Fetched = decltype(promote.fetch(0, 0, 0, 0));
+      using Fetched = decltype(start(sums, false, 0, 0, 0));
       const auto begin = [&](float(&into)[S::kBlockN / 2], Fetched& fetched, int step) {
-        fetched = promote.fetch(step, row0 + group * 64, col0, thread);
-        start(into, false);
+        fetched = start(into, false, step, row0, col0);
         const int slot = ring.slot;
         ring.advance();
         follow_after(step);
@@ -530,8 +655,7 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
     } else {
       int before = 0;
       for (int step = 0; step < steps; ++step, ring.advance()) {
-        const auto fetched = promote.fetch(step, row0 + group * 64, col0, thread);
-        start(sums, !Promotion::kEachStep && step > 0);
+        const auto fetched = start(sums, !Promotion::kEachStep && step > 0, step, row0, col0);
         if constexpr (Promotion::kEachStep) {
           hopper::wait_for_products<0>();
           hopper::hold(sums);
@@ -576,10 +700,13 @@ struct Shared {
     shared.out = shared.ring.tiles + S::kStages * S::kStageBytes;
     shared.ring.full = reinterpret_cast<Barrier*>(shared.out + S::kOutBytes);
     shared.ring.empty = shared.ring.full + S::kStages;
+    shared.ring.read = shared.ring.empty + S::kStages;
+    shared.ring.floats = reinterpret_cast<float*>(shared.ring.full + S::kBarriers * S::kStages);
     if (threadIdx.x == 0) {
       for (int i = 0; i < S::kStages; ++i) {
         hopper::init_barrier(&shared.ring.full[i], filling);
         hopper::init_barrier(&shared.ring.empty[i], emptying);
+        if (S::kFloats > 0) hopper::init_barrier(&shared.ring.read[i], 4 * kConsumers);
       }
       hopper::publish_barriers();
     }
@@ -602,7 +729,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
                   const __grid_constant__ Epilogue epilogue, const __grid_constant__ Promotion promote, const __grid_constant__ Batch<S::kBatched> batch) {
   constexpr bool kAlone = S::kCluster == 1;
   extern __shared__ unsigned char raw[];
-  const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
+  const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, S::kFloats > 0 ? 1 + kBringers / 32 : 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
   const Walk<S> walk(m, n, batch.count);
   const int steps = (k + S::kDepth - 1) / S::kDepth, group = warpgroup();
   if (group == kConsumers) {
@@ -613,6 +740,12 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
       if (S::kOverlap) hopper::wait_for_kernels_before();
       if constexpr (kAdds<Sink>) hopper::prefetch_map(&sink.added);
       produce<S, kAlongM, kAlongN>(shared.ring, walk, &map_a, &map_b, sink, steps, batch);
+    }
+    if constexpr (S::kFloats > 0) {
+      if (threadIdx.x % 128 >= 32) {
+        if (S::kOverlap) hopper::wait_for_kernels_before();
+        bring(shared.ring, walk, steps, promote);
+      }
     }
   } else {
     hopper::take_registers<kConsumerRegisters>();
@@ -628,7 +761,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
           store_tile<S, kAlone, kAdds<Sink>>(sink, epilogue_for<S::kBatched>(epilogue, matrix), held, sums, out, ring, walk, row0, col0, m, n, group, thread,
                                              matrix);
         });
-    if (thread == 0) hopper::wait_for_reads<0>();
+    if (S::kByWarp ? thread % 32 == 0 : thread == 0) hopper::wait_for_reads<0>();
   }
   // a block may not end while others of its cluster still write to its shared memory
   if constexpr (!kAlone) hopper::cluster_sync();
@@ -644,7 +777,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int steps = (a.depth + S::kDepth - 1) / S::kDepth, group = warpgroup();
   if (group == kConsumers) {
     hopper::keep_registers<kProducerRegisters>();
-    produce_plainly(shared.ring, walk, a, b, steps, batch);
+    produce_plainly(shared.ring, walk, a, b, steps, batch, promote);
   } else {
     hopper::take_registers<kConsumerRegisters>();
     const int thread = threadIdx.x % 128;
@@ -700,16 +833,16 @@ Batch<kBatched> batch_of(const Matrix& a, const Matrix& b, const Matrix& c, cons
   }
 }
 
-/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`.
+/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`, in boxes of 64 lines or of so many.
 template <typename T, bool kBatched>
-CUtensorMap describe(const Matrix& matrix, const Lines& lines) {
+CUtensorMap describe(const Matrix& matrix, const Lines& lines, int box_lines = kBox) {
   if constexpr (kBatched) {
     // one matrix that serves the whole batch is a batch of one, whose stride means nothing
     const bool one = matrix.batch == 1 || matrix.batch_stride == 0;
     return hopper::describe_matrices(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, one ? 1 : matrix.batch,
-                                     one ? lines.pitch : matrix.batch_stride);
+                                     one ? lines.pitch : matrix.batch_stride, box_lines);
   } else {
-    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, kBox, sizeof(T));
+    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, box_lines, sizeof(T));
   }
 }
 
@@ -777,8 +910,32 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
   chosen(a, b, sink, c, k, stream, epilogue, promotion, batch);
 }
 
-/// c = epilogue(a b) with the TMA, by `Wide` tiles, or by `Narrow` ones (void: none) where wide ones would leave multiprocessors
-/// idle.  What the TMA cannot address the third warpgroup copies itself, slowly and rightly.  The matrices have been checked.
+// The shape of least cost: a column costs what its tile says, and those count that a multiprocessor computes one after another. What a
+// cluster has beyond an edge is computed too.
+template <typename Wide, typename... Others, typename Launch>
+void launch_cheapest(OneOf<Others...>, const Matrix& c, int64_t blocks, const Launch& launch) {
+  const auto cost = [&](auto shape) {
+    using S = decltype(shape);
+    return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN * S::kCost;
+  };
+  static_assert(((Others::kByWarp == Wide::kByWarp) && ...), "all store the same boxes");
+  int64_t least = cost(Wide());
+  int chosen = 0, number = 0;
+  const auto consider = [&](int64_t with) {
+    ++number;
+    if (with < least) {
+      least = with;
+      chosen = number;
+    }
+  };
+  (consider(cost(Others())), ...);
+  if (chosen == 0) return launch(Wide());
+  number = 0;
+  ((++number == chosen ? launch(Others()) : void()), ...);
+}
+
+/// c = epilogue(a b) with the TMA, by `Wide` tiles, or by those of `Others` (OneOf<…>) that leave multiprocessors idle for less. What the
+/// TMA cannot address the third warpgroup copies itself, slowly and rightly.  The matrices have been checked.
 /// Of batched shapes every matrix of the batch is computed; `epilogue.begin(matrix)` says which one a tile is of, and `weight()` by
 /// what `added` is multiplied.
 ///
@@ -786,12 +943,12 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
 /// kAnyA   whether kernels are compiled for an a that is stored column by column; without them it goes the slow way
 /// added   a matrix of c's shape and type that is the last thing the epilogue adds, if that is all it is given for: its boxes come by
 ///         TMA, and `epilogue.before_adding()` is what happens to the sums before
-template <typename Wide, typename Narrow, typename TOut, bool kAnyA = true, typename Epilogue, typename Promotion, typename Added = Nothing>
+template <typename Wide, typename Others, typename TOut, bool kAnyA = true, typename Epilogue, typename Promotion, typename Added = Nothing>
 void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStream_t stream, const Epilogue& epilogue, const Promotion& promotion,
                     const Added& added = {}) {
   using T = typename Wide::Element;
   const Lines lines_a = lines_of(a, sizeof(T)), lines_b = lines_of(b, sizeof(T)), lines_c = lines_of(c, sizeof(TOut));
-  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>;
+  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>, kHalves = halves(Others());
   static_assert(sizeof(TOut) == 2 || !(kBatched || kAdded), "a batch, and what is added, have boxes of 16-bit elements");
   const Batch<kBatched> batch = batch_of<kBatched>(a, b, c, added);
   bool other_way = (lines_a.transposed && (!kAnyA || sizeof(T) == 1)) || (!lines_b.transposed && sizeof(T) == 1);
@@ -814,13 +971,20 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
     return check_cuda(cudaGetLastError(), "product_wgmma_plain");
   }
   const CUtensorMap map_a = describe<T, kBatched>(a, lines_a), map_b = describe<T, kBatched>(b, lines_b);
+  // boxes of c as every shape writes them: 16 rows where each warp stores its own
+  constexpr int kOutRows = Wide::kByWarp ? kBox / 4 : kBox;
   const auto sink = [&] {
     if constexpr (kAdded) {
-      return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
+      return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c, kOutRows)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
     } else if constexpr (sizeof(TOut) == 1) {
-      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kBox, 1, kBox)};
+      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, 1, kBox)};
+    } else if constexpr (kByMap && kHalves) {
+      static_assert(!kBatched, "half boxes are of single matrices");
+      const CUtensorMap half =
+          hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, sizeof(TOut), kBox / 2 * sizeof(TOut));
+      return HalvedByMap<TOut>{{describe<TOut, false>(c, lines_c, kOutRows)}, half};
     } else if constexpr (kByMap) {
-      return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c)};
+      return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c, kOutRows)};
     } else {
       return pairs_of<TOut>(c);
     }
@@ -835,19 +999,10 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
   using Sink = std::decay_t<decltype(sink)>;
   using Before = std::decay_t<decltype(before)>;
   const bool along_m = lines_a.transposed, along_n = !lines_b.transposed;
-  if constexpr (!std::is_void_v<Narrow>) {
-    // whether the columns that a multiprocessor computes one after another are fewer with narrow tiles, by enough: there an element
-    // of a is used for 64 columns only (1024 x 1024 x 1024: 384 TFLOP/s against 257 with tiles of 128 columns)
-    const int64_t blocks = Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>>());
-    const auto columns = [&](auto shape) {
-      using S = decltype(shape);
-      // what a cluster has beyond an edge is computed too
-      return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN;
-    };
-    if (columns(Narrow()) * 7 < columns(Wide()) * 5)
-      return launch_as<Narrow, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
-  }
-  launch_as<Wide, kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
+  constexpr auto any = product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>;
+  launch_cheapest<Wide>(Others(), c, Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, any>()), [&](auto shape) {
+    launch_as<decltype(shape), kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
+  });
 }
 
 }  // namespace wgmma

@@ -23,6 +23,14 @@ namespace hopper {
 // Tensor maps (host)
 // ---------------------------------------------------------------------------
 
+// how many bytes the second-level cache asks memory for where a box wants some of them
+#ifndef OPFORGE_PROMOTION
+#define OPFORGE_PROMOTION 256
+#endif
+constexpr CUtensorMapL2promotion kPromotion = OPFORGE_PROMOTION == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+                                              : OPFORGE_PROMOTION == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                                         : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+
 constexpr int kBox = 64;  // a box is 64 x 64 16-bit elements: rows of 128 bytes, as wide as the widest swizzle
 constexpr int kBoxBytes = kBox * kBox * 2;
 
@@ -55,22 +63,23 @@ inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, i
   const cuuint32_t steps[2] = {1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses a matrix of ", outer, " rows of ", inner,
                 " elements, ", pitch, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
 }
 
-/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of 64 rows of one of them.
-inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart) {
+/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of `box_rows` rows of one of them.
+inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart,
+                                     int box_rows = kBox) {
   CUtensorMap map;
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer), static_cast<cuuint64_t>(count)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(pitch) * 2, static_cast<cuuint64_t>(apart) * 2};
-  const cuuint32_t box[3] = {kBox, kBox, 1};
+  const cuuint32_t box[3] = {kBox, static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           CU_TENSOR_MAP_SWIZZLE_128B, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses ", count, " matrices of ", outer, " rows of ", inner,
                 " elements, rows ", pitch, " and matrices ", apart, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
@@ -150,6 +159,13 @@ __device__ __forceinline__ void arrive_at(Barrier* barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
+/// Starts copying a float to shared memory; the second counts at a barrier when what this thread started before has arrived.
+__device__ __forceinline__ void start_float(float* target, const float* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");
+}
+__device__ __forceinline__ void arrive_when_copied(Barrier* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 /// Waits until the phase of that parity has ended (a fresh barrier is in phase 0; "phase -1", parity 1, has ended).
 __device__ __forceinline__ void wait(Barrier* barrier, uint32_t parity) {
   uint32_t done;
@@ -174,6 +190,16 @@ __device__ __forceinline__ void start_box(void* target, const CUtensorMap* map, 
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(target)),
       "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer)
+      : "memory");
+}
+/// The same for what nobody will read again: the second-level cache drops it first.
+__device__ __forceinline__ void start_box_once(void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier) {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+          shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "l"(policy)
       : "memory");
 }
 /// The same into every block of the cluster whose bit is set in `blocks`, each block's own barrier being told.
@@ -303,6 +329,12 @@ struct Product;
 #define OPFORGE_TAIL192_3 "%99"
 #define OPFORGE_TAIL192_4 "%100"
 #define OPFORGE_TAIL192(i) OPFORGE_TAIL192_##i
+#define OPFORGE_TAIL224_0 "%112"
+#define OPFORGE_TAIL224_1 "%113"
+#define OPFORGE_TAIL224_2 "%114"
+#define OPFORGE_TAIL224_3 "%115"
+#define OPFORGE_TAIL224_4 "%116"
+#define OPFORGE_TAIL224(i) OPFORGE_TAIL224_##i
 #define OPFORGE_TAIL256_0 "%128"
 #define OPFORGE_TAIL256_1 "%129"
 #define OPFORGE_TAIL256_2 "%130"
@@ -312,10 +344,12 @@ struct Product;
 #define OPFORGE_REGISTERS64 OPFORGE_R0 ", " OPFORGE_R1
 #define OPFORGE_REGISTERS128 OPFORGE_REGISTERS64 ", " OPFORGE_R2 ", " OPFORGE_R3
 #define OPFORGE_REGISTERS192 OPFORGE_REGISTERS128 ", " OPFORGE_R4 ", " OPFORGE_R5
+#define OPFORGE_REGISTERS224 OPFORGE_REGISTERS192 ", " OPFORGE_R6
 #define OPFORGE_REGISTERS256 OPFORGE_REGISTERS192 ", " OPFORGE_R6 ", " OPFORGE_R7
 #define OPFORGE_SUMS64 OPFORGE_SUMS16(0), OPFORGE_SUMS16(16)
 #define OPFORGE_SUMS128 OPFORGE_SUMS64, OPFORGE_SUMS16(32), OPFORGE_SUMS16(48)
 #define OPFORGE_SUMS192 OPFORGE_SUMS128, OPFORGE_SUMS16(64), OPFORGE_SUMS16(80)
+#define OPFORGE_SUMS224 OPFORGE_SUMS192, OPFORGE_SUMS16(96)
 #define OPFORGE_SUMS256 OPFORGE_SUMS192, OPFORGE_SUMS16(96), OPFORGE_SUMS16(112)
 #define OPFORGE_PRODUCTS(N)                                                                       \
   OPFORGE_PRODUCT(half_t, "f16", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)       \
@@ -323,6 +357,7 @@ struct Product;
 OPFORGE_PRODUCTS(64)
 OPFORGE_PRODUCTS(128)
 OPFORGE_PRODUCTS(192)
+OPFORGE_PRODUCTS(224)
 OPFORGE_PRODUCTS(256)
 
 // FP8: 32 terms an instruction, both operands with their terms side by side; the format of each is in the name

@@ -3,7 +3,7 @@
 moves     b once, a once for each block of columns, SPLIT * m * n sums in float32 through the second-level cache
 idea      with m <= 128 there are too few tiles for the device, and what limits is how fast b comes in: SPLIT times as many programs
           ask for it. With SWAP the product is taken as c^T = b^T a^T, because wgmma's first side is never shorter than 64 and a is
-config    zeros leave everything to `by_shape`, which has what was fastest
+config    zeros leave everything to `by_shape`, which has what was fastest; with EARLY blocks start while the kernel before ends
 precision parts are added in float32 in the order of k, whoever is last: the same bits at every call
 limits    m <= 256
 """
@@ -24,6 +24,7 @@ SPACE = {
     "SWAP": (False, True),
     "num_warps": (4, 8),
     "num_stages": (0, 3, 4, 5, 6, 8, 10),
+    "EARLY": (False, True),
 }
 LIMITS = {
     "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, num_stages) > 0) == (max(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, num_stages) > 0)",
@@ -35,7 +36,7 @@ LIMITS = {
     "short_sides_are_swapped": "not SWAP or BLOCK_M <= 64",
     "every_part_has_a_tile": "SPLIT <= 1 or SPLIT * BLOCK_K_BYTES <= k * itemsize",
 }
-DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "SPLIT": 0, "SWAP": False, "num_warps": 4, "num_stages": 0}
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "SPLIT": 0, "SWAP": False, "num_warps": 4, "num_stages": 0, "EARLY": False}
 
 
 def by_shape(m, n, k, itemsize, programs):
@@ -64,8 +65,11 @@ def by_shape(m, n, k, itemsize, programs):
 def matmul_parts(
     a, b, c, parts, counters, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STEPS: tl.constexpr, SWAP: tl.constexpr,
-    A: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr,
+    A: tl.constexpr, B: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     blocks_m = tl.cdiv(m, BLOCK_M)
     tile, part = tl.program_id(0), tl.program_id(1)
     row, col = tile % blocks_m * BLOCK_M, tile // blocks_m * BLOCK_N
@@ -104,7 +108,7 @@ def matmul_parts(
             tl.store(counters + tile, 0)
 
 
-def launch(a, b, c, *, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages):
+def launch(a, b, c, *, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages, EARLY=False):
     (m, k), n = a.shape, b.shape[1]
     if BLOCK_M == 0:
         BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, num_warps, num_stages = by_shape(m, n, k, a.element_size(), multiprocessors(c))
@@ -113,8 +117,11 @@ def launch(a, b, c, *, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, 
     steps = triton.cdiv(triton.cdiv(k, block_k), SPLIT)
     parts = torch.empty(SPLIT * tiles * BLOCK_M * BLOCK_N if SPLIT > 1 else 0, dtype=torch.float32, device=c.device)
     a_way, b_way = how(a), how(b)
+    # blocks may start while the kernel before runs, and wait for it inside: Hopper and later
+    early = {"EARLY": True, "launch_pdl": True} if EARLY and c.is_cuda and torch.cuda.get_device_capability(c.device) >= (9, 0) else {"EARLY": False}
     matmul_parts[(tiles, SPLIT)](
         described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), c, parts, counters_for(c.device, tiles),
         m, n, k, *a.stride(), *b.stride(), *c.stride(),
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, SPLIT=SPLIT, STEPS=steps, SWAP=SWAP, A=a_way, B=b_way, PRECISION=precision, num_warps=num_warps, num_stages=num_stages,
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, SPLIT=SPLIT, STEPS=steps, SWAP=SWAP, A=a_way, B=b_way, PRECISION=precision,
+        num_warps=num_warps, num_stages=num_stages, **early,
     )  # fmt: skip

@@ -13,16 +13,16 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1]}
-default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 0}
-limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD == 0 or BLOCK_N <= 128", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
+space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1], BY_WARP = [0, 1]}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1, BY_WARP = 0}
+limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD == 0 or BLOCK_N <= 128", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
 */
 #include "opforge/fp8_scales.h"
 #include "opforge/gemm_wgmma.h"
 
 // Tunable: columns of a tile of y, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
 // together, boxes of y under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs,
-// whether a warpgroup multiplies the next step while it adds the sums of the last one.
+// whether a warpgroup multiplies the next step while it adds the sums of the last one, whether every warp stores its own rows of y.
 #ifndef BLOCK_N
 #define BLOCK_N 128
 #endif
@@ -36,7 +36,7 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #define CLUSTER_N 1
 #endif
 #ifndef GROUP
-#define GROUP 8
+#define GROUP 4
 #endif
 #ifndef OUT_BOXES
 #define OUT_BOXES 2
@@ -48,7 +48,10 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #define OVERLAP 1
 #endif
 #ifndef AHEAD
-#define AHEAD 0
+#define AHEAD 1
+#endif
+#ifndef BY_WARP
+#define BY_WARP 0
 #endif
 
 namespace opforge {
@@ -94,21 +97,27 @@ struct Moved {
   }
 };
 
-// Scales of blocks: the sums of 128 terms are multiplied on the way.
+// Scales of blocks: the sums of 128 terms are multiplied on the way. The scales of a step come through the ring: those of 128 rows, then those of
+// every 64 columns.
+constexpr int kFloats = 128 + kHalves;
 struct Scaled {
   static constexpr bool kEachStep = true, kAhead = AHEAD, kReads = true;
   Scales a, b;
   struct Fetched {
     float rows[2], halves[kHalves];
   };
+  __device__ __forceinline__ const float* source(int row0, int col0, int i) const {
+    return i < 128 ? a.where(row0 + i, 0) : b.where((col0 + 64 * (i - 128)) / opforge::kScaleBlock, 0);
+  }
+  __device__ __forceinline__ int64_t stride(int i) const { return i < 128 ? a.block : b.block; }
   // Every thread has sums of two rows, eight apart.
-  __device__ __forceinline__ Fetched fetch(int step, int row0, int col0, int thread) const {
+  __device__ __forceinline__ Fetched read(const float* floats, int group, int thread) const {
     Fetched found;
-    const int row = row0 + thread / 32 * 16 + thread % 32 / 4;
+    const int row = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+    found.rows[0] = floats[row];
+    found.rows[1] = floats[row + 8];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) found.rows[i] = a.at(row + 8 * i, step);
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i) found.halves[i] = b.at((col0 + 64 * i) / opforge::kScaleBlock, step);
+    for (int i = 0; i < kHalves; ++i) found.halves[i] = floats[128 + i];
     return found;
   }
   template <int count>
@@ -156,14 +165,16 @@ struct ByRowAndColumn {
   }
 };
 
+template <typename T, int floats>
+using Tiles = wgmma::Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, false, BY_WARP, floats>;
+
 template <typename T, typename TOut>
 void product_of(const opforge::Fp8Product& call, cudaStream_t stream) {
-  using Tiles = wgmma::Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP>;
   const opforge::Matrix b = call.b.transposed();
   if (call.blockwise) {
-    wgmma::launch_product<Tiles, void, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
+    wgmma::launch_product<Tiles<T, kFloats>, wgmma::OneOf<>, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
   } else {
-    wgmma::launch_product<Tiles, void, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
+    wgmma::launch_product<Tiles<T, 0>, wgmma::OneOf<>, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
   }
 }
 

@@ -133,5 +133,5 @@ operator = Operator(
         _workload("decode_64_llama3_70b", 64, 8192, 8192, "row", "Llama 3 70B: q and output projections, 64 sequences decoding"),
         _workload("decode_128_deepseek_v3", 128, 7168, 16384, "block", "DeepSeek-V3: output projection, 128 sequences decoding"),
     ),
-    implementations=("triton_gluon", "cuda_wgmma", "triton_pipelined", "tilelang_tiled", "triton_scaled", "cpp_packed", "torch_eager"),
+    implementations=("triton_gluon", "cuda_wgmma", "cuda_stream", "triton_pipelined", "tilelang_tiled", "triton_scaled", "cpp_packed", "torch_eager"),
 )

@@ -1,0 +1,62 @@
+// Few rows: b streams from memory through a ring of TMA boxes into wgmma, k split among the blocks of a cluster, parts added through its shared memory.
+//
+// moves     b once; a once for each block of columns, from the second-level cache
+// idea      the sides are exchanged, because wgmma's first is never shorter than 64: columns of c are its rows. What limits is how many
+//           bytes are under way: the ring has RING KB on every multiprocessor, where Little's law asks for about 32
+// code      opforge/gemm_stream.h, which ../matmul_fp8 has too
+// precision float32 sums; the parts of k are added in their order: the same bits at every call
+// limits    m <= 128; sm_90a. What the TMA cannot address, and an a that is stored column by column, is right and slow
+/* opforge
+arch = "sm_90a"
+layouts = ["contiguous", "rows", "strided"]
+dtypes = ["float16", "bfloat16"]
+supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
+space = {COLUMNS = [64, 128, 256], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1, 2], DEEP = [1, 2]}
+default = {COLUMNS = 128, RING = 100, PARTS = 0, OVERLAP = 2, DEEP = 1}
+limits = {every_part_has_a_step = "PARTS * 64 * DEEP <= k or PARTS == 0"}
+*/
+#include "opforge/gemm_stream.h"
+
+// Tunable: columns of c in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs (2: and ask
+// the second-level cache for b), 64 terms that a step has.
+#ifndef COLUMNS
+#define COLUMNS 128
+#endif
+#ifndef RING
+#define RING 100
+#endif
+#ifndef PARTS
+#define PARTS 0
+#endif
+#ifndef OVERLAP
+#define OVERLAP 2
+#endif
+#ifndef DEEP
+#define DEEP 1
+#endif
+
+namespace {
+
+namespace stream = opforge::stream;
+
+template <typename T>
+struct Sizes {
+  template <int rows>
+  using Shape = stream::Shape<T, COLUMNS, rows, RING * 1024, false, OVERLAP, DEEP>;
+};
+
+template <typename T>
+void product_of(const opforge::Matrix& a, const opforge::Matrix& b, const opforge::Matrix& c, cudaStream_t where) {
+  stream::launch_product<Sizes<T>::template Shape, T>(a, b, c, PARTS, where, stream::Kept{});
+}
+
+void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
+  const opforge::Matrix left = OPFORGE_DEVICE_MATRIX(a), right = OPFORGE_DEVICE_MATRIX(b), out = OPFORGE_DEVICE_MATRIX(c);
+  opforge::check_product(left, right, out);
+  opforge::check_same_dtype(left, out);
+  if (out.numel() > 0) OPFORGE_DISPATCH_16_BITS(left, T, product_of<T>(left, right, out, opforge::current_stream(a)));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, matmul)
