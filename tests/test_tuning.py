@@ -203,7 +203,18 @@ def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further
 def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch):
     """The same search with other waiting: nothing is lost or tried twice when points come in the order in which they are compiled."""
     monkeypatch.setattr(sys.modules[tune.__module__], "compilers_have_their_own_processors", lambda device: True)
-    found, trials, _ = tuned(home, jobs=2)
+    definition = home / "twice" / "op.py"
+    more = "workloads=(Workload(name='other', axes={'rows': 8, 'cols': 64}, source='a test', scale='laptop'), "
+    definition.write_text(definition.read_text().replace("workloads=(", more))
+    host, both = Isolated(), []
+    try:
+        options = Options(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05), jobs=2)
+        outcomes = list(tune(load([home]), "twice", options, host, add=lambda record: None, listener=both.append, write=False))
+    finally:
+        host.close()
+    assert [item.workload for item in outcomes] == list(dict.fromkeys(trial.workload for trial in both)) and len(outcomes) == 2
+    assert outcomes[0].workload == "other" and outcomes[0].record is not None
+    found, trials = outcomes[1], [trial for trial in both if trial.workload != "other"]
     assert trials[0].config == load([home]).implementation("twice", "cpp_repeats").default
     assert sorted((trial.number, trial.total) for trial in trials) == [(number, 6) for number in range(1, 7)]
     assert len({trial.config for trial in trials}) == 6

@@ -13,10 +13,10 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from opforge.backends import Native, backend
 from opforge.core.dtypes import DTYPES
@@ -73,11 +73,12 @@ def tune(
     compilers = Compilers(options.jobs or default_jobs(options.device))
     began = time.monotonic()
     todo = _todo(operator, options)
-    spaces = {(dtype, workload.name): _spaces(registry, operator, workload, dtype, options, compilers) for dtype, workload in todo}
-    if compilers_have_their_own_processors(options.device):
-        for space in chain(*spaces.values()):
-            space.codes.ahead(space.search.planned(), LATER)
-        _start_servers(host, {space.implementation.backend for space in chain(*spaces.values())}, options.device)
+    planned: dict[int, Future[list[_Space]]] = {}
+    if todo and compilers_have_their_own_processors(options.device):
+        # compilers are given the workload after the one under way as well: none of them waits while the other's last points are measured
+        planned = {place: Future() for place in range(len(todo))}
+        _plan(planned, 0, registry, operator, todo, options, compilers)()
+        _start_servers(host, {space.implementation.backend for space in planned[0].result()}, options.device)
     try:
         for place, (dtype, workload) in enumerate(todo):
             now = time.monotonic()
@@ -87,6 +88,8 @@ def tune(
             if left <= 0:
                 yield _not_begun(operator, workload, dtype, f"not begun: the limit of {options.limit_s:g} s had passed")
                 continue
+            if place + 1 < len(planned):
+                compilers.submit(_plan(planned, place + 1, registry, operator, todo, options, compilers), NOW)
             case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars)
             job = Job(
                 registry=registry,
@@ -107,7 +110,8 @@ def tune(
                 until=now + left / (len(todo) - place),
             )
             try:
-                yield _tune_workload(job, spaces[dtype, workload.name], write)
+                spaces = planned[place].result() if planned else _spaces(registry, operator, workload, dtype, options, compilers)
+                yield _tune_workload(job, spaces, write)
             finally:
                 bench.forget(case)
     finally:
@@ -192,6 +196,25 @@ def _spaces(registry: Registry, operator: Operator, workload: Workload, dtype: s
         codes = Codes(registry, implementation, workload.axes, dtype, scalars, options.device, detect(options.device).target, compilers)
         found.append(_Space(implementation=implementation, search=search, codes=codes, one_point=len(points) == 1))
     return found
+
+
+def _plan(
+    planned: Mapping[int, Future[list[_Space]]], place: int, registry: Registry, operator: Operator, todo: Sequence[tuple[str, Workload]], options: Options, compilers: Compilers
+) -> Callable[[], None]:
+    """What finds the spaces of one workload and has their first points compiled."""
+
+    def work() -> None:
+        dtype, workload = todo[place]
+        try:
+            spaces = _spaces(registry, operator, workload, dtype, options, compilers)
+            for space in spaces:
+                if not space.one_point:
+                    space.codes.ahead(space.search.planned(), LATER)
+            planned[place].set_result(spaces)
+        except BaseException as error:  # noqa: BLE001 - it is raised where the spaces are asked for
+            planned[place].set_exception(error)
+
+    return work
 
 
 def _start_servers(host: Host, backends: Iterable[str], device: str) -> None:
