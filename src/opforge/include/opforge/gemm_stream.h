@@ -65,17 +65,17 @@ constexpr int kMaxRows = 128, kMaxParts = 8;
 /// columns     of c in a block           ring_bytes  about how many bytes of both operands are under way or waiting
 /// rows        of c: 8, 16, 32, 64, 128  scaled      a step's scales come through the ring too
 /// deep        128 bytes of terms in a step: 1, or 2 (16-bit elements alone)
-/// overlap     1: blocks may start while the kernel before runs; 2: and ask the second-level cache for their first steps of b then
-template <typename T, int columns, int rows, int ring_bytes, bool scaled, int overlap, int deep = 1>
+/// overlap     blocks may start while the kernel before runs
+template <typename T, int columns, int rows, int ring_bytes, bool scaled, bool overlap, int deep = 1>
 struct Shape {
   using Element = T;
   static constexpr int kDeep = deep, kDepth = deep * 128 / sizeof(T);  // terms per step
-  static constexpr int kColumns = columns, kRows = rows, kOverlap = overlap, kWarpgroups = columns / kBox, kThreads = 128 * kWarpgroups + 32;
+  static constexpr int kColumns = columns, kRows = rows, kWarpgroups = columns / kBox, kThreads = 128 * kWarpgroups + 32;
   static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes), kStages = std::max(2, ring_bytes / kStageBytes);
   // the sums of a block: those of a row side by side, rows so far apart that the lanes of a warp write to different banks
   static constexpr int kPitch = columns + 4, kSumBytes = rows * kPitch * static_cast<int>(sizeof(float));
   static constexpr int kRingBytes = std::max(kStages * kStageBytes, kSumBytes);
-  static constexpr bool kScaled = scaled;
+  static constexpr bool kScaled = scaled, kOverlap = overlap;
   static constexpr int kScales = scaled ? rows + (kWarpgroups + 1) / 2 * 2 : 0;  // of a step: one for each row, one for 64 columns; an even number
   static constexpr int kSharedBytes = kRingBytes + kStages * (kScales * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(Barrier))) + 1024;
   // two blocks on a multiprocessor where their rings allow it: the next kernel's may wait there
@@ -143,12 +143,8 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
       kAlongN ? start(i, col, depth) : start(i, depth, col);
     }
   };
-  if (S::kOverlap > 0) {
+  if (S::kOverlap) {
     hopper::let_next_kernel_start();
-    if (S::kOverlap > 1 && lane == 0) {
-      // harmless if the kernel before still writes b: the second-level cache is where its writes go
-      for (int step = first; step < min(last, first + S::kStages); ++step) boxes(step, [&](int, int inner, int outer) { hopper::prefetch_box(wide, inner, outer); });
-    }
     hopper::wait_for_kernels_before();
   }
   int slot = 0;
@@ -162,11 +158,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
         unsigned char* tiles = ring.tiles + slot * S::kStageBytes;
         boxes(step, [&](int i, int inner, int outer) {
           unsigned char* target = tiles + i * (S::kDeep / kEach) * kBoxBytes;
-#ifdef HINT
-          hopper::start_box_once(target, wide, inner, outer, full);
-#else
           hopper::start_box(target, wide, inner, outer, full);
-#endif
         });
 #pragma unroll
         for (int i = 0; i < S::kDeep; ++i)
@@ -290,7 +282,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   if (group == S::kWarpgroups) {
     produce<S, kAlongN>(ring, &wide, &few, col0, first, last, promote);
   } else {
-    if (S::kOverlap > 0) hopper::wait_for_kernels_before();
+    if (S::kOverlap) hopper::wait_for_kernels_before();
     consume<S, kAlongN, Promotion>(ring, last - first, group);
   }
   if (parts > 1) {
@@ -378,7 +370,7 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
   cudaLaunchAttribute& early = attributes[config.numAttrs];
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  if (S::kOverlap > 0) ++config.numAttrs;
+  if (S::kOverlap) ++config.numAttrs;
   check_cuda(cudaLaunchKernelEx(&config, kernel, wide, few, target_of<TOut>(c), static_cast<int>(steps), promote), "product_stream");
 }
 

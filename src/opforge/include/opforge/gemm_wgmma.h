@@ -40,15 +40,14 @@ constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the nex
 /// stages     steps under way at once                           cluster_n   blocks that share a
 /// out_boxes  boxes of 64 columns of c under way, per consumer  group       rows of tiles that are walked together
 /// lead       steps by which one consumer leads the other       overlap     blocks may start while the kernel before runs
-/// batched    many products in one launch (see Batch)            by_warp     every warp stores its own 16 rows of a box
-/// floats     of each step that a promotion wants in shared memory (see Promotion)
+/// batched    many products in one launch (see Batch)            floats      of each step that a promotion wants in shared memory
 template <typename T, int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead, int group, bool overlap, bool batched = false,
-          bool by_warp = false, int floats = 0>
+          int floats = 0>
 struct Shape {
   using Element = T;
   static constexpr int kDepth = 128 / sizeof(T);  // terms per step: one row of a box
   static constexpr int kBlockN = block_n, kStages = stages, kClusterM = cluster_m, kClusterN = cluster_n, kLead = lead, kGroup = group;
-  static constexpr bool kOverlap = overlap, kBatched = batched, kByWarp = by_warp;
+  static constexpr bool kOverlap = overlap, kBatched = batched;
   static constexpr int kFloats = floats, kBarriers = floats > 0 ? 3 : 2;
   // the last box of b may be needed by half
   static constexpr int kBoxesB = (kBlockN + kBox - 1) / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
@@ -240,7 +239,7 @@ __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtens
 
 // Its other warps bring the floats that a promotion wants of each step: `promote.source(row0, col0, i)` says where number i of step 0 lies,
 // `promote.stride(i)` how far it is from there to the next step's.  A warp tells the slot's barrier once, some steps later, that its copies
-// have arrived: a hundred threads that do so would take turns at the shared memory that the products read.
+// have arrived.
 template <typename S, typename Promotion>
 __device__ __forceinline__ void bring(Ring<S> ring, Walk<S> walk, int steps, const Promotion& promote) {
   constexpr int kEach = (S::kFloats + kBringers - 1) / kBringers, kLater = 2;
@@ -444,24 +443,12 @@ __device__ __forceinline__ void start_out(const CUtensorMap* map, int row, int c
   hopper::close_stores();
 }
 
-// Threads that write a box together, and store it when all have written: a warp its 16 rows, or a warpgroup.
-template <bool kByWarp>
-__device__ __forceinline__ void together(int group) {
-  if constexpr (kByWarp) {
-    __syncwarp();
-  } else {
-    hopper::named_barrier(1 + group, 128);
-  }
-}
-
 // 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
-// is multiplied. By warps, 16 rows each, or by the warpgroup, which then waits for all of its threads twice a box.
+// is multiplied.
 template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
 __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char* out,
                                            Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread, int matrix) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-  const bool stores = S::kByWarp ? lane == 0 : thread == 0;
-  const int down = S::kByWarp ? thread / 32 * 16 : 0;  // the first row of what this thread stores
 #pragma unroll
   for (int box = 0; box < S::kBlockN / kBox; ++box) {
     unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
@@ -471,21 +458,19 @@ __device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue&
       add_box<T>(box_of(sums, box), ring.tiles + ring.slot * S::kStageBytes + (box % S::kAddedBoxes * kConsumers + group) * kBoxBytes, row, lane,
                  weight_of<S::kBatched>(epilogue));
     }
-    if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    together<S::kByWarp>(group);
+    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    hopper::named_barrier(1 + group, 128);
     if constexpr (sizeof(T) == 1) {
       write_bytes<T>(box_of(sums, box), target, thread);
     } else {
       write_box<T>(box_of(sums, box), target, row, lane);
     }
     hopper::publish_to_async();
-    together<S::kByWarp>(group);
-    if (stores)
-      start_out<S::kBatched>(&sink.map, row0 + down, col0 + box * kBox, matrix, target + down * kBox * sizeof(T), row0 + down < m && col0 + box * kBox < n);
+    hopper::named_barrier(1 + group, 128);
+    if (thread == 0) start_out<S::kBatched>(&sink.map, row0, col0 + box * kBox, matrix, target, row0 < m && col0 + box * kBox < n);
     if constexpr (kAdded) {
       // every thread of this warpgroup has read its share of the slot: the barrier says so
       if ((box + 1) % S::kAddedBoxes == 0 || box + 1 == S::kBoxesB) {
-        if (S::kByWarp) hopper::named_barrier(1 + group, 128);
         release<kAlone>(&ring.empty[ring.slot], walk, thread);
         ring.advance();
       }
@@ -501,16 +486,14 @@ __device__ __forceinline__ void store_tile(const HalvedByMap<T>& sink, const Epi
   if constexpr (S::kHalf) {
     static_assert(std::is_same_v<Epilogue, gemm::Unchanged> && !kAdded, "half a box is for bare products");
     constexpr int kFirst = S::kBlockN / kBox * kBox;
-    const int lane = thread % 32, down = S::kByWarp ? thread / 32 * 16 : 0;
-    const bool stores = S::kByWarp ? lane == 0 : thread == 0;
+    const int lane = thread % 32;
     unsigned char* target = out + S::kBlockN / kBox % S::kOutBoxes * kBoxBytes;
-    if (stores) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    together<S::kByWarp>(group);
-    // a warp's 16 short rows begin where its 16 whole ones do: only those does it know to have been read
-    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target + (S::kByWarp ? down * kBox : 0), thread / 32 * 16 + lane % 16, lane);
+    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
+    hopper::named_barrier(1 + group, 128);
+    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target, thread / 32 * 16 + lane % 16, lane);
     hopper::publish_to_async();
-    together<S::kByWarp>(group);
-    if (stores) start_out<S::kBatched>(&sink.half, row0 + down, col0 + kFirst, matrix, target + down * (kBox * 2), row0 + down < m && col0 + kFirst < n);
+    hopper::named_barrier(1 + group, 128);
+    if (thread == 0) start_out<S::kBatched>(&sink.half, row0, col0 + kFirst, matrix, target, row0 < m && col0 + kFirst < n);
   }
 }
 
@@ -761,7 +744,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
           store_tile<S, kAlone, kAdds<Sink>>(sink, epilogue_for<S::kBatched>(epilogue, matrix), held, sums, out, ring, walk, row0, col0, m, n, group, thread,
                                              matrix);
         });
-    if (S::kByWarp ? thread % 32 == 0 : thread == 0) hopper::wait_for_reads<0>();
+    if (thread == 0) hopper::wait_for_reads<0>();
   }
   // a block may not end while others of its cluster still write to its shared memory
   if constexpr (!kAlone) hopper::cluster_sync();
@@ -833,16 +816,16 @@ Batch<kBatched> batch_of(const Matrix& a, const Matrix& b, const Matrix& c, cons
   }
 }
 
-/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`, in boxes of 64 lines or of so many.
+/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`.
 template <typename T, bool kBatched>
-CUtensorMap describe(const Matrix& matrix, const Lines& lines, int box_lines = kBox) {
+CUtensorMap describe(const Matrix& matrix, const Lines& lines) {
   if constexpr (kBatched) {
     // one matrix that serves the whole batch is a batch of one, whose stride means nothing
     const bool one = matrix.batch == 1 || matrix.batch_stride == 0;
     return hopper::describe_matrices(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, one ? 1 : matrix.batch,
-                                     one ? lines.pitch : matrix.batch_stride, box_lines);
+                                     one ? lines.pitch : matrix.batch_stride);
   } else {
-    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, box_lines, sizeof(T));
+    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, kBox, sizeof(T));
   }
 }
 
@@ -918,7 +901,6 @@ void launch_cheapest(OneOf<Others...>, const Matrix& c, int64_t blocks, const La
     using S = decltype(shape);
     return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN * S::kCost;
   };
-  static_assert(((Others::kByWarp == Wide::kByWarp) && ...), "all store the same boxes");
   int64_t least = cost(Wide());
   int chosen = 0, number = 0;
   const auto consider = [&](int64_t with) {
@@ -971,20 +953,18 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
     return check_cuda(cudaGetLastError(), "product_wgmma_plain");
   }
   const CUtensorMap map_a = describe<T, kBatched>(a, lines_a), map_b = describe<T, kBatched>(b, lines_b);
-  // boxes of c as every shape writes them: 16 rows where each warp stores its own
-  constexpr int kOutRows = Wide::kByWarp ? kBox / 4 : kBox;
   const auto sink = [&] {
     if constexpr (kAdded) {
-      return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c, kOutRows)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
+      return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
     } else if constexpr (sizeof(TOut) == 1) {
-      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, 1, kBox)};
+      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kBox, 1, kBox)};
     } else if constexpr (kByMap && kHalves) {
       static_assert(!kBatched, "half boxes are of single matrices");
       const CUtensorMap half =
-          hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kOutRows, sizeof(TOut), kBox / 2 * sizeof(TOut));
-      return HalvedByMap<TOut>{{describe<TOut, false>(c, lines_c, kOutRows)}, half};
+          hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kBox, sizeof(TOut), kBox / 2 * sizeof(TOut));
+      return HalvedByMap<TOut>{{describe<TOut, false>(c, lines_c)}, half};
     } else if constexpr (kByMap) {
-      return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c, kOutRows)};
+      return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c)};
     } else {
       return pairs_of<TOut>(c);
     }

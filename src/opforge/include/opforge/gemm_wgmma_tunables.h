@@ -6,7 +6,7 @@
 
 // Tunable: columns of a tile of c, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
 // together, boxes of c under way, steps by which one consumer leads the other, whether narrow tiles are used where wide ones
-// would be too few, whether blocks may start while the kernel before runs, whether every warp stores its own rows of c.
+// would be too few, whether blocks may start while the kernel before runs.
 #ifndef BLOCK_N
 #define BLOCK_N 256
 #endif
@@ -34,22 +34,19 @@
 #ifndef OVERLAP
 #define OVERLAP 1
 #endif
-#ifndef BY_WARP
-#define BY_WARP 0
-#endif
 
 namespace opforge {
 namespace wgmma {
 
 template <typename T, bool batched = false>
-using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, batched, BY_WARP>;
+using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, batched>;
 // where c has so few wide tiles that multiprocessors would have none, or less to do than others
 template <typename T, bool batched = false>
-using Tile64 = Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched, BY_WARP>;
+using Tile64 = Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched>;
 template <typename T, bool batched = false>
-using Tile128 = Shape<T, 128, 6, 2, 1, 2, 2, GROUP, OVERLAP, batched, BY_WARP>;
+using Tile128 = Shape<T, 128, 6, 2, 1, 2, 2, GROUP, OVERLAP, batched>;
 template <typename T>
-using Tile224 = Shape<T, 224, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, false, BY_WARP>;
+using Tile224 = Shape<T, 224, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP>;
 template <typename T, bool batched = false>
 using Narrow = std::conditional_t<!NARROW, OneOf<>, std::conditional_t<(BLOCK_N > 128), OneOf<Tile64<T, batched>, Tile128<T, batched>>, OneOf<Tile64<T, batched>>>>;
 // bare products may have half a box at the end: 512 x 14336 are 256 tiles of 224 columns, for 132 multiprocessors

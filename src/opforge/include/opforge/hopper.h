@@ -23,13 +23,8 @@ namespace hopper {
 // Tensor maps (host)
 // ---------------------------------------------------------------------------
 
-// how many bytes the second-level cache asks memory for where a box wants some of them
-#ifndef OPFORGE_PROMOTION
-#define OPFORGE_PROMOTION 256
-#endif
-constexpr CUtensorMapL2promotion kPromotion = OPFORGE_PROMOTION == 256   ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B
-                                              : OPFORGE_PROMOTION == 128 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                                         : CU_TENSOR_MAP_L2_PROMOTION_NONE;
+// how many bytes the second-level cache asks memory for where a box wants some of them: 256 cost a stream of 134 MB five percent
+constexpr CUtensorMapL2promotion kPromotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
 
 constexpr int kBox = 64;  // a box is 64 x 64 16-bit elements: rows of 128 bytes, as wide as the widest swizzle
 constexpr int kBoxBytes = kBox * kBox * 2;
@@ -69,13 +64,12 @@ inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, i
   return map;
 }
 
-/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of `box_rows` rows of one of them.
-inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart,
-                                     int box_rows = kBox) {
+/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of 64 rows of one of them.
+inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart) {
   CUtensorMap map;
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer), static_cast<cuuint64_t>(count)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(pitch) * 2, static_cast<cuuint64_t>(apart) * 2};
-  const cuuint32_t box[3] = {kBox, static_cast<cuuint32_t>(box_rows), 1};
+  const cuuint32_t box[3] = {kBox, kBox, 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -190,16 +184,6 @@ __device__ __forceinline__ void start_box(void* target, const CUtensorMap* map, 
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(target)),
       "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer)
-      : "memory");
-}
-/// The same for what nobody will read again: the second-level cache drops it first.
-__device__ __forceinline__ void start_box_once(void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier) {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
-          shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "l"(policy)
       : "memory");
 }
 /// The same into every block of the cluster whose bit is set in `blocks`, each block's own barrier being told.

@@ -11,28 +11,28 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {COLUMNS = [64, 128, 256], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1, 2], DEEP = [1, 2]}
-default = {COLUMNS = 128, RING = 100, PARTS = 0, OVERLAP = 2, DEEP = 1}
+space = {COLUMNS = [64, 128, 256], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1], DEEP = [1, 2]}
+default = {COLUMNS = 128, RING = 200, PARTS = 0, OVERLAP = 1, DEEP = 2}
 limits = {every_part_has_a_step = "PARTS * 64 * DEEP <= k or PARTS == 0"}
 */
 #include "opforge/gemm_stream.h"
 
-// Tunable: columns of c in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs (2: and ask
-// the second-level cache for b), 64 terms that a step has.
+// Tunable: columns of c in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs, how often 64
+// terms a step has.
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
 #ifndef RING
-#define RING 100
+#define RING 200
 #endif
 #ifndef PARTS
 #define PARTS 0
 #endif
 #ifndef OVERLAP
-#define OVERLAP 2
+#define OVERLAP 1
 #endif
 #ifndef DEEP
-#define DEEP 1
+#define DEEP 2
 #endif
 
 namespace {

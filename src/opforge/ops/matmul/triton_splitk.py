@@ -36,7 +36,7 @@ LIMITS = {
     "short_sides_are_swapped": "not SWAP or BLOCK_M <= 64",
     "every_part_has_a_tile": "SPLIT <= 1 or SPLIT * BLOCK_K_BYTES <= k * itemsize",
 }
-DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "SPLIT": 0, "SWAP": False, "num_warps": 4, "num_stages": 0, "EARLY": False}
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "SPLIT": 0, "SWAP": False, "num_warps": 4, "num_stages": 0, "EARLY": True}
 
 
 def by_shape(m, n, k, itemsize, programs):

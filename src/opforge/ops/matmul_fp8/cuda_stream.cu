@@ -9,26 +9,25 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "k % 16 == 0", both_in_e4m3 = "dtype == 'float8_e4m3fn' and b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {COLUMNS = [64, 128], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1, 2]}
-default = {COLUMNS = 128, RING = 100, PARTS = 0, OVERLAP = 2}
+space = {COLUMNS = [64, 128], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1]}
+default = {COLUMNS = 128, RING = 200, PARTS = 0, OVERLAP = 1}
 limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0"}
 */
 #include "opforge/fp8_scales.h"
 #include "opforge/gemm_stream.h"
 
-// Tunable: columns of y in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs (2: and ask
-// the second-level cache for b).
+// Tunable: columns of y in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs.
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
 #ifndef RING
-#define RING 100
+#define RING 200
 #endif
 #ifndef PARTS
 #define PARTS 0
 #endif
 #ifndef OVERLAP
-#define OVERLAP 2
+#define OVERLAP 1
 #endif
 
 namespace {

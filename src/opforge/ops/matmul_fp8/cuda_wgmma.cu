@@ -13,8 +13,8 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1], BY_WARP = [0, 1]}
-default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1, BY_WARP = 0}
+space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1]}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1}
 limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD == 0 or BLOCK_N <= 128", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
 */
 #include "opforge/fp8_scales.h"
@@ -22,7 +22,7 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 
 // Tunable: columns of a tile of y, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
 // together, boxes of y under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs,
-// whether a warpgroup multiplies the next step while it adds the sums of the last one, whether every warp stores its own rows of y.
+// whether a warpgroup multiplies the next step while it adds the sums of the last one.
 #ifndef BLOCK_N
 #define BLOCK_N 128
 #endif
@@ -49,9 +49,6 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #endif
 #ifndef AHEAD
 #define AHEAD 1
-#endif
-#ifndef BY_WARP
-#define BY_WARP 0
 #endif
 
 namespace opforge {
@@ -166,7 +163,7 @@ struct ByRowAndColumn {
 };
 
 template <typename T, int floats>
-using Tiles = wgmma::Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, false, BY_WARP, floats>;
+using Tiles = wgmma::Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, false, floats>;
 
 template <typename T, typename TOut>
 void product_of(const opforge::Fp8Product& call, cudaStream_t stream) {
