@@ -17,6 +17,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,18 +93,35 @@ def records_of(file: str) -> tuple[Record, ...]:
     return tuple(read_lines(read_file(ROOT / file)))
 
 
+def first_workloads(records: Sequence[Record]) -> list[Record]:
+    """Of each operator and dtype the records of one workload alone: the first by the operator's definition that was timed."""
+    from opforge.registry import load
+
+    registry = load([])
+    order = {(name, workload.name): place for name in registry.names() for place, workload in enumerate(registry.operator(name).workloads)}
+    timed = [record for record in records if record.timing is not None and (record.operator, record.workload) in order]
+    least: dict[tuple[str, str], int] = {}
+    for record in timed:
+        key, place = (record.operator, record.dtype), order[record.operator, record.workload]
+        least[key] = min(place, least.get(key, place))
+    return [record for record in timed if order[record.operator, record.workload] == least[record.operator, record.dtype]]
+
+
 def table_from(file: str, words: list[str]) -> str:
-    """What `opforge report --table --from FILE WORD…` prints."""
+    """What `opforge report --table --from FILE WORD…` prints; with --first, of each operator's first workload."""
     from opforge.cli.report import table_of
 
     options = argparse.ArgumentParser()
     options.add_argument("operators", nargs="*")
     options.add_argument("--dtype", action="append")
     options.add_argument("--each", action="store_true")
+    options.add_argument("--first", action="store_true")
     options.add_argument("--verdicts", action="store_true")
     options.add_argument("--ratios", default="")
     given = options.parse_args(words)
     wanted = [record for record in records_of(file) if (not given.operators or record.operator in given.operators) and (not given.dtype or record.dtype in given.dtype)]
+    if given.first:
+        wanted = first_workloads(wanted)
     return table_of(wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts).strip()
 
 
