@@ -61,5 +61,5 @@ operator = Operator(
         Workload(name="qwen3_8b_heads", axes={"lead": (8192, 32), "cols": 128}, source="Qwen3 8B: the norm of 32 query heads of 128, 8192 tokens"),
     ),
     gradient="rmsnorm_backward",
-    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "triton_onchip", "tilelang_onepass", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "cuda_slices", "triton_onchip", "tilelang_onepass", "cpp_twopass", "torch_eager"),
 )
