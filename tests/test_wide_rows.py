@@ -98,8 +98,8 @@ def test_mistakes_end_with_words(tmp_path, changes, words):
         pass_on(tmp_path, **changes)
 
 
-def wide(operator, **config):
-    implementation = load().implementation(operator, "cuda_wide")
+def wide(operator, name="cuda_wide", **config):
+    implementation = load().implementation(operator, name)
     return native.entry_point(native.library(implementation, Config(tuple(config.items())), Cuda().toolchain("cpu")).path)
 
 
@@ -117,7 +117,7 @@ def worst(function, dtype, rows, cols):
     return ((y.double() - want).abs() / (want + want.mean())).max().item()
 
 
-@pytest.mark.parametrize(("delay", "stay"), [(0, 0), (2, 1)], ids=["comes and goes", "two rows behind"])
+@pytest.mark.parametrize(("delay", "stay"), [(0, 0), (2, 1), (1, 2)], ids=["comes and goes", "two rows behind", "dealt"])
 def test_softmax_of_wide_rows(monkeypatch, delay, stay):
     """Slices of 8 KiB bring the clusters that 1 MiB rows have on a GPU; the ring goes round several times in seven rows."""
     monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", str(delay + 3))
@@ -127,17 +127,56 @@ def test_softmax_of_wide_rows(monkeypatch, delay, stay):
             assert worst(function, dtype, rows, cols) < bound, (dtype, rows, cols)
 
 
-@pytest.mark.parametrize("wait", ["wait_shared(&held.empty[turn.place], turn.parity ^ 1);", "wait_shared_sent(&held.arrived[slot], turn.parity);"])
-def test_a_wait_that_is_left_out_of_the_kernel_shows(tmp_path, wait):
+@pytest.mark.parametrize(("held", "spread"), [(1, 16), (0, 16), (1, 2)], ids=["registers", "shared memory", "registers up to two blocks"])
+def test_softmax_of_slices(monkeypatch, held, spread):
+    monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", str(held + spread))
+    function = wide("softmax", "cuda_slices", THREADS=128, VECS=4, RESIDENT=2, HELD=held, SPREAD=spread)
+    for dtype, bound in ((torch.bfloat16, 2**-8), (torch.float32, 2e-6)):
+        for rows, cols in SHAPES:
+            assert worst(function, dtype, rows, cols) < bound, (dtype, rows, cols)
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_softmax_of_slices_whose_warps_differ(held):
+    """A warp's maximum far below the row's, masked columns, rows that are masked throughout, rows with NaN or infinity."""
+    function = wide("softmax", "cuda_slices", THREADS=128, VECS=4, RESIDENT=2, HELD=held, SPREAD=16)
+    x = torch.randn(8, 8192)
+    x[0] += torch.linspace(0.0, 300.0, 8192)
+    x[1, 100:] = -torch.inf
+    x[2] = -torch.inf
+    x[3, 5000] = torch.nan
+    x[4, 700] = torch.inf
+    x[5] = 3e38 * torch.linspace(-1.0, 1.0, 8192)
+    x[6] = torch.finfo(torch.float32).min
+    x[7, :4096] = -3e38
+    y = torch.zeros_like(x)
+    function(x, y)
+    want = x.double().softmax(-1)
+    assert y.isnan().equal(want.isnan())
+    good = [0, 1, 5, 6, 7]
+    assert ((y[good].double() - want[good]).abs() <= 4e-5 * want[good] + 1e-37).all()
+
+
+WIDE = {"THREADS": 128, "VECS": 4, "RESIDENT": 2, "DELAY": 1, "STAY": 1}
+SLICES = {"THREADS": 128, "VECS": 4, "RESIDENT": 2, "HELD": 1, "SPREAD": 16}
+WAITS = [
+    ("cuda_wide", "wide_rows.h", WIDE, "          wait_shared(&held.empty[turn.place], turn.parity ^ 1);\n          if (on_grid)"),
+    ("cuda_wide", "wide_rows.h", WIDE, "wait_shared_sent(&held.arrived[slot], turn.parity);"),
+    ("cuda_slices", "slice_rows.h", SLICES, "wait_shared_sent(&stats.arrived, 0);"),
+]
+
+
+@pytest.mark.parametrize(("name", "header", "config", "wait"), WAITS, ids=["wide ring", "wide exchange", "slices exchange"])
+def test_a_wait_that_is_left_out_of_the_kernel_shows(tmp_path, name, header, config, wait):
     """The waits are what keeps the ring and the exchange right: without one of them the emulator must not still be content."""
-    header = (native.INCLUDE / "opforge" / "wide_rows.h").read_text()
-    assert header.count(wait) == 1
-    source = tmp_path / "cuda_wide.cu"
-    kernel = load().implementation("softmax", "cuda_wide")
-    source.write_text(kernel.source.read_text().replace('#include "opforge/wide_rows.h"', header.replace(wait, ";")))
-    broken = Implementation(name="cuda_wide", operator="softmax", backend="cuda", source=source, idea="")
-    config = Config((("THREADS", 128), ("VECS", 4), ("RESIDENT", 2), ("DELAY", 1), ("STAY", 1)))
-    function = native.entry_point(native.library(broken, config, Cuda().toolchain("cpu")).path)
+    text = (native.INCLUDE / "opforge" / header).read_text()
+    assert text.count(wait) == 1
+    source = tmp_path / f"{name}.cu"
+    kernel = load().implementation("softmax", name).source.read_text()
+    left_out = text.replace(wait, ";if (on_grid)" if wait.endswith("(on_grid)") else ";")
+    source.write_text(kernel.replace(f'#include "opforge/{header}"', left_out))
+    broken = Implementation(name=name, operator="softmax", backend="cuda", source=source, idea="")
+    function = native.entry_point(native.library(broken, Config(tuple(config.items())), Cuda().toolchain("cpu")).path)
     try:
         error = worst(function, torch.float32, 64, 16384)
     except RuntimeError as said:
@@ -146,10 +185,15 @@ def test_a_wait_that_is_left_out_of_the_kernel_shows(tmp_path, wait):
         assert not error < 2e-6
 
 
-def test_layernorm_of_wide_rows_off_the_grid(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [("cuda_wide", WIDE), ("cuda_wide", {**WIDE, "STAY": 2})],
+    ids=["wide", "dealt"],
+)
+def test_layernorm_of_wide_rows_off_the_grid(monkeypatch, name, config):
     """Rows that begin between 16-byte boundaries are copied element by element; a mean far from 0 shows a variance that cancels."""
     monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", "reverse")
-    function = wide("layernorm", THREADS=128, VECS=4, RESIDENT=2, DELAY=1, STAY=1)
+    function = wide("layernorm", name, **config)
     torch.manual_seed(0)
     for rows, cols in SHAPES[:3]:
         for shift in (0, 1):
@@ -161,9 +205,23 @@ def test_layernorm_of_wide_rows_off_the_grid(monkeypatch):
             assert (y.double() - want).abs().max() < 3e-5, (rows, cols, shift)
 
 
+@pytest.mark.parametrize("held", [0, 1])
+def test_rmsnorm_of_slices_off_the_grid(held):
+    function = wide("rmsnorm", "cuda_slices", **{**SLICES, "HELD": held})
+    torch.manual_seed(0)
+    for rows, cols in SHAPES[:3]:
+        for shift in (0, 1):
+            x = torch.randn(rows * cols + 1)[shift : shift + rows * cols].view(rows, cols)
+            weight = torch.randn(cols)
+            y = torch.full_like(x, float("nan"))
+            function(x, weight, y, 1e-5)
+            want = torch.nn.functional.rms_norm(x.double(), (cols,), weight.double(), 1e-5)
+            assert (y.double() - want).abs().max() < 3e-6, (rows, cols, shift)
+
+
 def test_rows_that_do_not_fit_are_refused():
     """Wider than sixteen slices of 64 KiB, or not whole vectors: an error that names the way out."""
-    function = wide("softmax", THREADS=128, VECS=4, RESIDENT=2, DELAY=0, STAY=0)
-    for cols in (262152, 1001):
-        with pytest.raises(ValueError, match="use another implementation"):
-            function(torch.zeros(1, cols), torch.zeros(1, cols))
+    for function in (wide("softmax", THREADS=128, VECS=4, RESIDENT=2, DELAY=0, STAY=0), wide("softmax", "cuda_slices", **SLICES)):
+        for cols in (262152, 1001):
+            with pytest.raises(ValueError, match="another implementation"):
+                function(torch.zeros(1, cols), torch.zeros(1, cols))

@@ -26,11 +26,11 @@ THREADS = [128, 256, 512]
 VECS = [4, 8, 16]
 RESIDENT = [1, 2, 3, 4, 6]
 DELAY = [0, 1, 2]
-STAY = [0, 1]
+STAY = [0, 1, 2]
 [limits]
 rows_fit_the_ring = "16 * THREADS * VECS * (DELAY + 1) <= 233472 // RESIDENT - 4096"
 registers_suffice = "(THREADS + 64) * RESIDENT <= 1536"
-a_single_row_has_no_next = "STAY == 1 or DELAY == 0"
+a_single_row_has_no_next = "STAY != 0 or DELAY == 0"
 [default]
 THREADS = 512
 VECS = 8
@@ -44,15 +44,15 @@ STAY = 1
 #include <algorithm>
 
 #include "opforge/device_rows.h"
-#include "opforge/packed.h"
-#include "opforge/shared_barriers.h"
+#include "opforge/wide_pieces.h"
 
 namespace opforge {
 
-constexpr int kWideMaxStages = 64;
-constexpr int kWideMaxCluster = 16;
-constexpr int64_t kWideMaxColumns = 262144;
 constexpr int kWideHelpers = 2 * kWarpSize;  // threads that compute nothing: a warp that copies, a warp that exchanges
+constexpr int kWideDeals = kWideMaxStages + 2;  // a row's number is dealt while at most as many rows before it are in the ring
+
+/// How clusters share the rows: one each; in turns; or whoever is free takes the next.
+enum WideStay { kWideComes = 0, kWideTurns = 1, kWideDealt = 2 };
 
 /// What a block has in shared memory beside the ring. A slot belongs to row r until row r + kSlots (rows counted as this cluster
 /// takes them). Nobody still needs what is overwritten then:
@@ -63,6 +63,10 @@ constexpr int kWideHelpers = 2 * kWarpSize;  // threads that compute nothing: a 
 ///   blocks     what another block sends for row r + kSlots is sent after `known` of row r + 1 there, so after this block has
 ///              sent its part of row r + 1, which the exchanging warp does after all of its lanes have used blocks[] of row r
 ///
+///   row        of a stage: all have read it before they give the stage back
+///   deal       the first block deals row r + kWideDeals when its ring has room for the row before, so when it has written row r; it knew that row's
+///              statistic by then, of which every block has sent a part
+///
 /// By the same chain no barrier ends a second phase while a thread still asks for the first, so parities suffice, and bytes of
 /// row r + kSlots never reach `arrived` in the phase of row r. (Bytes of a row may come before they are expected; the phase
 /// waits for this block's own arrival, which expects them.)
@@ -70,17 +74,12 @@ template <int kWarps, int kSlots, class Op>
 struct WideShared {
   SharedBarrier full[kWideMaxStages], empty[kWideMaxStages];  // of a stage: its bytes have come; every warp has read them
   SharedBarrier gathered[kSlots], arrived[kSlots], known[kSlots];  // of a row: the warps' statistics, the blocks', the row's
+  SharedBarrier dealt[kWideDeals];  // of a row: its number
   typename Op::Stat warps[kSlots][kWarps];
   typename Op::Stat blocks[kSlots][kWideMaxCluster];
   typename Op::Finished finished[kSlots];
-};
-
-/// A place in something that goes round, and the parity of the rounds.
-struct WideTurn {
-  int place = 0, parity = 0;
-  __device__ __forceinline__ void next(int places) {
-    if (++place == places) place = 0, parity ^= 1;
-  }
+  int row[kWideMaxStages];  // of a stage that begins a row: which
+  int deal[kWideDeals];     // what the first block says comes next
 };
 
 /// This thread's part of a block's slice in the ring: one vector of N elements in each stage from `stage` on. kBatch are read at
@@ -125,29 +124,10 @@ __device__ __forceinline__ float elements_of_warp(const WideRow<T, N, kThreads, 
   return static_cast<float>(count);
 }
 
-/// A whole vector; where it does not lie on a 16-byte boundary, element by element.
-template <typename T, int N>
-__device__ __forceinline__ Packed<T, N> load_vector(const T* p, bool on_grid) {
-  if (on_grid) return Packed<T, N>::load(p);
-  float values[N];
-#pragma unroll
-  for (int j = 0; j < N; ++j) values[j] = load_as_float(p[j]);
-  return Packed<T, N>::pack(values);
-}
-template <typename T, int N>
-__device__ __forceinline__ void store_vector(T* p, const float (&values)[N], bool on_grid) {
-  if (on_grid) {
-    Packed<T, N>::pack(values).store_once(p);
-  } else {
-#pragma unroll
-    for (int j = 0; j < N; ++j) p[j] = store_from_float<T>(values[j]);
-  }
-}
-
 /// kThreads threads compute; a slice has kVecs vectors of each at most; kResident blocks share an SM. `slice` is vectors of a
 /// block; `on_grid` says whether all rows and constants begin on 16-byte boundaries (if not, elements are copied one by one).
-template <typename T, int kThreads, int kVecs, int kResident, int kDelay, class Op>
-__global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(Op op, Rows<const T> x, Rows<T> y, int slice, int stages, bool on_grid) {
+template <typename T, int kThreads, int kVecs, int kResident, int kDelay, bool kDeal, class Op>
+__global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(Op op, Rows<const T> x, Rows<T> y, int slice, int stages, bool on_grid, int* counter) {
   static_assert(kVecs % 4 == 0, "vectors are read in batches");
   constexpr int N = kVecSize<T>, kWarps = kThreads / kWarpSize, kSlots = kDelay + 2, kBatch = Op::kConstants > 0 ? 1 : 4;
   OPFORGE_DYNAMIC_SHARED(unsigned char, shared);
@@ -158,21 +138,33 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
   const int rows = static_cast<int>(x.rows), groups = gridDim.x / blocks, first_row = blockIdx.x / blocks;
   const int begin = block * slice, vecs = max(0, min(slice, static_cast<int>(x.cols / N) - begin)), pieces = (vecs + kThreads - 1) / kThreads;
 
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < stages; ++i) init_shared_barrier(&held.full[i], 1), init_shared_barrier(&held.empty[i], kWarps);
-    for (int i = 0; i < kSlots; ++i) init_shared_barrier(&held.gathered[i], kWarps), init_shared_barrier(&held.arrived[i], 1), init_shared_barrier(&held.known[i], 1);
+  if (threadIdx.x < kWideDeals) {
+    const int i = threadIdx.x;
+    if (i < stages) init_shared_barrier(&held.full[i], 1), init_shared_barrier(&held.empty[i], kWarps);
+    if (i < kSlots) init_shared_barrier(&held.gathered[i], kWarps), init_shared_barrier(&held.arrived[i], 1), init_shared_barrier(&held.known[i], 1);
+    if (kDeal) init_shared_barrier(&held.dealt[i], 1);
     publish_shared_barriers();
   }
-  if (blocks > 1) {
-    cluster_barrier();  // before anything is sent to a block it must have begun
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();  // warps are whole again at the cluster's barrier, which counts warps
+  if (blocks > 1) cluster_barrier();  // before anything is sent to a block it must have begun
 
   if (warp == kWarps) {  // copies
-    WideTurn turn;
+    WideTurn turn, deal;
     if (lane == 0 || !on_grid) {
-      for (int r = first_row; r < rows; r += groups) {
+      for (int r = first_row, later = r + groups;;) {
+        int after = later + groups, asked = 0;
+        const bool leads = kDeal && lane == 0 && block == 0;
+        if constexpr (kDeal) {
+          wait_shared(&held.empty[turn.place], turn.parity ^ 1);
+          if (lane == 0) held.row[turn.place] = r;
+          if (r >= rows && lane == 0) arrive_shared(&held.full[turn.place]);
+          // the first block says what comes next, and asks what comes then: the answer has a row's time to arrive
+          if (leads && r < rows) {
+            for (int b = 0; blocks > 1 && b < blocks; ++b) send_to_block(&held.deal[deal.place], b, later, &held.dealt[deal.place]);
+            asked = atomicAdd(counter, 1);
+          }
+        }
+        if (r >= rows) break;
         const T* source = x.data + r * x.stride + int64_t(begin) * N;
         for (int i = 0; i < pieces; ++i, turn.next(stages)) {
           const int count = min(kThreads, vecs - i * kThreads);
@@ -187,12 +179,32 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
             if (lane == 0) arrive_shared(&held.full[turn.place]);
           }
         }
+        if constexpr (kDeal) {
+          if (leads) {
+            if (asked == rows - 1) *counter = 0;  // nobody asks after this: each row asks once
+            after = 2 * groups + asked;
+          }
+          if (lane == 0 && blocks > 1) {
+            arrive_shared_expecting(&held.dealt[deal.place], static_cast<int>(sizeof(int)));
+            wait_shared_sent(&held.dealt[deal.place], deal.parity);
+            later = held.deal[deal.place];
+            deal.next(kWideDeals);
+          }
+          if (!on_grid) later = __shfl_sync(0xffffffffu, later, 0);
+        }
+        r = later, later = after;
       }
     }
     __syncwarp();
   } else if (warp > kWarps) {  // exchanges
-    WideTurn turn;
-    for (int r = first_row; r < rows; r += groups, turn.next(kSlots)) {
+    WideTurn turn, full;
+    for (int r = first_row;; r += groups, turn.next(kSlots)) {
+      if constexpr (kDeal) {
+        wait_shared(&held.full[full.place], full.parity);
+        r = held.row[full.place];
+        full.skip(pieces, stages);
+      }
+      if (r >= rows) break;
       const int slot = turn.place;
       wait_shared(&held.gathered[slot], turn.parity);
       auto stat = Op::merge_lanes(lane < kWarps ? held.warps[slot][lane] : Op::empty());
@@ -224,8 +236,20 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
     }
     WideTurn full, slot, out;
     int out_stage = 0;
-    for (int r = first_row; r < rows + kDelay * groups; r += groups) {
-      if (r < rows) {
+    int late[kDelay + 1];  // the rows that this warp has gathered from, the newest first, and has yet to write; at last one beyond the rows
+#pragma unroll
+    for (int& r : late) r = first_row - groups;
+    for (;;) {
+#pragma unroll
+      for (int i = kDelay; i > 0; --i) late[i] = late[i - 1];
+      if (late[0] < rows) {
+        late[0] += groups;
+        if constexpr (kDeal) {
+          wait_shared(&held.full[full.place], full.parity);
+          late[0] = held.row[full.place];
+        }
+      }
+      if (late[0] < rows) {
         row.stage = full.place;
         for (int i = 0; i < pieces; ++i, full.next(stages)) wait_shared(&held.full[full.place], full.parity);
         const auto stat = op.gather(row);
@@ -235,7 +259,9 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
         }
         slot.next(kSlots);
       }
-      if (r - kDelay * groups < first_row) continue;
+      const int r = late[kDelay];
+      if (r < 0) continue;
+      if (r >= rows) break;
       // hides that these are the last row's: the compiler would keep kVecs comparisons and addresses, and spill them
       asm volatile("" : "+r"(row.left), "+r"(row.column));
       row.stage = out_stage;
@@ -243,7 +269,7 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
       wait_shared(&held.known[out.place], out.parity);
       const auto finished = held.finished[out.place];
       out.next(kSlots);
-      T* target = y.data + int64_t(r - kDelay * groups) * y.stride + row.column;
+      T* target = y.data + r * y.stride + row.column;
 #pragma unroll
       for (int batch = 0; batch < kVecs; batch += kBatch) {
         Packed<T, N> data[kBatch];
@@ -280,7 +306,7 @@ __global__ void __launch_bounds__(kThreads + kWideHelpers, kResident) wide_rows(
   if (blocks > 1) cluster_barrier();  // nothing may be sent to a block that has ended
 }
 
-template <typename T, int kThreads, int kVecs, int kResident, int kDelay, bool kStay, class Op>
+template <typename T, int kThreads, int kVecs, int kResident, int kDelay, int kStay, class Op>
 inline void launch_wide(const Op& op, const Rows<const T>& x, const Rows<T>& y, bool on_grid, cudaStream_t stream) {
   static_assert(kThreads % kWarpSize == 0 && kThreads <= 960, "whole warps, and two more of them in a block");
   using Shared = WideShared<kThreads / kWarpSize, kDelay + 2, Op>;
@@ -291,23 +317,24 @@ inline void launch_wide(const Op& op, const Rows<const T>& x, const Rows<T>& y, 
 
   // an SM has as much shared memory as its only block may have, and what the driver takes of each block
   const int64_t room = (max_dynamic_shared() + 2 * kReservedShared) / kResident - kReservedShared - static_cast<int64_t>(sizeof(Shared));
-  const int64_t rows_held = kStay ? x.rows : 1;
+  const int64_t rows_held = kStay == kWideComes ? 1 : x.rows;
   const int64_t stages = std::min({room / (kThreads * 16), int64_t(kWideMaxStages), std::max(rows_held, int64_t(kDelay) + 1) * pieces});
   OPFORGE_CHECK(stages >= (kDelay + 1) * pieces, ValueError, "shared memory holds ", stages, " of the ", (kDelay + 1) * pieces, " stages that ", kDelay + 1, " rows take");
   const std::size_t shared = static_cast<std::size_t>(stages) * kThreads * 16 + sizeof(Shared);
-  const auto kernel = wide_rows<T, kThreads, kVecs, kResident, kDelay, Op>;
+  int* counter = kStay == kWideDealt ? wide_counter(stream) : nullptr;
+  const auto kernel = counter == nullptr ? wide_rows<T, kThreads, kVecs, kResident, kDelay, false, Op> : wide_rows<T, kThreads, kVecs, kResident, kDelay, kStay == kWideDealt, Op>;
   const int64_t most = resident_clusters(kernel, blocks, kThreads + kWideHelpers, shared);
-  // as many groups as give each the same number of rows
-  const int64_t groups = kStay ? ceil_div(x.rows, ceil_div(x.rows, most)) : x.rows;
+  // in turns, as many groups as give each the same number of rows
+  const int64_t groups = kStay == kWideComes ? x.rows : kStay == kWideDealt ? std::min(most, x.rows) : ceil_div(x.rows, ceil_div(x.rows, most));
   OPFORGE_CHECK(x.rows <= INT32_MAX / kWideMaxCluster, ValueError, "the rows' number is an int32 times the blocks of a cluster (got ", x.rows, ")");
-  OPFORGE_LAUNCH_CLUSTERS(kernel, groups, blocks, kThreads + kWideHelpers, shared, stream, op, x, y, static_cast<int>(slice), static_cast<int>(stages), on_grid);
+  OPFORGE_LAUNCH_CLUSTERS(kernel, groups, blocks, kThreads + kWideHelpers, shared, stream, op, x, y, static_cast<int>(slice), static_cast<int>(stages), on_grid, counter);
 }
 
 /// Runs `op` on every row of x, whose columns are a multiple of kVecSize<T>, and writes y; `on_grid` says whether its constants
 /// begin on 16-byte boundaries. Rows that do not fit 16 slices of kThreads * kVecs vectors have larger ones,
-/// in blocks that have an SM to themselves. kStay: as many clusters as the device runs at once take turns with
-/// the rows; otherwise every row has a cluster of its own. Raises ValueError for rows wider than that, RuntimeError before sm_90.
-template <typename T, int kThreads, int kVecs, int kResident, int kDelay, bool kStay, class Op>
+/// in blocks that have an SM to themselves. kStay is a WideStay; those that stay are as many clusters as the device runs
+/// at once. Raises ValueError for rows wider than that, RuntimeError before sm_90.
+template <typename T, int kThreads, int kVecs, int kResident, int kDelay, int kStay, class Op>
 inline void launch_wide_rows(const Op& op, const Rows<const T>& x, const Rows<T>& y, bool on_grid, cudaStream_t stream) {
   if (x.rows == 0 || x.cols == 0) return;
 #ifndef OPFORGE_EMULATE

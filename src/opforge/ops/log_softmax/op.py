@@ -52,6 +52,6 @@ operator = Operator(
         *row_layouts(),
     ),
     workloads=vocabularies(),
-    implementations=("cuda_onchip", "cuda_wide", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager"),
+    implementations=("cuda_onchip", "cuda_wide", "cuda_slices", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager"),
     gradient="log_softmax_backward",
 )

@@ -62,5 +62,5 @@ operator = Operator(
         *ROW_SWEEP,
     ),
     gradient="rmsnorm_backward",
-    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "triton_onchip", "tilelang_onepass", "cpp_twopass", "torch_eager", "library_liger"),
+    implementations=("cuda_persistent", "cuda_onchip", "cuda_wide", "cuda_slices", "triton_onchip", "tilelang_onepass", "cpp_twopass", "torch_eager", "library_liger"),
 )

@@ -51,6 +51,6 @@ operator = Operator(
         *row_layouts(),
     ),
     workloads=(*SOFTMAXES, *ROW_SWEEP),
-    implementations=("cuda_onchip", "cuda_block", "cuda_wide", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager", "library_liger"),
+    implementations=("cuda_onchip", "cuda_block", "cuda_wide", "cuda_slices", "triton_onepass", "triton_online", "tilelang_onepass", "cpp_twopass", "torch_eager", "library_liger"),
     gradient="softmax_backward",
 )
