@@ -103,6 +103,7 @@ def test_a_planted_bug_gets_a_mismatch_and_no_time(guest, tmp_path):
     assert len(verdict["index"]) == 2 and abs(verdict["expected"] - verdict["actual"]) > verdict["tolerance"] > 0
 
 
+@pytest.mark.campaign
 def test_new_runs_as_it_stands(tmp_path):
     assert opforge("new", "squares", "--home", tmp_path / "mine").returncode == 0
     done = opforge("--home", tmp_path / "mine", "verify", "squares", "--dtype", "float32", "--json", OPFORGE_STORE=str(tmp_path / "s.sqlite"))

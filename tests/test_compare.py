@@ -384,6 +384,7 @@ def test_compare_prints_the_word_and_exits_0(home, capsys):
     assert "some float32: SLOWER: twice:torch_slow takes" in capsys.readouterr().out
 
 
+@pytest.mark.campaign
 def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys):
     """More rows take more time; each size is verified, recorded and in the picture."""
     pytest.importorskip("torch")

@@ -136,6 +136,7 @@ def test_a_domain_is_told_by_show():
     assert [spec["domain"] for spec in told["inputs"]] == ["any", "any", "any", "nonzero"]
 
 
+@pytest.mark.campaign
 @needs_compiler
 def test_no_scale_is_zero_where_a_hidden_case_drew_one():
     """Whole numbers drew a scale of 0: where gelu underflows float32 has 0 / 0 and float64 a tiny number over 0, and a right kernel failed."""

@@ -143,6 +143,7 @@ def test_a_run_that_ends_early_is_no_clean_run(guest, stand_in, source, words):
     assert isinstance(verdict, Broken) and words in verdict.reason and verdict.case == cases[0]
 
 
+@pytest.mark.campaign
 def test_a_run_that_never_ends_is_ended(guest, stand_in):
     """Instrumented kernels may be a hundred times slower, not endless."""
     stand_in("time.sleep(600)")

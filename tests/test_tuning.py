@@ -185,6 +185,7 @@ OPFORGE_EXPORT(run, twice)
 """
 
 
+@pytest.mark.campaign
 def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further(home):
     """They are most of a space, and a full verification of each costs more than everything else. They get no time, and say why."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
@@ -200,6 +201,7 @@ def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further
     assert all(len(trial.record.verdict.checked) > 1 for trial in trials if trial.outcome == "timed")
 
 
+@pytest.mark.campaign
 def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch):
     """The same search with other waiting: nothing is lost or tried twice when points come in the order in which they are compiled."""
     monkeypatch.setattr(sys.modules[tune.__module__], "compilers_have_their_own_processors", lambda device: True)
@@ -222,6 +224,7 @@ def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch
     assert found.record.config.as_dict()["REPEATS"] == 1
 
 
+@pytest.mark.campaign
 def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
     """Whoever loses patience, or the machine, after an hour must not lose the hour."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
@@ -241,6 +244,7 @@ def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
     assert before(choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes, {}).config == found.record.config.as_dict()
 
 
+@pytest.mark.campaign
 def test_a_limit_ends_the_search_and_the_final_is_held(home):
     """Time on a device is lent: at the end of it a choice must stand."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
@@ -250,6 +254,7 @@ def test_a_limit_ends_the_search_and_the_final_is_held(home):
     assert found.kept and found.over_default == 1.0
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("word", "outcome"), [("std::abort();", "Crash"), ("for (volatile int i = 0;; ++i) {}", "Timeout: no answer within 2 s")])
 def test_a_point_that_crashes_or_hangs_is_recorded_and_the_others_go_on(home, word, outcome):
     """One bad point must cost its own time and no more, and say what it did."""
@@ -264,6 +269,7 @@ def test_a_point_that_crashes_or_hangs_is_recorded_and_the_others_go_on(home, wo
     assert len(trials) == 3 and found.record.config.as_dict()["STEPS"] == 1
 
 
+@pytest.mark.campaign
 def test_what_will_be_tried_can_be_compiled_before(home, tmp_path, monkeypatch):
     """Minutes of compilers are not minutes of a device: they may have worked before it is lent."""
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
@@ -273,6 +279,7 @@ def test_what_will_be_tried_can_be_compiled_before(home, tmp_path, monkeypatch):
     assert len([folder for folder in made if (folder / "kernel.so").is_file()]) == 5
 
 
+@pytest.mark.campaign
 def test_one_signal_ends_the_search_and_keeps_what_was_found(home):
     """As `timeout -s INT` does on a machine that is lent."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
