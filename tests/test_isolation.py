@@ -14,7 +14,7 @@ import torch
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.operator import Case
 from opforge.core.record import from_json, to_json
-from opforge.core.verdict import Broken, Pass, Policy
+from opforge.core.verdict import Broken, Crash, Pass, Policy
 from opforge.registry import load
 from opforge.runner import Isolated, sandbox
 from opforge.runner.guards import ALL, Limits
@@ -107,7 +107,9 @@ def test_a_worker_runs_in_a_folder_of_its_own(judged):
 def test_memory_beyond_the_limit_is_a_verdict(judged):
     """On a shared machine the kernel's own out-of-memory killer would choose somebody else."""
     verdict = judged("def run(x):\n    kept = [bytearray(64 << 20) for _ in range(40)]\n    return 2 * x\n", limits=Limits(memory_bytes=256 << 20))
-    assert isinstance(verdict, Broken) and "MemoryError" in verdict.reason, verdict
+    # the system refuses the memory, or whoever watches the worker comes first
+    words = verdict.reason if isinstance(verdict, Broken) else verdict.stderr if isinstance(verdict, Crash) else ""
+    assert "MemoryError" in words or "256 MiB are allowed" in words, verdict
 
 
 def test_a_library_behind_another_backend_is_a_matter_of_policy(judged):
