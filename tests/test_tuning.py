@@ -22,8 +22,9 @@ from opforge.runner import Isolated
 from opforge.timing import Plan
 from opforge.tuning import Options, Search, choices_path, compile_first, keep, tune, valid_points
 from opforge.tuning.choices import before
-from opforge.tuning.codes import code_of_library
+from opforge.tuning.codes import Codes, code_of_library
 from opforge.tuning.compilers import LATER, NOW, Compilers
+from opforge.tuning.tune import within_reach
 from simulated import make_home, record
 
 KERNEL = """// y = 2x, as slowly as it is told to.
@@ -225,6 +226,32 @@ def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch
 
 
 @pytest.mark.campaign
+def test_who_is_far_behind_is_searched_last_and_stays_out_of_the_final(home):
+    """With little time a search of the fast implementation is worth more than a point of each; what the slow one took is said all the same."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    (home / "twice" / "cpp_behind.cpp").write_text(SLOW.replace("[1, 4, 8, 12]", "[40, 44]").replace("STEPS = 8", "STEPS = 40"))
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("'cpp_repeats', ", "'cpp_behind', 'cpp_repeats', "))
+    trials, host = [], Isolated()
+    try:
+        options = Options(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        (found,) = tune(load([home]), "twice", options, host, add=lambda record: None, listener=trials.append)
+    finally:
+        host.close()
+    assert [trial.implementation for trial in trials] == ["cpp_behind", "cpp_repeats", *["cpp_repeats"] * 3, "cpp_behind"]
+    assert found.record.implementation == "cpp_repeats"
+    ((name, config, ratio),) = found.others
+    assert name == "cpp_behind" and config.as_dict()["STEPS"] == 40 and ratio > 2
+
+
+def test_within_reach_are_those_near_the_fastest_default():
+    """Who did not pass is not near, and if nobody passed nobody is."""
+    assert within_reach({"a": 3.0, "b": 1.0, "c": 2.0, "d": float("inf")}) == (["b", "c"], ["a", "d"])
+    assert within_reach({"a": float("inf"), "b": float("inf")}) == ([], ["a", "b"])
+    assert within_reach({}) == ([], [])
+
+
+@pytest.mark.campaign
 def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
     """Whoever loses patience, or the machine, after an hour must not lose the hour."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
@@ -333,6 +360,22 @@ def test_compilers_take_what_is_urgent_first_and_stop_when_told():
     assert begun[-1] == "later still"
 
 
+def test_what_waits_for_a_compiler_comes_forward_when_it_is_urgent_and_is_compiled_once(monkeypatch):
+    """Whose default proved fast is compiled before those that were handed in earlier."""
+    compilers, made, hold = Compilers(1), [], threading.Event()
+    source = implementation(A=tuple(range(8)), B=(1,))
+    codes = Codes(None, source, {"n": 1}, "float32", {}, "cuda", "sm_90a", compilers)
+    monkeypatch.setattr(codes, "_compile", lambda group: (hold.wait(10), made.extend(config.as_dict()["A"] for config in group)))
+    points = list(source.configs())[:4]
+    codes.ahead(points, LATER)
+    codes.ahead(points[3:], NOW)
+    hold.set()
+    assert codes.of(points[2]) is None and all(codes.known(point) for point in points[2:])
+    codes.of(points[1])
+    compilers.close()
+    assert sorted(made) == [0, 1, 2, 3] and made.index(3) < made.index(2)
+
+
 LAUNCH = """
 #include "opforge/device.h"
 template <int N>
@@ -377,6 +420,21 @@ def test_a_choice_replaces_its_own_class_alone(home):
         keep(path, item, over_default=None, trials=1, failed=0)
     written = json.loads(path.read_text())["choices"]
     assert [tuple(entry["shape_class"].items()) for entry in written] == [shape_class(small.axes), shape_class(large.axes)]
+
+
+def test_searches_that_end_at_once_keep_their_choices_both(home):
+    """One on each GPU: whoever reads, adds and replaces without holding the file loses what the other wrote meanwhile."""
+    path = choices_path(load([home]).operator("twice"), "here")
+    items = [record() for _ in range(24)]
+    for place, item in enumerate(items):
+        object.__setattr__(item, "axes", {"n": 4**place})
+    threads = [threading.Thread(target=keep, args=(path, item), kwargs={"over_default": None, "trials": 1, "failed": 0}) for item in items]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(json.loads(path.read_text())["choices"]) == len({shape_class(item.axes) for item in items}) == 24
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
 
 
 def test_a_choice_is_for_the_kind_of_call_that_was_tuned(home):

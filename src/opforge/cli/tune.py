@@ -53,6 +53,9 @@ def tune(
     its reason; a point whose compiled code is that of an earlier one is not measured again, and one that is right on the
     workload and takes more than 1.1 times as long as the best is not looked at any further.
 
+    Defaults come first; who takes more than twice as long as the fastest default is searched last, with what is left of
+    --limit. Several searches may run at once, one on each device.
+
     Ctrl-C (or SIGTERM) ends the search after the point under way: what was found until then is verified and kept. A second one
     ends at once; every trial is on record then too. Exit code 1 if no point passed for some workload, 130 after Ctrl-C.
     """

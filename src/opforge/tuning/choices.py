@@ -7,9 +7,11 @@ how many points were tried, the source's hash, the record.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,10 +67,10 @@ def keep(path: Path, record: Record, *, over_default: float | None, trials: int,
     Raises UsageError where the operator's folder cannot be written.
     """
     assert record.timing is not None
-    wanted, dtype = dict(shape_class(record.axes)), factors or record.dtype
+    dtype = factors or record.dtype
     entry = {
         "dtype": dtype,
-        "shape_class": wanted,
+        "shape_class": dict(shape_class(record.axes)),
         "kind": dict(kind or {}),
         "implementation": record.implementation,
         "config": record.config.as_dict(),
@@ -82,17 +84,35 @@ def keep(path: Path, record: Record, *, over_default: float | None, trials: int,
         "record": record.id,
         "tuned_at": record.created_at,
     }
-    others = [item for item in entries(path) if (item["dtype"], item["shape_class"], item.get("kind", {})) != (dtype, wanted, entry["kind"])]
-    ordered = sorted([*others, entry], key=lambda item: (item["dtype"], sorted(item["shape_class"].items()), sorted(item.get("kind", {}).items())))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as scratch:
-            json.dump({"device": record.device, "choices": ordered}, scratch, indent=1)
-            scratch.write("\n")
-        with contextlib.suppress(OSError):  # a file system without modes keeps its own
-            Path(scratch.name).chmod(0o644)
-        Path(scratch.name).replace(path)
+        with _alone(path.parent):
+            _put(path, record.device, entry)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written ({error.strerror}). Tune a copy of the operator in a folder of yours: opforge --home FOLDER tune …, or say --dry-run."
         ) from error
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Hold the folder while its file is read and replaced: two searches may end at once, one on each GPU. Given back by the system if this process dies."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _put(path: Path, device: str, entry: dict[str, Any]) -> None:
+    def place(item: dict[str, Any]) -> tuple[Any, ...]:
+        return item["dtype"], sorted(item["shape_class"].items()), sorted(item.get("kind", {}).items())
+
+    others = [item for item in entries(path) if place(item) != place(entry)]
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as scratch:
+        json.dump({"device": device, "choices": sorted([*others, entry], key=place)}, scratch, indent=1)
+        scratch.write("\n")
+    with contextlib.suppress(OSError):  # a file system without modes keeps its own
+        Path(scratch.name).chmod(0o644)
+    Path(scratch.name).replace(path)

@@ -53,6 +53,15 @@ class _Promise:
     def __init__(self) -> None:
         self.known = threading.Event()
         self.code: Code | None = None
+        self._begun = threading.Lock()
+
+    def begin(self) -> bool:
+        """Whether whoever asks is to compile it: the first who does."""
+        return self._begun.acquire(blocking=False)
+
+    @property
+    def begun(self) -> bool:
+        return self._begun.locked()
 
     def keep(self, code: Code | None) -> None:
         if not self.known.is_set():
@@ -80,8 +89,9 @@ class Codes:
         self.promised: dict[Config, _Promise] = {}
 
     def ahead(self, configs: Sequence[Config], urgency: int) -> None:
-        """Begin compiling those that are not known yet, in this order."""
-        new = {config: _Promise() for config in configs if config not in self.promised}
+        """Begin compiling those that are not known yet, in this order; those that wait behind others come forward."""
+        new = {config: self.promised.get(config) or _Promise() for config in configs}
+        new = {config: promise for config, promise in new.items() if not promise.begun and (urgency == NOW or config not in self.promised)}
         self.promised |= new
         # every compiler gets some of them before one gets many
         size = 1 if self.implementation.backend in ("cpp", "cuda") else max(1, min(TOGETHER, len(new) // self.compilers.jobs))
@@ -104,12 +114,14 @@ class Codes:
 
     def _work(self, group: dict[Config, _Promise]) -> Callable[[], None]:
         def work() -> None:
+            mine = {config: promise for config, promise in group.items() if promise.begin()}
             try:
-                self._compile(group)
+                if mine:
+                    self._compile(mine)
             except Exception:  # noqa: BLE001 - the boundary to compilers: who binds a point without a code compiles it again, and reports what was said
                 pass
             finally:
-                for promise in group.values():
+                for promise in mine.values():
                     promise.keep(None)
 
         return work

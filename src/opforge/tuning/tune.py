@@ -1,4 +1,5 @@
-"""The job: for each workload and dtype, try points of each implementation, then let the best of each meet, and keep the winner.
+"""The job: for each workload and dtype, try the default of each implementation, search around those that are within reach of the fastest,
+let the best of each meet, and keep the winner.
 
 A point is bound to the workload in a process of its own. Where it is right there, and not hopelessly slower than the best
 point until then, whose process lives on, it is verified on a selection of the operator's cases and timed in turns with that
@@ -16,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from opforge.backends import Native, backend
 from opforge.core.dtypes import DTYPES
@@ -43,6 +44,10 @@ FINAL_SAMPLES = 3.0
 
 FINAL_SHARE = 0.2
 """Of a workload's share of the time limit, what is left for the final and the winner's verification."""
+
+REACH = 2.0
+"""An implementation whose default takes so many times as long as the fastest default is searched last, with what time is left, and stays out of the final
+unless the search brought it near."""
 
 Listener = Callable[[Trial], None]
 
@@ -162,29 +167,55 @@ def candidates(registry: Registry, operator: Operator, workload: Workload, dtype
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class _Space:
-    """One implementation's part of the work: its search, and the code of its points."""
+    """One implementation's part of the work: its search, the code of its points, and how far the search has come.
+
+    seen      the first point with each code
+    unknown   a point that was tried before its code was known
+    """
 
     implementation: Implementation
     search: Search
     codes: Codes
     one_point: bool
+    seen: dict[str, Config] = field(default_factory=dict)
+    unknown: Config | None = None
+    best: Champion | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time of its best point until now; infinite where none passed."""
+        return self.best.timing.median_s if self.best is not None and self.best.timing is not None else float("inf")
 
 
 def _tune_workload(job: Job, spaces: Sequence[_Space], write: bool) -> Tuned:
     champions: list[Champion] = []
     try:
-        for place, space in enumerate(spaces):
-            now = time.monotonic()
-            share = (job.until - now) * (1 - FINAL_SHARE) / (len(spaces) - place)
-            _search(job, space, now + share, champions)
+        for space in spaces:
+            _search(job, space, 0.0, champions)
+        near, far = within_reach({space.implementation.name: space.seconds for space in spaces})
+        known = {space.implementation.name: space for space in spaces}
+        if compilers_have_their_own_processors(job.options.device):
+            for name in near:
+                _compile_ahead(job, known[name], known[name].search.planned(), NOW)
+        for names in (near, far):
+            for place, name in enumerate(names):
+                now = time.monotonic()
+                _search(job, known[name], now + (job.until - now) * (1 - FINAL_SHARE) / (len(names) - place), champions)
         if not job.stop():
             _previous(job, champions)
         return _final(job, champions, write)
     finally:
         for champion in champions:
             champion.worker.close()
+
+
+def within_reach(seconds: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """The names in the order of their times, those within REACH of the least apart from the others."""
+    names = sorted(seconds, key=lambda name: seconds[name])
+    near = [name for name in names if seconds[name] <= REACH * seconds[names[0]] < float("inf")]
+    return near, names[len(near) :]
 
 
 def _spaces(registry: Registry, operator: Operator, workload: Workload, dtype: str, options: Options, compilers: Compilers) -> list[_Space]:
@@ -207,9 +238,11 @@ def _plan(
         dtype, workload = todo[place]
         try:
             spaces = _spaces(registry, operator, workload, dtype, options, compilers)
-            for space in spaces:
-                if not space.one_point:
-                    space.codes.ahead(space.search.planned(), LATER)
+            # the defaults are measured before anything else
+            for points in (slice(1), slice(1, None)):
+                for space in spaces:
+                    if not space.one_point:
+                        space.codes.ahead(space.search.planned()[points], LATER)
             planned[place].set_result(spaces)
         except BaseException as error:  # noqa: BLE001 - it is raised where the spaces are asked for
             planned[place].set_exception(error)
@@ -229,12 +262,10 @@ def _start_servers(host: Host, backends: Iterable[str], device: str) -> None:
 
 
 def _search(job: Job, space: _Space, until: float, champions: list[Champion]) -> None:
-    """Put the fastest point of one implementation that passed among the champions, and its default, which the final holds it against.
+    """Go on with one implementation's search: its fastest point that passed is put among the champions, and its default, which the final holds it against.
     After `until` no point is begun but the first."""
     implementation, search, codes = space.implementation, space.search, space.codes
     beside = compilers_have_their_own_processors(job.options.device)
-    seen: dict[str, Config] = {}
-    best: Champion | None = None
 
     def enough() -> bool:
         return job.stop() or (search.given > 0 and time.monotonic() >= until)
@@ -242,46 +273,54 @@ def _search(job: Job, space: _Space, until: float, champions: list[Champion]) ->
     def given_up() -> bool:
         return job.stop() or (search.given > 1 and time.monotonic() >= until)
 
-    _compile_ahead(job, space, search.planned(), LATER)
-    unknown: Config | None = None
+    if not enough():
+        _compile_ahead(job, space, search.planned() if search.given else search.planned()[:1], LATER)
     while not enough():
-        if best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
+        if space.best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
             # who is near the best is compiled while what is left of the sample is measured
-            _compile_ahead(job, space, search.near(best.config)[: search.trials - search.given - len(search.planned())], NOW)
-        config = search.next(best.config if best else None, codes.known if beside else lambda config: True)
+            _compile_ahead(job, space, search.near(space.best.config)[: search.trials - search.given - len(search.planned())], NOW)
+        config = search.next(space.best.config if space.best else None, codes.known if beside else lambda config: True)
         if config is None:
             break
         code = None
         if beside and search.given == 1 and not codes.known(config):
-            unknown = config  # it is tried whatever its code is
+            space.unknown = config  # it is tried whatever its code is
         elif not space.one_point:
             code = codes.of(config, given_up)
             if not codes.known(config):
                 break  # the end came before the compiler's
-        if unknown is not None and codes.known(unknown) and (late := codes.of(unknown)) is not None:
-            seen.setdefault(late.sha256, unknown)
+        if space.unknown is not None and codes.known(space.unknown) and (late := codes.of(space.unknown)) is not None:
+            space.seen.setdefault(late.sha256, space.unknown)
         challenger: Champion | None = None
         ratio: float | None = None
-        if code is not None and code.sha256 in seen:
-            outcome, reason = SAME_CODE, f"the compiler makes what it made of [{seen[code.sha256]}]"
+        if code is not None and code.sha256 in space.seen:
+            outcome, reason = SAME_CODE, f"the compiler makes what it made of [{space.seen[code.sha256]}]"
             record = job.record(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
         else:
             if code is not None:
-                seen[code.sha256] = config
-            found = attempt(job, implementation, config, best)
+                space.seen[code.sha256] = config
+            found = attempt(job, implementation, config, space.best)
             challenger, ratio, outcome, reason = found.champion, found.ratio, found.outcome, found.reason
             record = job.record(implementation, config, found.verdict, challenger.timing if challenger else None, code)
         job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
         if challenger is not None:
-            faster = best is None or (ratio is not None and ratio < 1)
-            if best is None or (faster and best.config == implementation.default):
-                champions.append(challenger)
-            elif faster:
-                champions[champions.index(best)] = challenger
-                best.worker.close()
-            else:
-                challenger.worker.close()
-            best = challenger if faster else best
+            _admit(space, challenger, ratio, champions)
+
+
+def _admit(space: _Space, challenger: Champion, ratio: float | None, champions: list[Champion]) -> None:
+    """Among the champions in the best one's place, beside it where that is the default, or not at all."""
+    best = space.best
+    if best is None:
+        champions.append(challenger)
+    elif ratio is None or ratio >= 1:
+        challenger.worker.close()
+        return
+    elif best.config == space.implementation.default:
+        champions.append(challenger)
+    else:
+        champions[champions.index(best)] = challenger
+        best.worker.close()
+    space.best = challenger
 
 
 def compilers_have_their_own_processors(device: str) -> bool:
@@ -314,7 +353,15 @@ def _previous(job: Job, champions: list[Champion]) -> None:
 
 
 def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
-    """All champions in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
+    """All champions within reach in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
+    seconds_of: dict[str, float] = {}
+    for champion in champions:
+        if champion.timing is not None:
+            name = champion.implementation.name
+            seconds_of[name] = min(champion.timing.median_s, seconds_of.get(name, float("inf")))
+    _, far = within_reach(seconds_of)
+    beyond = [champion for champion in champions if champion.implementation.name in far]
+    champions = [champion for champion in champions if champion.implementation.name not in far]
     timings = job.measure([champion.contestant() for champion in champions], FINAL_SAMPLES) if champions else []
     standing = sorted(
         ((timing.median_s, place) for place, timing in enumerate(timings) if isinstance(timing, Timing)),
@@ -338,6 +385,9 @@ def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
                 over_default = median_s / seconds
             elif name != champion.implementation.name:
                 fastest.setdefault(name, (name, config, seconds / median_s))
+        for item in sorted(beyond, key=lambda item: item.timing.median_s if item.timing else 0.0):
+            if item.timing is not None:
+                fastest.setdefault(item.implementation.name, (item.implementation.name, item.config, item.timing.median_s / median_s))
         if write:
             form = job.operator.format_of_factors(job.dtype, job.workload.scalars)
             keep(path, record, over_default=over_default, trials=sum(counts.values()), failed=counts[FAILED], factors=form, kind=job.operator.kind_of_call(job.workload.scalars))
