@@ -121,6 +121,8 @@ operator = Operator(
         Workload(name="decode_64_llama3_70b", axes=_axes(64, 8192, 8192), source="Llama 3 70B: q and output projections, 64 sequences decoding"),
         Workload(name="decode_16_llama3_70b", axes=_axes(16, 8192, 8192), source="Llama 3 70B: q and output projections, 16 sequences decoding"),
         Workload(name="decode_128_llama3_70b", axes=_axes(128, 8192, 28672), source="Llama 3 70B: MLP down projection, 128 sequences decoding"),
+        Workload(name="decode_16_llama3_8b", axes=_axes(16, 4096, 4096), source="Llama 3 8B: q and output projections, 16 sequences decoding"),
+        Workload(name="decode_64_up_llama3_8b", axes=_axes(64, 14336, 4096), source="Llama 3 8B: MLP up and gate projections, 64 sequences decoding"),
         Workload(name="square_1024_gpu", axes=_axes(1024, 1024, 1024), source="1024 cubed: a GPU has more multiprocessors than it has large tiles"),
         Workload(name="square_2048", axes=_axes(2048, 2048, 2048), source="2048 cubed: one tile for each multiprocessor"),
         Workload(name="short_terms_8192", axes=_axes(8192, 8192, 1024), source="8192 x 8192 in 1024 terms: tiles end soon, so their stores count"),
