@@ -68,7 +68,7 @@ def sides(chance: random.Random) -> Callable[[], object]:
 FORMS = (
     *("({a}) + ({b})", "({a}) * ({b})", "({a}) // ({b})", "({a}) % ({b})", "({a}) ** ({b})", "({a}) / ({b})", "({a}) < ({b})", "({a}) << ({b})"),
     *("({a}) in ({b})", "({a})[({b})]", "-({a})", "({a}) if ({b}) else ({c})", "not ({a}) and ({b})"),
-    *("prod({a})", "next_pow2({a})", "cdiv({a}, {b})", "sqrt({a})", "log2({a})", "len({a})", "max({a}, {b})"),
+    *("prod({a})", "last({a})", "next_pow2({a})", "cdiv({a}, {b})", "sqrt({a})", "log2({a})", "len({a})", "max({a}, {b})"),
 )
 
 

@@ -20,6 +20,11 @@ def _prod(value: int | tuple[int, ...]) -> int:
     return math.prod(value) if isinstance(value, tuple) else value
 
 
+def _last(value: int | tuple[int, ...]) -> int:
+    """The last of several axes; 1 where there is none."""
+    return (value[-1] if value else 1) if isinstance(value, tuple) else value
+
+
 def _cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -30,6 +35,7 @@ def _next_pow2(n: int) -> int:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "prod": _prod,
+    "last": _last,
     "cdiv": _cdiv,
     "next_pow2": _next_pow2,
     "min": min,

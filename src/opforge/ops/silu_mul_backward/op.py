@@ -14,8 +14,8 @@ def magnitude(inputs, outputs, scalars):
     gate, up, dy = (inputs[name] for name in ("gate", "up", "dy"))
     s = gate.sigmoid()
     # 1 and gate (1 - s) are added up, and cancel near gate = -1.28; an argument of exp carries an error of eps * |gate|.
-    # below gate = -87.3 the sigmoid may be 0
-    share = s * (1 + gate.abs() * (1 - s)) * (1 + gate.abs() * (1 - s)) + 1e-30
+    # below gate = -87.3 the sigmoid may be 0: 2^-126 * (1 + 88), in units of 6 eps, is 1.5e-30
+    share = s * (1 + gate.abs() * (1 - s)) * (1 + gate.abs() * (1 - s)) + 2e-30
     # what s was rounded by stays whole in 1 - s, and is multiplied with gate: 8 ulp at gate = 10, as PyTorch has it
     share = share + s * s * gate.abs() / 4
     return {"dgate": (dy * up).abs() * share, "dup": dy.abs() * (s * gate.abs() * (1 + gate.abs() * (1 - s)) + 2e-30)}
