@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kResident) slice_rows(Op op, Rows<co
   static_assert(kVecs % kBatch == 0, "vectors are written in batches");
   OPFORGE_DYNAMIC_SHARED(unsigned char, shared);
   __shared__ SliceStats<kWarps, typename Op::Stat> stats;
-  const int thread = threadIdx.x, lane = thread % kWarpSize, warp = thread / kWarpSize;
+  const int thread = threadIdx.x;
   const int blocks = cluster_blocks(), block = cluster_block();
   const int begin = block * slice;
 
@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, kResident) slice_rows(Op op, Rows<co
   }
 
   const auto own = op.gather(row);
+  const int lane = thread % kWarpSize, warp = thread / kWarpSize;
   if (blocks > 1) {
     cluster_wait();  // every block has begun
     if (lane < blocks) send_to_block(&stats.of[block * kWarps + warp], lane, own, &stats.arrived);
