@@ -362,8 +362,8 @@ inline void launch_norm_gradient_by(const NormGradient<T>& call, cudaStream_t st
   int blocks = 1;
   while (blocks < kNormMaxCluster && vecs > int64_t(blocks) * kVecs * kThreads) blocks *= 2;
   const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
-  // single elements have a register each, and no room for the next row
-  if (threads <= kThreads) return launch_norm_gradient<T, N, kVecs, false, kCentred, (N > 1), kThreads>(call, blocks, threads, stream);
+  // single elements have a register each: where two sums are added up there is no room for the next row
+  if (threads <= kThreads) return launch_norm_gradient<T, N, kVecs, false, kCentred, (N > 1 || !kCentred), kThreads>(call, blocks, threads, stream);
   constexpr bool kWider = N * kVecs * kThreads * kNormMaxCluster < kWidestGradient;
   OPFORGE_CHECK(kWider && threads <= kNormMaxThreads, ValueError, "a row of ", call.x.cols, " columns does not fit the registers of a cluster; use another implementation");
   if constexpr (N == 1) {
