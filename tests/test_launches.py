@@ -185,7 +185,7 @@ def test_what_the_driver_refuses_is_an_error(compiled):
         launch(x, x, x)
 
 
-@pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "an address as a number", "scratch memory", "another Triton", "another device is current"])
+@pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "an address as a number", "scratch memory", "another Triton", "another device is current", "no TVM-FFI"])
 def test_what_is_no_single_plain_launch_is_not_bound(compiled, monkeypatch, why):
     """It is left to Triton's own launcher, which knows how."""
     import torch
@@ -208,10 +208,16 @@ def test_what_is_no_single_plain_launch_is_not_bound(compiled, monkeypatch, why)
         monkeypatch.setattr(triton, "__version__", "4.0.0")
     if why == "another device is current":
         monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
+    if why == "no TVM-FFI":
+        native.helper.cache_clear()
+        monkeypatch.setattr(native, "installed", lambda name: name != "tvm_ffi")
     if why == "scratch memory":
         monkeypatch.setattr(triton_replay, "_plain", lambda metadata, plain=triton_replay._plain: plain(SimpleNamespace(**{**metadata._asdict(), "global_scratch_size": 128})))
     tensors = [torch.zeros(64) for _ in range(3)]
-    assert triton_replay.bound(launch, module, tensors, [(64,)] * 3, "g++", FakeDriver()) is None
+    try:
+        assert triton_replay.bound(launch, module, tensors, [(64,)] * 3, "g++", FakeDriver()) is None
+    finally:
+        native.helper.cache_clear()
 
 
 COPIES_SOMETIMES = """#include "opforge/ffi.h"

@@ -165,8 +165,10 @@ def entry_point(path: Path) -> Callable[..., Any]:
 
 @lru_cache(maxsize=8)
 def helper(name: str, compiler: str, includes: tuple[str, ...] = ()) -> Any:
-    """The library made of a .cpp file of include/opforge, which is no kernel, compiled once; None where no compiler is: kernels built ahead
-    run without one."""
+    """The library made of a .cpp file of include/opforge, which is no kernel, compiled once; None where no compiler is, or no TVM-FFI: kernels
+    built ahead run without the one, Triton's without both."""
+    if shutil.which(compiler) is None or not installed("tvm_ffi"):
+        return None
     source = INCLUDE / "opforge" / name
     links = ffi_flags()[1]
 
@@ -174,8 +176,6 @@ def helper(name: str, compiler: str, includes: tuple[str, ...] = ()) -> Any:
         said, took = compile_with([compiler, *BINDING_FLAGS, *includes_of(source), *includes, str(source), "-o", str(path), *links])
         return {"implementation": source.name, "seconds": f"{took:.2f}", "log": said[-4000:]}
 
-    if shutil.which(compiler) is None:
-        return None
     texts = {"source": cache.sha256_of(source), "headers": str(sorted((name, cache.sha256_of(path)) for name, path in headers_of(source).items()))}
     flags = " ".join((*BINDING_FLAGS, *includes))
     key = cache.key_of({**texts, "flags": flags, "compiler": compiler_version(compiler), "ffi": importlib.metadata.version("apache-tvm-ffi")})

@@ -147,7 +147,7 @@ def _entry(kernel: Any) -> Callable[..., Any] | None:
     import tvm_ffi
 
     adapter = getattr(kernel, "adapter", None)
-    if adapter is None or not hasattr(adapter, "get_exportable_executable") or adapter.result_idx or adapter._ffi_callee_allocated_output_abi:
+    if adapter is None or not hasattr(adapter, "get_exportable_executable") or adapter.result_idx or getattr(adapter, "_ffi_callee_allocated_output_abi", False):
         return None
     made = adapter.get_exportable_executable()
     entry = (made.jit() if hasattr(made, "jit") else made).main

@@ -125,13 +125,14 @@ def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequ
     if one.function.pre_run_hooks or one.function.launch_metadata is not None:
         return None
     slots: list[tuple[int, int]] = []
+    addresses = {tensor.data_ptr() for tensor in tensors} - {0}
     for place, value in enumerate(one.values):
         if isinstance(value, torch.Tensor):
             which = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
             if which is None:
                 return None
             slots.append((place, which))
-        elif not isinstance(value, bool | int | float | str | None):
+        elif not isinstance(value, bool | int | float | str | None) or value in addresses:
             return None
     grid = (*one.grid, 1, 1)[:3]
     hooks = triton.knobs.runtime
