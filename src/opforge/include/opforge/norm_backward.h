@@ -355,21 +355,21 @@ inline void launch_norm_gradient(const NormGradient<T>& call, int blocks, int th
 
 template <typename T, int N, bool kCentred>
 inline void launch_norm_gradient_by(const NormGradient<T>& call, cudaStream_t stream) {
-  constexpr int kMany = N == 1 ? 4 : 1, kVecs = 4 * kMany, kThreads = 512;
+  // single elements have a register each: where two sums are added up fewer threads have room for the next row
+  constexpr int kMany = N == 1 ? 4 : 1, kVecs = 4 * kMany, kThreads = N == 1 && kCentred ? 384 : 512;
   const int64_t vecs = ceil_div(call.x.cols, N);
   if (vecs <= 2 * kMany * kWarpSize) return launch_norm_gradient<T, N, 2 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
   if (vecs <= 4 * kMany * kWarpSize) return launch_norm_gradient<T, N, 4 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
   int blocks = 1;
   while (blocks < kNormMaxCluster && vecs > int64_t(blocks) * kVecs * kThreads) blocks *= 2;
   const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
-  // single elements have a register each: where two sums are added up there is no room for the next row
-  if (threads <= kThreads) return launch_norm_gradient<T, N, kVecs, false, kCentred, (N > 1 || !kCentred), kThreads>(call, blocks, threads, stream);
+  if (threads <= kThreads) return launch_norm_gradient<T, N, kVecs, false, kCentred, true, kThreads>(call, blocks, threads, stream);
   constexpr bool kWider = N * kVecs * kThreads * kNormMaxCluster < kWidestGradient;
   OPFORGE_CHECK(kWider && threads <= kNormMaxThreads, ValueError, "a row of ", call.x.cols, " columns does not fit the registers of a cluster; use another implementation");
   if constexpr (N == 1) {
     launch_norm_gradient<T, N, kVecs, false, kCentred, false, kNormMaxThreads>(call, blocks, threads, stream);
   } else if constexpr (kWider) {
-    // nor is there when a thread has twice the vectors; blocks of twice the threads would spill
+    // twice the vectors leave no room for the next row; blocks of twice the threads would spill
     const int half = static_cast<int>(ceil_div(threads / kWarpSize, 2) * kWarpSize);
     launch_norm_gradient<T, N, 2 * kVecs, false, kCentred, false, kThreads>(call, blocks, half, stream);
   }
