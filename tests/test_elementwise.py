@@ -172,7 +172,7 @@ def test_a_kernel_that_operators_share_is_launched_again_too(monkeypatch):
     assert (jit.fronts, len(jit.launches)) == (1, 2)
 
 
-@pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "another alignment", "other scalars"])
+@pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "another alignment", "other scalars", "an address as a number"])
 def test_a_launch_that_cannot_be_repeated_is_not(monkeypatch, why):
     """Left out, the zeroing would leave the sum of two calls in the output: a wrong answer at a good speed."""
     import torch
@@ -181,7 +181,7 @@ def test_a_launch_that_cannot_be_repeated_is_not(monkeypatch, why):
         if why == "zeroes its output":
             y.zero_()
         for _ in range(2 if why == "launches twice" else 1):
-            jit[(3,)](x, y, 64, BLOCK=32)
+            jit[(3,)](x, y, x.data_ptr() if why == "an address as a number" else 64, BLOCK=32)
 
     run, jit = repeated(monkeypatch, launch)
     x, y, longer = torch.zeros(64), torch.zeros(64), torch.zeros(65)

@@ -115,7 +115,7 @@ def test_without_a_compiler_views_do_it(monkeypatch):
     """Kernels built ahead run where no compiler is; the binding is then done by PyTorch."""
     from opforge.backends import native
 
-    monkeypatch.setattr(native, "_preparer", lambda compiler: None)
+    monkeypatch.setattr(native, "helper", lambda *asked: None)
     softmax, x = function_of("softmax", Preferring(load())), torch.randn(2, 3, 8)
     close(softmax(x), x.softmax(-1))
     close(softmax(x), x.softmax(-1))
@@ -335,6 +335,21 @@ def test_autocast_computes_products_in_its_dtype_and_the_rest_in_the_widest(ops)
     assert linear(x, w, b).dtype == torch.float32
     with pytest.raises(UsageError, match="one dtype"):
         rmsnorm(projected, g)
+
+
+def test_a_kept_product_is_one_of_all_its_shapes_and_not_of_autocast(native, monkeypatch):
+    """Projections of one x have widths of their own: a kept call that made an output of another width would waste its memory."""
+    matmul, a, b, wide = native("matmul"), torch.randn(4, 8), torch.randn(8, 6), torch.randn(8, 60)
+    with torch.no_grad():
+        for factor in (b, wide, b, wide):
+            close(matmul(a, factor), a @ factor)
+        with monkeypatch.context() as kept:
+            kept.setattr("opforge.dispatch.function._key", None)
+            close(matmul(a + 1, b), (a + 1) @ b)
+            close(matmul(a + 1, wide), (a + 1) @ wide)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert matmul(a, b).dtype == torch.bfloat16
+        assert matmul(a, b).dtype == torch.float32
 
 
 def test_autocast_does_not_reach_into_kernels_and_gradients(ops):

@@ -99,6 +99,15 @@ def test_rows_off_the_grid(operator):
     assert worst(operator, function, x[:, 8:272], weight[:264].clone(), dy[:, :264]) < 2, "and on the grid, with a stride"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_rows_wider_than_clusters_of_four_vectors_a_thread(operator):
+    """Past 131072 columns a thread of cuda_persistent has eight vectors of 32 bits; of single elements it keeps none and reads them again."""
+    function = built(load().implementation(operator, "cuda_persistent"), {})
+    for dtype, cols in [(torch.float32, 131076), (torch.float32, 131073), (torch.bfloat16, 131073)]:
+        assert worst(operator, function, *inputs(dtype, 2, cols)) < 2, (dtype, cols)
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_no_rows(operator):
     """Sums of nothing are 0, and no block is launched for rows."""

@@ -13,16 +13,16 @@ import pytest
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
-from opforge.core.errors import UsageError
+from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Config, Implementation
-from opforge.core.verdict import Mismatch, Pass, Unsupported
+from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
 from opforge.dispatch.choose import Chooser, shape_class
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.timing import Plan
 from opforge.tuning import Options, Search, choices_path, compile_first, keep, tune, valid_points
 from opforge.tuning.choices import before
-from opforge.tuning.codes import Codes, code_of_library
+from opforge.tuning.codes import Code, Codes, Refused, code_of_library
 from opforge.tuning.compilers import LATER, NOW, Compilers
 from opforge.tuning.tune import within_reach
 from simulated import make_home, record
@@ -133,6 +133,62 @@ def test_a_space_is_searched_and_the_fastest_right_point_is_kept(home):
     entry = before(choices_path(operator, "cpu"), "float32", found.record.axes, {}) or before(choices_path(operator, found.record.device), "float32", found.record.axes, {})
     assert entry.implementation == "cpp_repeats" and entry.config["REPEATS"] == 1
     assert entry.entry["record"] == records[-1].id and isinstance(records[-1].verdict, Pass)
+
+
+def codes_of(home, compilers):
+    registry = load([home])
+    return Codes(registry, registry.implementation("twice", "cpp_repeats"), {"rows": 4, "cols": 8}, "float32", {}, "cpu", "host", compilers)
+
+
+def point(codes, **values):
+    return Config(tuple((codes.implementation.default.as_dict() | values).items()))
+
+
+def test_what_the_compiler_refused_ahead_is_not_compiled_again(home, monkeypatch):
+    """nvcc may take a minute to refuse a point: what it said is the point's outcome, and no process binds it to hear the same again."""
+    tried, module = [], sys.modules[tune.__module__]
+
+    def attempt(job, implementation, config, best, then=module.attempt):
+        tried.append(config.as_dict()["FLAW"])
+        return then(job, implementation, config, best)
+
+    monkeypatch.setattr(module, "attempt", attempt)
+    _, trials, records = tuned(home)
+    (refused,) = (trial for trial in trials if trial.config.as_dict()["FLAW"] == "unbuildable")
+    assert "unbuildable" not in tried and "wrong" in tried
+    assert refused.outcome == "failed" and "not for building" in refused.reason
+    assert refused.record in records and isinstance(refused.record.verdict, Broken) and "Run this to see it whole" in refused.record.verdict.reason
+
+
+@pytest.mark.parametrize(("error", "answer"), [(EnvironmentLacks("no cuobjdump"), None), (ValueError("a bug"), ValueError), (OSError("disk full"), OSError)])
+def test_what_compiling_ahead_raised_is_raised_where_it_is_asked_for(home, monkeypatch, error, answer):
+    """A missing tool says nothing of the point, which is tried; anything else is a mistake of ours or the machine's, and no reason to go on in silence."""
+
+    def library(*asked):
+        raise error
+
+    compilers = Compilers(1)
+    codes = codes_of(home, compilers)
+    monkeypatch.setattr(native, "library", library)
+    try:
+        if answer is None:
+            assert codes.of(point(codes, FLAW="none")) is None
+        else:
+            with pytest.raises(answer, match=str(error)):
+                codes.of(point(codes, FLAW="none"))
+    finally:
+        compilers.close()
+
+
+def test_a_point_has_a_code_or_was_refused(home):
+    compilers = Compilers(1)
+    codes = codes_of(home, compilers)
+    try:
+        assert isinstance(codes.of(point(codes, FLAW="none")), Code)
+        refused = codes.of(point(codes, FLAW="unbuildable"))
+    finally:
+        compilers.close()
+    assert isinstance(refused, Refused) and "not for building" in refused.reason
 
 
 def test_dispatch_takes_what_was_tuned(home, tmp_path):

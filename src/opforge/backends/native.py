@@ -163,36 +163,42 @@ def entry_point(path: Path) -> Callable[..., Any]:
     return _load(str(path))
 
 
-@lru_cache(maxsize=1)
-def _preparer(compiler: str) -> Callable[..., Any] | None:
-    """`prepare` of include/opforge/prepared.cpp, compiled once; None where no compiler is: kernels built ahead run without one."""
-    source = INCLUDE / "opforge" / "prepared.cpp"
+@lru_cache(maxsize=8)
+def helper(name: str, compiler: str, includes: tuple[str, ...] = ()) -> Any:
+    """The library made of a .cpp file of include/opforge, which is no kernel, compiled once; None where no compiler is, or no TVM-FFI: kernels
+    built ahead run without the one, Triton's without both."""
+    if shutil.which(compiler) is None or not installed("tvm_ffi"):
+        return None
+    source = INCLUDE / "opforge" / name
     links = ffi_flags()[1]
 
     def make(path: Path) -> Mapping[str, str]:
-        said, took = compile_with([compiler, *BINDING_FLAGS, *includes_of(source), str(source), "-o", str(path), *links])
+        said, took = compile_with([compiler, *BINDING_FLAGS, *includes_of(source), *includes, str(source), "-o", str(path), *links])
         return {"implementation": source.name, "seconds": f"{took:.2f}", "log": said[-4000:]}
 
-    if shutil.which(compiler) is None:
-        return None
     texts = {"source": cache.sha256_of(source), "headers": str(sorted((name, cache.sha256_of(path)) for name, path in headers_of(source).items()))}
-    key = cache.key_of({**texts, "flags": " ".join(BINDING_FLAGS), "compiler": compiler_version(compiler), "ffi": importlib.metadata.version("apache-tvm-ffi")})
+    flags = " ".join((*BINDING_FLAGS, *includes))
+    key = cache.key_of({**texts, "flags": flags, "compiler": compiler_version(compiler), "ffi": importlib.metadata.version("apache-tvm-ffi")})
     import tvm_ffi
 
-    prepare: Callable[..., Any] = tvm_ffi.load_module(str(cache.obtain(cache.cache_root() / "native", key, LIBRARY, make).path)).prepare
-    return prepare
+    return tvm_ffi.load_module(str(cache.obtain(cache.cache_root() / "native", key, LIBRARY, make).path))
 
 
-def bound(function: Callable[..., Any], tensors: Sequence[Any], shapes: Sequence[Sequence[int]], numbers: Sequence[int | float], compiler: str) -> Callable[..., bool] | None:
+def bound(
+    function: Callable[..., Any], tensors: Sequence[Any], shapes: Sequence[Sequence[int]], numbers: Sequence[int | float], compiler: str, alignment: int = 1
+) -> Callable[..., bool] | None:
     """A kernel's entry point for one class of tensors: see protocol.Kernel.
 
-    tensors   contiguous examples: the inputs, then the outputs; shapes: those in which the kernel takes them
-    numbers   the scalars, in the operator's order
+    function    a function of TVM-FFI: a kernel's entry point, or what refuses a call by returning false
+    tensors     contiguous examples: the inputs, then the outputs; shapes: those in which the kernel takes them
+    numbers     the scalars, in the operator's order
+    alignment   bytes that the addresses of tensors must be multiples of
     """
-    prepare = _preparer(compiler)
-    if prepare is None or len(tensors) > MOST_BOUND:
+    module = helper("prepared.cpp", compiler)
+    if module is None or len(tensors) > MOST_BOUND:
         return None
-    found: Callable[..., bool] = prepare(function, len(tensors), *(part for tensor, shape in zip(tensors, shapes, strict=True) for part in (tensor, len(shape), *shape)), *numbers)
+    examples = (part for tensor, shape in zip(tensors, shapes, strict=True) for part in (tensor, len(shape), *shape))
+    found: Callable[..., bool] = module.prepare(function, alignment, len(tensors), *examples, *numbers)
     return found
 
 

@@ -102,7 +102,14 @@ class TileLang:
             else:
                 kernel(*tensors)
 
-        return Kernel(run=run)
+        entry = _entry(kernel)
+        if target == "c" or entry is None:
+            return Kernel(run=run)
+
+        def bound(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Callable[..., bool] | None:
+            return native.bound(entry, tensors, shapes, (), host_compiler(), ALIGNED if other_key != key else 1)
+
+        return Kernel(run=run, bound=bound)
 
     def code(self, implementation: Implementation, call: Call) -> str:
         """The source that the compiler makes for a call, compiled into its cache on the way. It is not run."""
@@ -133,6 +140,18 @@ class TileLang:
             ]
         )
         return (Artefact(kernel=implementation.name, kind="cubin", path=path, log=said, seconds=took),)
+
+
+def _entry(kernel: Any) -> Callable[..., Any] | None:
+    """The function of TVM-FFI that a compiled kernel calls, without TileLang's Python before it; None where it makes outputs, or is called in another way."""
+    import tvm_ffi
+
+    adapter = getattr(kernel, "adapter", None)
+    if adapter is None or not hasattr(adapter, "get_exportable_executable") or adapter.result_idx or getattr(adapter, "_ffi_callee_allocated_output_abi", False):
+        return None
+    made = adapter.get_exportable_executable()
+    entry = (made.jit() if hasattr(made, "jit") else made).main
+    return entry if isinstance(entry, tvm_ffi.Function) else None
 
 
 class _Build:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from opforge.backends import triton_replay
+from opforge.backends.cpp import host_compiler
 from opforge.backends.modules import installed, load_source, required
 from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Stood, Way
 from opforge.backends.torch_eager import torch_runs_on
-from opforge.backends.triton_replay import Repeated
 from opforge.core.errors import EnvironmentLacks, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import ScalarValue
@@ -89,7 +90,17 @@ class Triton:
         def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
             launch(*inputs, *outputs, **scalars, **config)
 
-        return Kernel(run=run, again=Repeated(run, load_source(implementation.source)) if call.device == "cuda" else None)
+        if call.device != "cuda":
+            return Kernel(run=run)
+        module = load_source(implementation.source)
+
+        def with_parameters(*tensors: Any) -> None:
+            launch(*tensors, **call.scalars, **config)
+
+        def bound(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Callable[..., bool] | None:
+            return triton_replay.bound(with_parameters, module, tensors, shapes, host_compiler())
+
+        return Kernel(run=run, again=triton_replay.Repeated(run, module), bound=bound)
 
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
         if os.environ.get(INTERPRET) == "1" and "triton" in sys.modules:

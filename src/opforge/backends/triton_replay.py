@@ -1,15 +1,23 @@
-"""Launches a Triton kernel again without Triton's Python front: the compiled kernel, the grid and the numbers of the first call,
-with other tensors of the same shapes. The front binds arguments and looks up a cache, which costs more than the launch itself."""
+"""Launches a Triton kernel again without Triton's Python front: the compiled kernel, the grid and the numbers of one call, with other
+tensors of the same shapes. The front binds arguments and looks up a cache, which costs more than the launch itself.
+
+There are two ways. `bound` calls the driver from C++ (include/opforge/triton_launch.cpp), for tensors of just one class: no Python is between the
+look-up of the call and the launch. `Repeated` calls Triton's own launcher from Python, where there is no compiler or the class is not so simple.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from opforge.backends import native
 
 ALIGNMENT = 16
 """Triton compiles one kernel for pointers that are multiples of this, and another for the rest."""
@@ -74,16 +82,16 @@ _RECORDING = threading.Lock()
 
 
 @contextmanager
-def recording(module: ModuleType) -> Iterator[list[Recorded]]:
-    """What the JIT functions of a module, and of the shared modules it builds on, launch inside the block. One block at a time: two
-    operators may launch one function."""
+def recording(module: ModuleType, *, launched: bool = True) -> Iterator[list[Recorded]]:
+    """What the JIT functions of a module, and of the shared modules it builds on, launch inside the block; or (`launched` False) would: they
+    are compiled, and nothing runs. One block at a time: two operators may launch one function."""
     found: list[Recorded] = []
 
     def recorder(function: Any) -> Callable[..., Any]:
         original = function.run
 
         def run(*args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-            kernel = original(*args, grid=grid, warmup=warmup, **kwargs)
+            kernel = original(*args, grid=grid, warmup=warmup or not launched, **kwargs)
             values = dict(zip(function.arg_names, args, strict=False)) | {name: value for name, value in kwargs.items() if name in function.arg_names}
             if not callable(grid) and len(values) == len(function.arg_names):
                 found.append(Recorded(function=function, kernel=kernel, grid=tuple(grid), values=[values[name] for name in function.arg_names]))
@@ -117,13 +125,14 @@ def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequ
     if one.function.pre_run_hooks or one.function.launch_metadata is not None:
         return None
     slots: list[tuple[int, int]] = []
+    addresses = {tensor.data_ptr() for tensor in tensors} - {0}
     for place, value in enumerate(one.values):
         if isinstance(value, torch.Tensor):
             which = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
             if which is None:
                 return None
             slots.append((place, which))
-        elif not isinstance(value, bool | int | float | str | None):
+        elif not isinstance(value, bool | int | float | str | None) or value in addresses:
             return None
     grid = (*one.grid, 1, 1)[:3]
     hooks = triton.knobs.runtime
@@ -139,6 +148,116 @@ def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequ
         current_device=torch._C._cuda_getDevice,
         current_stream=torch._C._cuda_getCurrentRawStream,
     )
+
+
+LAUNCHERS = ("3.6.",)
+"""Versions of Triton whose way to launch is known here: which parameters a kernel has behind those of its signature."""
+_SCRATCH = 2
+"""Those: two addresses of scratch memory, null where a kernel needs none."""
+_FLOATS = {"fp32": ctypes.c_float, "fp64": ctypes.c_double}
+_WHOLE = ("i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64")
+
+
+def parameters_of(recorded: Recorded, tensors: Sequence[Any]) -> list[tuple[int, int]] | None:
+    """The parameters of a compiled kernel: (which of `tensors`, 0), or (-1, its bits). None where one is neither a tensor of these nor a number,
+    or is an address in a number."""
+    signature = recorded.kernel.src.signature
+    found: list[tuple[int, int]] = []
+    addresses = {tensor.data_ptr() for tensor in tensors} - {0}
+    for name, value in zip(recorded.function.arg_names, recorded.values, strict=True):
+        kind = signature.get(name)
+        if kind == "constexpr":
+            # compiled in: constants, ones, and arguments that are None
+            continue
+        which = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
+        if isinstance(kind, str) and kind.startswith("*") and which is not None:
+            found.append((which, 0))
+        elif kind in _WHOLE and isinstance(value, int) and value not in addresses:
+            found.append((-1, ctypes.c_int64(value).value))
+        elif kind in _FLOATS and isinstance(value, int | float):
+            found.append((-1, int.from_bytes(bytes(_FLOATS[kind](value)), sys.byteorder, signed=True)))
+        else:
+            return None
+    return [*found, *[(-1, 0)] * _SCRATCH]
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Addresses of the two functions of the CUDA driver that a launch calls."""
+
+    launch: int
+    current_device: int
+
+
+def cuda_driver() -> Driver:
+    """The driver that is loaded here. Raises OSError where there is none."""
+    library = ctypes.CDLL("libcuda.so.1")
+    launch, current = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("cuLaunchKernelEx", "cuCtxGetDevice"))
+    assert launch is not None and current is not None
+    return Driver(launch, current)
+
+
+def bound(
+    run: Callable[..., None], module: ModuleType, tensors: Sequence[Any], shapes: Sequence[Sequence[int]], compiler: str, driver: Callable[[], Driver] = cuda_driver
+) -> Callable[..., bool] | None:
+    """A launch for one class of tensors: see protocol.Kernel. `run(*tensors)` is the launcher with its parameters; it is called once, to see what
+    it would launch. None unless that is one kernel with these tensors and numbers alone.
+
+    Where another device is current, or an address is no multiple of 16 (for which Triton compiles another kernel), the launch is not made. Nor is it
+    while something listens to Triton's launches: a profiler hears of all of them.
+    """
+    import torch
+    import triton
+
+    if not triton.__version__.startswith(LAUNCHERS) or torch._C._cuda_getDevice() != tensors[0].get_device():
+        return None
+    # nothing is read or written: where an address is not aligned, another tensor stands for it
+    aligned = [tensor if tensor.data_ptr() % ALIGNMENT == 0 else torch.empty_like(tensor) for tensor in tensors]
+    views = [tensor.view(tuple(shape)) for tensor, shape in zip(aligned, shapes, strict=True)]
+    with _watching() as called, recording(module, launched=False) as recorded:
+        run(*views)
+    if called or len(recorded) != 1 or recorded[0].function is None:
+        return None
+    (one,) = recorded
+    hooks = triton.knobs.runtime
+    listeners = (hooks.launch_enter_hook, hooks.launch_exit_hook)
+    if one.function.pre_run_hooks or one.function.launch_metadata is not None or not all(hasattr(chain, "calls") for chain in listeners):
+        return None
+    kernel = one.kernel.result() if hasattr(one.kernel, "result") else one.kernel
+    if kernel is None or kernel.metadata.target.backend != "cuda" or not _plain(kernel.metadata) or 0 in one.grid:
+        return None
+    parameters = parameters_of(Recorded(one.function, kernel, one.grid, one.values), views)
+    library = native.helper("triton_launch.cpp", compiler, _driver_includes())
+    # `run` is there once the kernel is loaded onto the device
+    if parameters is None or library is None or kernel.run is None:
+        return None
+    warps, blocks, shared = kernel.packed_metadata[:3]
+    here, grid = driver(), (*one.grid, 1, 1)[:3]
+    again = library.launcher(here.launch, here.current_device, kernel.function, *grid, 32 * warps, shared, blocks, *(part for parameter in parameters for part in parameter))
+    launch = native.bound(again, aligned, shapes, (), compiler, ALIGNMENT)
+    if launch is None:
+        return None
+    entering, leaving = listeners
+
+    def launched(*given: Any) -> bool:
+        return not (entering.calls or leaving.calls) and launch(*given)
+
+    # what was compiled lives as long as the launch
+    launched.kernel = kernel  # type: ignore[attr-defined]
+    return launched
+
+
+def _plain(metadata: Any) -> bool:
+    """Whether a kernel needs nothing of its launcher but grid, threads, shared memory and clusters of a portable size."""
+    scratch = metadata.global_scratch_size or metadata.profile_scratch_size
+    return not (scratch or metadata.launch_pdl or metadata.launch_cooperative_grid) and metadata.num_ctas <= 8
+
+
+def _driver_includes() -> tuple[str, ...]:
+    """Where cuda.h is: Triton brings its own."""
+    import triton.backends.nvidia
+
+    return tuple(f"-I{Path(path) / 'include'}" for path in triton.backends.nvidia.__path__)
 
 
 class Repeated:

@@ -48,6 +48,8 @@ class Function:
     floating-point dtypes in the widest of them; outputs have that dtype. Without it dtypes must agree.
     """
 
+    _products = False
+
     def __init__(self, operator: Operator, chooser: Chooser) -> None:
         self.operator = operator
         self.chooser = chooser
@@ -56,8 +58,10 @@ class Function:
         # for each class of tensors and parameters: the kernel and why it is this one; and the call, which also knows of types and gradients
         self._prepared: dict[tuple[Any, ...], tuple[Prepared, Choice]] = {}
         self._calls: dict[tuple[Any, ...], Run] = {}
-        # the last call for each shape of the first tensor, where the kernel finds out itself whether it is meant
+        # the last call for each shape of the first tensor (of products: for the shapes of all, which say how large the output is), where the
+        # kernel finds out itself whether it is meant
         self._quick: dict[Any, tuple[Run, Callable[..., bool]]] = {}
+        self._products = operator.unit == "matrix"
         self.backward = self._backward()
         self._custom = self._register()
 
@@ -65,7 +69,7 @@ class Function:
         if _is_compiling() or _transforms_active() or _dispatch_modes() or forward_ad._current_level >= 0 or _tracing():
             return self._watched(tensors, scalars)
         try:
-            shape = tensors[0].shape
+            shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
             quick = self._quick.get((shape, *scalars.items()) if scalars else shape)
         except (AttributeError, IndexError, RuntimeError, TypeError) as error:
             raise self._misfit(tensors, scalars) from error
@@ -120,8 +124,10 @@ class Function:
         run = found.run
         call = self._tracked(run, self._numbers(scalars)) if any(tensor.requires_grad for tensor in tensors) else run
         self._calls[key] = call = self._autocast_aware(call, scalars)
-        if found.quick is not None and self.operator.unit != "matrix":
-            self._quick[(tensors[0].shape, *scalars.items()) if scalars else tensors[0].shape] = found.quick
+        if found.quick is not None:
+            make, bound = found.quick
+            shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
+            self._quick[(shape, *scalars.items()) if scalars else shape] = (make, _outside_autocast(bound) if self._products else bound)
         return call(tensors)
 
     def _kernel(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Prepared, Choice]:
@@ -296,6 +302,11 @@ class Function:
 def _key(tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, ...]:
     parts = [part for tensor in tensors for part in (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)]
     return (*parts, *scalars.items())
+
+
+def _outside_autocast(bound: Callable[..., bool]) -> Callable[..., bool]:
+    """What autocast would compute in another dtype is not computed."""
+    return lambda *tensors: not _any_autocast() and bound(*tensors)
 
 
 def _differentiated() -> bool:

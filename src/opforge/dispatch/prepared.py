@@ -31,7 +31,8 @@ class Prepared(NamedTuple):
 _any_autocast = torch._C._is_any_autocast_enabled
 _empty_like = torch.empty_like
 # what Inductor's own programs allocate with, past the dispatcher: half of what torch.empty_like costs. Private, so its absence is no error
-_empty_on_cpu = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "_empty_strided_cpu", None)
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_empty_on_cpu, _empty_on_gpu = getattr(_guards, "_empty_strided_cpu", None), getattr(_guards, "_empty_strided_cuda", None)
 
 
 def prepared(
@@ -133,9 +134,14 @@ def _finished(outputs: Sequence[torch.Tensor]) -> Any:
 
 def _maker(tensors: Sequence[torch.Tensor], shape: tuple[int, ...], kind: torch.dtype) -> Run:
     """A function of tensors like these that allocates one output, contiguous, in the way that costs least."""
-    if tensors[0].device.type == "cpu" and _empty_on_cpu is not None:
-        fresh, strides = _empty_on_cpu, torch.empty(shape, device="meta").stride()
+    device, strides = tensors[0].device, torch.empty(shape, device="meta").stride()
+    if device.type == "cpu" and _empty_on_cpu is not None:
+        fresh = _empty_on_cpu
         return lambda tensors: fresh(shape, strides, kind)
+    if device.type == "cuda" and _empty_on_gpu is not None:
+        # it allocates on the GPU that is current
+        fresh, here, current = _empty_on_gpu, device.index, torch._C._cuda_getDevice
+        return lambda tensors: fresh(shape, strides, kind) if current() == here else tensors[0].new_empty(shape, dtype=kind)
     for place, tensor in enumerate(tensors):
         if tuple(tensor.shape) == shape and tensor.dtype == kind and tensor.is_contiguous():
             return lambda tensors: _empty_like(tensors[place])

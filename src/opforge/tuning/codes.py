@@ -24,7 +24,7 @@ from typing import Any
 from opforge.backends import backend, cache, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
-from opforge.core.errors import OpforgeError
+from opforge.core.errors import EnvironmentLacks, OpforgeError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import ScalarValue
 from opforge.core.shapes import Axes
@@ -47,12 +47,20 @@ class Code:
     stack_bytes: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """What the compiler said of a point that it does not take: the same command would say it again when the point is bound."""
+
+    reason: str
+
+
 class _Promise:
     """The Code of a point, to be had once it is known."""
 
     def __init__(self) -> None:
         self.known = threading.Event()
-        self.code: Code | None = None
+        self.code: Code | Refused | None = None
+        self.error: BaseException | None = None
         self._begun = threading.Lock()
 
     def begin(self) -> bool:
@@ -63,14 +71,15 @@ class _Promise:
     def begun(self) -> bool:
         return self._begun.locked()
 
-    def keep(self, code: Code | None) -> None:
+    def keep(self, code: Code | Refused | None, error: BaseException | None = None) -> None:
+        """The first word counts. `error` is raised where the code is asked for."""
         if not self.known.is_set():
-            self.code = code
+            self.code, self.error = code, error
             self.known.set()
 
 
 class Codes:
-    """The code of the points of one implementation on one workload. `of` waits; None means that it cannot be told."""
+    """The code of the points of one implementation on one workload. `of` waits; None means that it cannot be told, and the point is tried."""
 
     def __init__(
         self,
@@ -103,37 +112,45 @@ class Codes:
         """Whether `of` would answer at once."""
         return config in self.promised and self.promised[config].known.is_set()
 
-    def of(self, config: Config, stop: Callable[[], bool] = lambda: False) -> Code | None:
-        """The code of a point, compiled now if it was not begun. None too where `stop` says so before it is known."""
+    def of(self, config: Config, stop: Callable[[], bool] = lambda: False) -> Code | Refused | None:
+        """The code of a point, compiled now if it was not begun. None too where `stop` says so before it is known. Raises what compiling ahead
+        raised, unless a tool is missing or the process that compiles ended: then nothing is known, and whoever binds the point is told."""
         self.ahead([config], NOW)
         promise = self.promised[config]
         while not promise.known.wait(0.1):
             if stop():
                 return None
+        if promise.error is not None:
+            raise promise.error
         return promise.code
 
     def _work(self, group: dict[Config, _Promise]) -> Callable[[], None]:
         def work() -> None:
             mine = {config: promise for config, promise in group.items() if promise.begin()}
+            error: BaseException | None = None
             try:
                 if mine:
                     self._compile(mine)
-            except Exception:  # noqa: BLE001 - the boundary to compilers: who binds a point without a code compiles it again, and reports what was said
+            except (EnvironmentLacks, subprocess.SubprocessError):
                 pass
-            finally:
-                for promise in mine.values():
-                    promise.keep(None)
+            except BaseException as raised:  # noqa: BLE001 - of another thread than the one that asks: it is raised there
+                error = raised
+            for promise in mine.values():
+                promise.keep(None, error)
 
         return work
 
     def _compile(self, group: dict[Config, _Promise]) -> None:
         match self.implementation.backend:
-            case "cpp":
+            case "cpp" | "cuda" as kind:
+                toolchain = Cpp().toolchain() if kind == "cpp" else Cuda().toolchain(self.device)
                 for config, promise in group.items():
-                    promise.keep(Code(sha256=cache.sha256_of(native.library(self.implementation, config, Cpp().toolchain()).path)))
-            case "cuda":
-                for config, promise in group.items():
-                    promise.keep(code_of_library(native.library(self.implementation, config, Cuda().toolchain(self.device)).path))
+                    try:
+                        library = native.library(self.implementation, config, toolchain).path
+                    except native.CompilationFailed as error:
+                        promise.keep(Refused(reason=str(error)))
+                        continue
+                    promise.keep(Code(sha256=cache.sha256_of(library)) if kind == "cpp" else code_of_library(library))
             case "triton" | "tilelang":
                 self._ask(group)
 

@@ -31,9 +31,9 @@ from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.timing.asking import asker
 from opforge.tuning.choices import before, choices_path, keep
-from opforge.tuning.codes import Codes
+from opforge.tuning.codes import Code, Codes, Refused
 from opforge.tuning.compilers import LATER, NOW, Compilers, default_jobs
-from opforge.tuning.job import Champion, Job, attempt
+from opforge.tuning.job import Champion, Job, attempt, explained
 from opforge.tuning.search import Search, valid_points
 from opforge.tuning.trial import FAILED, SAME_CODE, SLOWER, TIMED, Options, Trial, Tuned
 from opforge.verdicts import BRIEF, Bench, judge, verify
@@ -134,7 +134,7 @@ def compile_first(registry: Registry, name: str, options: Options) -> tuple[int,
         for space in spaces:
             space.codes.ahead(space.search.planned(), LATER)
         codes = [space.codes.of(config) for space in spaces for config in space.search.planned()]
-        return sum(code is not None for code in codes), len(codes)
+        return sum(isinstance(code, Code) for code in codes), len(codes)
     finally:
         compilers.close()
 
@@ -282,18 +282,22 @@ def _search(job: Job, space: _Space, until: float, champions: list[Champion]) ->
         config = search.next(space.best.config if space.best else None, codes.known if beside else lambda config: True)
         if config is None:
             break
-        code = None
+        code: Code | Refused | None = None
         if beside and search.given == 1 and not codes.known(config):
             space.unknown = config  # it is tried whatever its code is
         elif not space.one_point:
             code = codes.of(config, given_up)
             if not codes.known(config):
                 break  # the end came before the compiler's
-        if space.unknown is not None and codes.known(space.unknown) and (late := codes.of(space.unknown)) is not None:
+        if space.unknown is not None and codes.known(space.unknown) and isinstance(late := codes.of(space.unknown), Code):
             space.seen.setdefault(late.sha256, space.unknown)
         challenger: Champion | None = None
         ratio: float | None = None
-        if code is not None and code.sha256 in space.seen:
+        if isinstance(code, Refused):
+            verdict = Broken(case=job.prepared.case, dtype=job.dtype, reason=code.reason, isolation=job.host.isolation)
+            outcome, reason, code = FAILED, explained(verdict), None
+            record = job.record(implementation, config, verdict, None)
+        elif code is not None and code.sha256 in space.seen:
             outcome, reason = SAME_CODE, f"the compiler makes what it made of [{space.seen[code.sha256]}]"
             record = job.record(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
         else:

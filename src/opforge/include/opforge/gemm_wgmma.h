@@ -860,10 +860,9 @@ unsigned grid_for(const Matrix& c) {
   return S::kCluster * static_cast<unsigned>(std::min<int64_t>(clusters, clusters_together<S, kernel>()));
 }
 
-template <typename S, bool kAlongM, bool kAlongN, typename Sink, typename Epilogue, typename Promotion>
-void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, cudaStream_t stream, const Epilogue& epilogue,
-            const Promotion& promotion, const Batch<S::kBatched>& batch) {
-  constexpr auto kernel = product_wgmma<S, kAlongM, kAlongN, Sink, Epilogue, Promotion>;
+/// Launches a kernel of a Shape for the tiles of c; its blocks may begin while the kernel before runs, where the Shape says so.
+template <typename S, auto kernel, typename... Arguments>
+void launch_tiles(const char* name, const Matrix& c, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid_for<S, kernel>(c);
   config.blockDim = kThreads;
@@ -874,9 +873,15 @@ void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const 
   early.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &early;
   config.numAttrs = S::kOverlap;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), static_cast<int>(k), epilogue, promotion,
-                                batch),
-             "product_wgmma");
+  check_cuda(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+}
+
+template <typename S, bool kAlongM, bool kAlongN, typename Sink, typename Epilogue, typename Promotion>
+void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, cudaStream_t stream, const Epilogue& epilogue,
+            const Promotion& promotion, const Batch<S::kBatched>& batch) {
+  constexpr auto kernel = product_wgmma<S, kAlongM, kAlongN, Sink, Epilogue, Promotion>;
+  launch_tiles<S, kernel>("product_wgmma", c, stream, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), static_cast<int>(k), epilogue, promotion,
+                          batch);
 }
 
 // The kernel for the way in which a and b lie in memory; 8-bit operands lie in one way only.

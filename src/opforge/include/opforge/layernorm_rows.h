@@ -8,17 +8,19 @@ namespace opforge {
 
 /// Leaves the result of layer norm as it is.
 struct AsItIs {
+  static constexpr int kBlocks = 8;
   template <int N>
   __device__ __forceinline__ void operator()(int64_t, int, float (&)[N]) const {}
 };
 
-/// The operator of layer norm. `after(r, c, result)` changes the N results of row r from column c on.
+/// The operator of layer norm. `after(r, c, result)` changes the N results of row r from column c on; After::kBlocks is
+/// kBlocks of opforge/norm_rows.h for 16 bits.
 template <typename T, class After>
 struct LayerNormRows {
   static constexpr int kInputs = 1, kConstants = 2;
   static constexpr bool kEmits = true, kCentred = true, kStays = true;
   static constexpr int64_t kStaysFrom = 32768, kStaysTo = 1048576;
-  static constexpr int kSlice = sizeof(T) == 2 ? 512 : 1024;
+  static constexpr int kSlice = sizeof(T) == 2 ? 512 : 1024, kBlocks = sizeof(T) == 2 ? After::kBlocks : 0;
   T* y;
   int64_t y_stride;
   const T* weight;

@@ -16,6 +16,8 @@
 
 namespace opforge {
 
+constexpr int kWidestGradient = 262144;  // columns: what the operators' files say they support
+
 /// The tensors of a call; bias is absent (dbias null) in RMS normalisation.
 template <typename T>
 struct NormGradient {
@@ -24,7 +26,7 @@ struct NormGradient {
   Rows<T> dx;
   T* dweight;
   T* dbias;
-  float eps;
+  float eps, per_column;  // per_column: 1 / columns
 };
 
 /// What a part of a row knows: its moments, the sum of g, and the sum of g * (x - mean).
@@ -115,10 +117,14 @@ class ColumnSums {
   int threads_;
 };
 
+// kAhead: the next row is on its way while this one is worked on. Blocks of kNormMaxThreads are for single elements, which have a register each:
+// there are too few for a row, and a thread reads x and dy again where it needs them, from L2.
 template <typename T, int N, int kVecs, bool kWarp, bool kCentred, bool kAhead, int kThreads>
-__global__ void __launch_bounds__(kThreads) norm_gradient_rows(NormGradient<T> call, float* partial) {
+__global__ void __launch_bounds__(kThreads, kThreads == kNormMaxThreads ? 1 : 0) norm_gradient_rows(NormGradient<T> call, float* partial) {
   OPFORGE_DYNAMIC_SHARED(float, shared);
   __shared__ GradientExchange exchange;
+  constexpr bool kHeld = kThreads < kNormMaxThreads;
+  constexpr int kUnrolled = kHeld ? kVecs : 4;
   const int threads = kWarp ? kWarpSize : blockDim.x, rank = kWarp ? threadIdx.x % kWarpSize : threadIdx.x;
   const int blocks = kWarp ? 1 : cluster_blocks(), block = kWarp ? 0 : cluster_block();
   const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
@@ -126,14 +132,13 @@ __global__ void __launch_bounds__(kThreads) norm_gradient_rows(NormGradient<T> c
   const int64_t group = kWarp ? int64_t(blockIdx.x) * warps + warp : blockIdx.x / blocks;
   const int step = threads * N, first = (block * kVecs * threads + rank) * N;
   const int cols = static_cast<int>(call.x.cols), left = cols - first;
-  const float per_column = 1.0f / static_cast<float>(cols);
 
   const int slice = kVecs * threads * N;
   ColumnSums<N, kVecs, !kWarp> weight_sums(shared, threads, rank);
   ColumnSums<N, kVecs, !kWarp> bias_sums(shared + (kCentred ? slice : 0), threads, rank);
   Packed<T, N>* staged = reinterpret_cast<Packed<T, N>*>(shared + (kCentred ? 2 : 1) * slice);
   if constexpr (!kWarp) {
-#pragma unroll
+#pragma unroll kUnrolled
     for (int i = 0; i < kVecs; ++i) {
       if (i * step < left) staged[i * threads + rank] = Packed<T, N>::load(call.weight + first + i * step);
     }
@@ -167,9 +172,16 @@ __global__ void __launch_bounds__(kThreads) norm_gradient_rows(NormGradient<T> c
         dy[i] = next_dy[i];
       }
       if (r + groups < call.x.rows) fetch(r + groups, next_x, next_dy);
-    } else {
+    } else if constexpr (kHeld) {
       fetch(r, x, dy);
     }
+    const auto vector = [&](const Packed<T, N>(&held)[kVecs], const Rows<const T>& from, int i) {
+      if constexpr (kHeld) {
+        return held[i];
+      } else {
+        return Packed<T, N>::load(from.data + r * from.stride + first + i * step);
+      }
+    };
     const auto weight_of = [&](int i, float(&values)[N]) {
       if constexpr (kWarp) {
         Packed<T, N>::load(call.weight + first + i * step).unpack(values);
@@ -181,23 +193,23 @@ __global__ void __launch_bounds__(kThreads) norm_gradient_rows(NormGradient<T> c
     GradientMoments part{{count, 0.0f, 0.0f}, 0.0f, 0.0f};
     if constexpr (kCentred) {
       float sum = 0.0f;
-#pragma unroll
+#pragma unroll kUnrolled
       for (int i = 0; i < kVecs; ++i) {
         if (i * step < left) {
           float values[N];
-          x[i].unpack(values);
+          vector(x, call.x, i).unpack(values);
 #pragma unroll
           for (float v : values) sum += v;
         }
       }
       part.of_x.mean = warp_reduce_sum(sum) * share;
     }
-#pragma unroll
+#pragma unroll kUnrolled
     for (int i = 0; i < kVecs; ++i) {
       if (i * step < left) {
         float values[N], gradients[N], weights[N];
-        x[i].unpack(values);
-        dy[i].unpack(gradients);
+        vector(x, call.x, i).unpack(values);
+        vector(dy, call.dy, i).unpack(gradients);
         weight_of(i, weights);
 #pragma unroll
         for (int j = 0; j < N; ++j) {
@@ -213,15 +225,15 @@ __global__ void __launch_bounds__(kThreads) norm_gradient_rows(NormGradient<T> c
     if constexpr (kCentred) part.g = warp_reduce_sum(part.g);
     if constexpr (!kWarp) part = merge_gradient_group<kCentred>(part, exchange, turn, blocks, block);
 
-    const float scale = rsqrtf(part.of_x.squares * per_column + call.eps), shift = -part.of_x.mean * scale;
+    const float scale = rsqrtf(part.of_x.squares * call.per_column + call.eps), shift = -part.of_x.mean * scale;
     // dx = g * scale - h * slope - level
-    const float level = part.g * per_column * scale, slope = part.product * per_column * scale * scale;
-#pragma unroll
+    const float level = part.g * call.per_column * scale, slope = part.product * call.per_column * scale * scale;
+#pragma unroll kUnrolled
     for (int i = 0; i < kVecs; ++i) {
       if (i * step < left) {
         float values[N], gradients[N], weights[N], result[N], sums[N];
-        x[i].unpack(values);
-        dy[i].unpack(gradients);
+        vector(x, call.x, i).unpack(values);
+        vector(dy, call.dy, i).unpack(gradients);
         weight_of(i, weights);
         weight_sums.get(i, sums);
 #pragma unroll
@@ -343,7 +355,8 @@ inline void launch_norm_gradient(const NormGradient<T>& call, int blocks, int th
 
 template <typename T, int N, bool kCentred>
 inline void launch_norm_gradient_by(const NormGradient<T>& call, cudaStream_t stream) {
-  constexpr int kMany = N == 1 ? 4 : 1, kVecs = 4 * kMany, kThreads = 512;
+  // single elements have a register each: where two sums are added up fewer threads have room for the next row
+  constexpr int kMany = N == 1 ? 4 : 1, kVecs = 4 * kMany, kThreads = N == 1 && kCentred ? 384 : 512;
   const int64_t vecs = ceil_div(call.x.cols, N);
   if (vecs <= 2 * kMany * kWarpSize) return launch_norm_gradient<T, N, 2 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
   if (vecs <= 4 * kMany * kWarpSize) return launch_norm_gradient<T, N, 4 * kMany, true, kCentred, true, 128>(call, 1, 128, stream);
@@ -351,9 +364,15 @@ inline void launch_norm_gradient_by(const NormGradient<T>& call, cudaStream_t st
   while (blocks < kNormMaxCluster && vecs > int64_t(blocks) * kVecs * kThreads) blocks *= 2;
   const int threads = static_cast<int>(ceil_div(ceil_div(vecs, int64_t(blocks) * kVecs), kWarpSize) * kWarpSize);
   if (threads <= kThreads) return launch_norm_gradient<T, N, kVecs, false, kCentred, true, kThreads>(call, blocks, threads, stream);
-  // twice the threads have half the registers each: no room for the next row
-  OPFORGE_CHECK(threads <= kNormMaxThreads, ValueError, "a row of ", call.x.cols, " columns does not fit the registers of a cluster; use another implementation");
-  launch_norm_gradient<T, N, kVecs, false, kCentred, false, kNormMaxThreads>(call, blocks, threads, stream);
+  constexpr bool kWider = N * kVecs * kThreads * kNormMaxCluster < kWidestGradient;
+  OPFORGE_CHECK(kWider && threads <= kNormMaxThreads, ValueError, "a row of ", call.x.cols, " columns does not fit the registers of a cluster; use another implementation");
+  if constexpr (N == 1) {
+    launch_norm_gradient<T, N, kVecs, false, kCentred, false, kNormMaxThreads>(call, blocks, threads, stream);
+  } else if constexpr (kWider) {
+    // twice the vectors leave no room for the next row; blocks of twice the threads would spill
+    const int half = static_cast<int>(ceil_div(threads / kWarpSize, 2) * kWarpSize);
+    launch_norm_gradient<T, N, 2 * kVecs, false, kCentred, false, kThreads>(call, blocks, half, stream);
+  }
 }
 
 /// Computes dx, dweight and (kCentred: layer normalisation) dbias.
@@ -379,7 +398,7 @@ inline void norm_gradient(const TensorView& x, const TensorView& weight, const T
   OPFORGE_CHECK_DEVICE(x);
   OPFORGE_DISPATCH_DTYPE(x, T, {
     launch(NormGradient<T>{as_rows<const T>(x), as_rows<const T>(dy), data<const T>(weight), as_rows<T>(dx), data<T>(dweight),
-                           dbias != nullptr ? data<T>(*dbias) : nullptr, static_cast<float>(eps)},
+                           dbias != nullptr ? data<T>(*dbias) : nullptr, static_cast<float>(eps), 1.0f / static_cast<float>(x.size(-1))},
            current_stream(x));
   });
 }

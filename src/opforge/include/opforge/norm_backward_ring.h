@@ -101,7 +101,6 @@ __global__ void __launch_bounds__(kThreads, 1) norm_gradient_ring(NormGradient<T
   const int width = warps_of_row * kWarpSize, rank = threadIdx.x - which * width;
   const int64_t groups = int64_t(gridDim.x) * at_once;
   const int cols = static_cast<int>(call.x.cols), step = width * N, first = rank * N;
-  const float per_column = 1.0f / static_cast<float>(cols);
   int power = 1;
   while (power < warps_of_row) power *= 2;
   float count = 0.0f;
@@ -209,13 +208,13 @@ __global__ void __launch_bounds__(kThreads, 1) norm_gradient_ring(NormGradient<T
       row_barrier(which, width);
       const GradientMoments none{{0.0f, 0.0f, 0.0f}, 0.0f, 0.0f};
       const int source = lane & (power - 1);
-      part = merge_row_parts<kCentred>(source < warps_of_row ? by_warp[turn][which * warps_of_row + source] : none, power, per_column);
+      part = merge_row_parts<kCentred>(source < warps_of_row ? by_warp[turn][which * warps_of_row + source] : none, power, call.per_column);
     }
 
     if (here) {
-      const float scale = rsqrtf(part.of_x.squares * per_column + call.eps), shift = -part.of_x.mean * scale;
+      const float scale = rsqrtf(part.of_x.squares * call.per_column + call.eps), shift = -part.of_x.mean * scale;
       // dx = g * scale - h * slope - level, with h = x * scale + shift
-      const float slope = part.product * per_column * scale * scale, level = part.g * per_column * scale;
+      const float slope = part.product * call.per_column * scale * scale, level = part.g * call.per_column * scale;
       const float of_x = -scale * slope, rest = -(shift * slope + level);
 #pragma unroll
       for (int i = 0; i < kVecs; ++i) {

@@ -15,6 +15,8 @@
 //   emit(r, c, finished, constants, values[, values])    (kEmits) the elements from column c on
 //   kStays                                   whether some rows are for groups that stay (kInputs 1, kConstants > 0)
 //   kStaysFrom, kStaysTo, kSlice             see launch_norm_rows
+//   kBlocks                                  blocks to a multiprocessor that the registers must allow where a warp has eight vectors of a row; 0: as
+//                                            the compiler likes, which may make room for more and spill
 //
 // Mean and variance take one exchange: every warp takes two passes over its own registers, and the parts are merged
 // (Chan, Golub and LeVeque, Algorithms for Computing the Sample Variance, 1983).
@@ -149,7 +151,8 @@ __device__ __forceinline__ Moments merge_group(Moments part, MomentExchange& exc
 
 /// A warp (kWarp), a block or a cluster for each row; constants come from the caches.
 template <typename T, int N, int kVecs, bool kWarp, class Op>
-__global__ void __launch_bounds__(kWarp ? kNormWarps * kWarpSize : kNormMaxThreads) norm_rows(Op op, Rows<const T> a, Rows<const T> b) {
+__global__ void __launch_bounds__(kWarp ? kNormWarps * kWarpSize : kNormMaxThreads, kWarp && kVecs == 8 && N > 1 ? Op::kBlocks : 0)
+    norm_rows(Op op, Rows<const T> a, Rows<const T> b) {
   const int threads = kWarp ? kWarpSize : blockDim.x, rank = kWarp ? threadIdx.x % kWarpSize : threadIdx.x;
   const int blocks = kWarp ? 1 : cluster_blocks(), block = kWarp ? 0 : cluster_block();
   const int64_t r = kWarp ? int64_t(blockIdx.x) * kNormWarps + threadIdx.x / kWarpSize : blockIdx.x / blocks;

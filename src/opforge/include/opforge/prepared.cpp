@@ -1,9 +1,9 @@
 // A kernel bound to one class of tensors: contiguous, of these shapes, dtypes and devices.
 //
-// prepare(kernel, count, {example, axes, size...} for each tensor, number...) returns a function of `count` tensors.
+// prepare(kernel, alignment, count, {example, axes, size...} for each tensor, number...) returns a function of `count` tensors.
 // It hands them to the kernel in the given sizes, which hold the elements in the same order, then the numbers, and
-// returns true; for tensors of another class it does nothing and returns false.  A view made by PyTorch costs more
-// than the whole call.
+// returns true; for tensors of another class, or at addresses that are no multiples of `alignment`, it does nothing and
+// returns false, and so it does when the kernel says false.  A view made by PyTorch costs more than the whole call.
 #include "opforge/ffi.h"
 
 #include <cstring>
@@ -38,6 +38,7 @@ struct Known {
 
 struct Prepared {
   TVMFFIObjectHandle kernel = nullptr;
+  uint64_t alignment = 1;
   std::vector<Known> tensors;
   std::vector<TVMFFIAny> numbers;
   ~Prepared() {
@@ -61,6 +62,7 @@ int call(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result)
     const DLTensor* tensor = tensor_of(args[i]);
     Known& known = prepared.tensors[i];
     if (tensor == nullptr || !known.fits(*tensor)) return 0;
+    if ((reinterpret_cast<uint64_t>(tensor->data) + tensor->byte_offset) % prepared.alignment != 0) return 0;
     seen[i] = *tensor;
     seen[i].ndim = static_cast<int32_t>(known.kernel_sizes.size());
     seen[i].shape = known.kernel_sizes.data();
@@ -73,8 +75,10 @@ int call(void* self, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result)
   TVMFFIAny nothing;
   std::memset(&nothing, 0, sizeof nothing);
   const int failed = TVMFFIFunctionCall(prepared.kernel, given, static_cast<int32_t>(count + prepared.numbers.size()), &nothing);
-  if (failed == 0) opforge::detail::set_result(result, true);
-  return failed;
+  if (failed != 0) return failed;
+  opforge::detail::set_result(result, nothing.type_index != kTVMFFIBool || nothing.v_int64 != 0);
+  if (nothing.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(nothing.v_obj);
+  return 0;
 }
 
 void prepare(const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
@@ -86,7 +90,10 @@ void prepare(const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
   auto prepared = std::make_unique<Prepared>();
   const TVMFFIAny& kernel = take();
   OPFORGE_CHECK(kernel.type_index == kTVMFFIFunction, TypeError, "the first argument of prepare() must be a function");
-  const int64_t count = opforge::detail::Argument<int64_t>::get(take(), "prepare", 1);
+  const int64_t alignment = opforge::detail::Argument<int64_t>::get(take(), "prepare", 1);
+  OPFORGE_CHECK(alignment > 0, ValueError, "addresses cannot be multiples of ", alignment);
+  prepared->alignment = static_cast<uint64_t>(alignment);
+  const int64_t count = opforge::detail::Argument<int64_t>::get(take(), "prepare", 2);
   OPFORGE_CHECK(count >= 0 && count <= kMostTensors, ValueError, "prepare() takes at most ", kMostTensors, " tensors, not ", count);
   for (int64_t i = 0; i < count; ++i) {
     const DLTensor* example = tensor_of(take());

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, kResident) slice_rows(Op op, Rows<co
   static_assert(kVecs % kBatch == 0, "vectors are written in batches");
   OPFORGE_DYNAMIC_SHARED(unsigned char, shared);
   __shared__ SliceStats<kWarps, typename Op::Stat> stats;
-  const int thread = threadIdx.x, lane = thread % kWarpSize, warp = thread / kWarpSize;
+  const int thread = threadIdx.x;
   const int blocks = cluster_blocks(), block = cluster_block();
   const int begin = block * slice;
 
@@ -205,6 +205,7 @@ __global__ void __launch_bounds__(kThreads, kResident) slice_rows(Op op, Rows<co
   }
 
   const auto own = op.gather(row);
+  const int lane = thread % kWarpSize, warp = thread / kWarpSize;
   if (blocks > 1) {
     cluster_wait();  // every block has begun
     if (lane < blocks) send_to_block(&stats.of[block * kWarps + warp], lane, own, &stats.arrived);
@@ -259,16 +260,8 @@ inline void launch_slices(const Op& op, const Rows<const T>& x, const Rows<T>& y
 /// kWideMaxColumns, RuntimeError for clusters before sm_90.
 template <typename T, int kThreads, int kVecs, int kResident, bool kHeld, int kSpread, class Op>
 inline void launch_slice_rows(const Op& op, const Rows<const T>& x, const Rows<T>& y, bool on_grid, cudaStream_t stream) {
-  if (x.rows == 0 || x.cols == 0) return;
-#ifndef OPFORGE_EMULATE
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDevAttrComputeCapabilityMajor");
-  OPFORGE_CHECK(major >= 9, RuntimeError, "clusters need compute capability 9.0 (this device has ", major, ".x); use another implementation");
-#endif
+  if (!check_wide_rows(x)) return;
   const int64_t vecs = x.cols / kVecSize<T>;
-  OPFORGE_CHECK(x.cols % kVecSize<T> == 0, ValueError, "rows of ", x.cols, " columns are not whole 16-byte vectors; use another implementation");
-  OPFORGE_CHECK(x.cols <= kWideMaxColumns, ValueError, "a row of ", x.cols, " columns are more than ", kWideMaxColumns, "; use another implementation");
   on_grid = on_grid && rows_vectorize(x) && rows_vectorize(y);
   const auto blocks_of = [&](int slice) {
     int blocks = 1;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "opforge/packed.h"
+#include "opforge/rows.h"
 #include "opforge/shared_barriers.h"
 
 namespace opforge {
@@ -26,6 +27,21 @@ struct WideTurn {
     if (place >= places) place -= places, parity ^= 1;
   }
 };
+
+/// Whether there is anything to do. Raises ValueError for rows that are no whole 16-byte vectors or wider than kWideMaxColumns, RuntimeError before sm_90.
+template <typename T>
+inline bool check_wide_rows(const Rows<const T>& x) {
+  if (x.rows == 0 || x.cols == 0) return false;
+#ifndef OPFORGE_EMULATE
+  int device = 0, major = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDevAttrComputeCapabilityMajor");
+  OPFORGE_CHECK(major >= 9, RuntimeError, "clusters and copies in bulk need compute capability 9.0 (this device has ", major, ".x); use another implementation");
+#endif
+  OPFORGE_CHECK(x.cols % kVecSize<T> == 0, ValueError, "rows of ", x.cols, " columns are not whole 16-byte vectors; use another implementation");
+  OPFORGE_CHECK(x.cols <= kWideMaxColumns, ValueError, "a row of ", x.cols, " columns are more than ", kWideMaxColumns, "; use another implementation");
+  return true;
+}
 
 /// A whole vector; where it does not lie on a 16-byte boundary, element by element.
 template <typename T, int N>

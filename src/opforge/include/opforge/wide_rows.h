@@ -336,16 +336,8 @@ inline void launch_wide(const Op& op, const Rows<const T>& x, const Rows<T>& y, 
 /// at once. Raises ValueError for rows wider than that, RuntimeError before sm_90.
 template <typename T, int kThreads, int kVecs, int kResident, int kDelay, int kStay, class Op>
 inline void launch_wide_rows(const Op& op, const Rows<const T>& x, const Rows<T>& y, bool on_grid, cudaStream_t stream) {
-  if (x.rows == 0 || x.cols == 0) return;
-#ifndef OPFORGE_EMULATE
-  int device = 0, major = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDevAttrComputeCapabilityMajor");
-  OPFORGE_CHECK(major >= 9, RuntimeError, "bulk copies and clusters need compute capability 9.0 (this device has ", major, ".x); use another implementation");
-#endif
+  if (!check_wide_rows(x)) return;
   const int64_t vecs = x.cols / kVecSize<T>;
-  OPFORGE_CHECK(x.cols % kVecSize<T> == 0, ValueError, "rows of ", x.cols, " columns are not whole 16-byte vectors; use another implementation");
-  OPFORGE_CHECK(x.cols <= kWideMaxColumns, ValueError, "a row of ", x.cols, " columns are more than ", kWideMaxColumns, "; use another implementation");
   on_grid = on_grid && rows_vectorize(x) && rows_vectorize(y);
   constexpr int kMost = static_cast<int>(kWideMaxColumns / kVecSize<T> / kWideMaxCluster);
   if constexpr (kMost > kThreads * kVecs) {

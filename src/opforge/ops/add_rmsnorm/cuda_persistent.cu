@@ -16,6 +16,7 @@ template <typename T>
 struct AddRmsNorm {
   static constexpr int kInputs = 2, kConstants = 1;
   static constexpr bool kEmits = true, kCentred = false, kStays = false;
+  static constexpr int kBlocks = 0;
   T* y;
   int64_t y_stride;
   T* total;

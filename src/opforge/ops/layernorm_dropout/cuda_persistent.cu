@@ -12,6 +12,7 @@ like = "opforge/norm_rows.h"
 namespace {
 
 struct Drops {
+  static constexpr int kBlocks = 0;
   int64_t cols;
   opforge::Dropout dropout;
 

@@ -16,6 +16,7 @@ struct MeanVar {
   };
   static constexpr int kInputs = 1;
   static constexpr bool kEmits = false, kCentred = true, kStays = false;
+  static constexpr int kBlocks = sizeof(T) == 4 ? 8 : 0;
   T* mean;
   T* variance;
   float per_column;

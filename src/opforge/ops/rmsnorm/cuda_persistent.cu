@@ -15,6 +15,7 @@ template <typename T>
 struct RmsNorm {
   static constexpr int kInputs = 1, kConstants = 1;
   static constexpr bool kEmits = true, kCentred = false, kStays = true;
+  static constexpr int kBlocks = 0;
   // a row of 1 MiB takes a whole cluster of 16: clusters that come and go were faster there
   static constexpr int64_t kStaysFrom = 65536, kStaysTo = 524288;
   static constexpr int kSlice = 1024;
