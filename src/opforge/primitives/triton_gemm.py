@@ -6,6 +6,7 @@ An epilogue is a `@triton.jit` function `epilogue(sums, row, col, extras, VARIAN
 tile at (row, col), a tuple of tensors and numbers, and a constexpr that says which of its variants, to float32 results of the same shape.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 MULTIPROCESSORS = 132
 """Of an H100 or H200: what a launch is laid out for where it is compiled and no GPU is asked."""
+SHARED_BYTES = 232448
+"""Likewise: what a block may have of shared memory."""
 
 
 @triton.jit
@@ -125,12 +128,89 @@ def multiprocessors(matrix):
     return torch.cuda.get_device_properties(matrix.device).multi_processor_count if matrix.is_cuda else MULTIPROCESSORS
 
 
+def room(matrix):
+    """Bytes of shared memory that a block may have on the device of a matrix."""
+    return torch.cuda.get_device_properties(matrix.device).shared_memory_per_block_optin if matrix.is_cuda else SHARED_BYTES
+
+
+WEIGHTS = {(128, 256): 1.0, (128, 128): 1.1, (128, 64): 1.3, (64, 128): 1.3, (64, 64): 1.7}
+"""What an element of a tile costs beside one of 128 x 256: a smaller tile uses what it loads less often."""
+
+
+def least_work(m, n, programs, tiles, batch=1):
+    """Of these tiles (rows, columns), the one with which the busiest of `programs` multiprocessors computes least, one tile after the other.
+
+    Few large tiles leave most of a device idle, and one tile too many makes all of it wait for a second round.
+    """
+
+    def cost(tile):
+        rounds = triton.cdiv(batch * triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1]), programs)
+        return rounds * tile[0] * tile[1] * WEIGHTS[tile]
+
+    return min(tiles, key=cost)
+
+
+def lined_up(matrix):
+    """Whether Triton may read a matrix (or a batch) through pointers 16 bytes at a time. It is told of sizes and strides that are multiples of 16 elements."""
+    (rows, cols), (down, along) = matrix.shape[-2:], matrix.stride()[-2:]
+    size, other = (cols, down) if along == 1 else (rows, along)
+    return matrix.data_ptr() % 16 == 0 and 1 in (down, along) and size % 16 == 0 and all(stride % 16 == 0 for stride in (other, *matrix.stride()[:-2]))
+
+
+TILES = {(128, 256): (8, 3), (128, 128): (8, 3), (128, 64): (4, 4), (64, 128): (4, 4), (64, 64): (4, 4)}
+"""Warps and stages of a loop over steps of 128 bytes that are loaded through pointers."""
+MASKED_TILES = {(128, 128): (8, 3), (64, 64): (4, 4)}
+"""Likewise where elements are loaded one by one: their addresses leave no registers for 256 columns."""
+
+
+def tile_by_shape(a, b, c):
+    """BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_warps and num_stages for c = a @ b (or a batch of products) by `masked_sums`.
+
+    Measured with 16-bit operands on one H200. float32 keeps 128 x 128, and so do short products, which memory limits.
+    """
+    (*batch, m, k), n = a.shape, b.shape[-1]
+    if a.element_size() > 2 or k <= 128:
+        return 128, 128, 128, 8, 3
+    known = TILES if lined_up(a) and lined_up(b) and lined_up(c) else MASKED_TILES
+    fitting = [tile for tile, (_, stages) in known.items() if (tile[0] + tile[1]) * 128 * stages <= room(c)]
+    tile = least_work(m, n, multiprocessors(c), fitting or [(128, 128)], math.prod(batch))
+    return *tile, 128, *known[tile]
+
+
+RING = {(128, 256): (8, 3), (128, 128): (8, 4), (128, 64): (4, 6), (64, 128): (4, 6), (64, 64): (4, 6)}
+"""Warps and stages of a ring that TMA fills with tiles of this size, in steps of 128 bytes."""
+
+
+def ring_by_shape(m, n, itemsize, precision, walked, programs, shared):
+    """BLOCK_M, BLOCK_N, BLOCK_K_BYTES, PERSISTENT, PARTS, num_warps and num_stages for a product of m x n on a device like this.
+
+    walked   whether TMA can walk all three matrices: masks and addresses leave no registers for 256 columns
+    programs how many multiprocessors there are, and `shared` how many bytes a block may have
+
+    Measured with 16-bit operands on one H200. float32 has tiles of its own: it runs through plain multiply-adds, or in TF32.
+    """
+    if itemsize > 2 and precision == "tf32" and walked:
+        return 128, 256, 128, True, 2, 8, 3
+    if itemsize > 2 or not walked:
+        return 128, 128, 128, False, 1, 8, 4
+    fitting = [tile for tile, (_, stages) in RING.items() if (tile[0] + tile[1]) * 128 * stages + 2 * tile[0] * tile[1] <= shared]
+    tile = least_work(m, n, programs, fitting or [(64, 64)])
+    tiles = triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1])
+    return *tile, 128, tiles > programs, 2 if tile[1] == 256 else 1, *RING[tile]
+
+
 def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, precision="ieee", *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, PERSISTENT, PARTS, num_warps, num_stages):
-    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_ring`, each operand read in the way that it allows; float32 operands in `precision`."""
+    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_ring`, each operand read in the way that it allows; float32 operands in `precision`.
+
+    Zeros for the tile leave it to `ring_by_shape`.
+    """
     (m, k), n = a.shape, b.shape[1]
-    block_k = BLOCK_K_BYTES // a.element_size()
     a_way, b_way = how(a), how(b)
     c_way = "rows" if how(c) == "rows" else "pointers"
+    if BLOCK_M == 0:
+        walked = "pointers" not in (a_way, b_way, c_way)
+        BLOCK_M, BLOCK_N, BLOCK_K_BYTES, PERSISTENT, PARTS, num_warps, num_stages = ring_by_shape(m, n, a.element_size(), precision, walked, multiprocessors(c), room(c))
+    block_k = BLOCK_K_BYTES // a.element_size()
     tiles = triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N)
     programs = min(tiles, multiprocessors(c)) if PERSISTENT else tiles
     product_ring[(programs,)](

@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from opforge.primitives.triton_gemm import how, multiprocessors
+from opforge.primitives.triton_gemm import how, least_work, multiprocessors
 
 DEPTH = tl.constexpr(64)
 """Terms of a step: 128 bytes of a 16-bit row, as wide as the widest swizzle."""
@@ -171,12 +171,22 @@ def described(matrix, way, height, width):
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width], layout)
 
 
+RINGS = {(128, 256): (3, 1), (128, 128): (6, 1), (128, 64): (6, 1)}
+"""Stages, and parts of the way out, with tiles of this size: two consumers of 64 rows."""
+
+
 def launch_roles(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_N, ROWS, STAGES, PARTS, GROUP):
-    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_roles`. False, and nothing is done, where TMA cannot walk a matrix."""
+    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_roles`. False, and nothing is done, where TMA cannot walk a matrix.
+
+    With zeros for BLOCK_N, STAGES and PARTS the tile is the one of which a multiprocessor computes least (`least_work`).
+    """
     (m, k), n = a.shape, b.shape[1]
     a_way, b_way = how(a), how(b)
     if "pointers" in (a_way, b_way) or how(c) != "rows":
         return False
+    if BLOCK_N == 0:
+        tile = least_work(m, n, multiprocessors(c), RINGS)
+        ROWS, BLOCK_N, (STAGES, PARTS) = 64, tile[1], RINGS[tile]
     blocks_m, blocks_n = triton.cdiv(m, 2 * ROWS), triton.cdiv(n, BLOCK_N)
     product_roles[(min(multiprocessors(c), blocks_m * blocks_n),)](
         described(a, a_way, ROWS, 64), described(b, b_way, 64, BLOCK_N), described(c, "rows", ROWS, BLOCK_N // PARTS), extras, blocks_m, blocks_n, triton.cdiv(k, 64),
