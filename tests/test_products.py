@@ -83,7 +83,8 @@ def test_large_products_get_large_tiles_and_small_ones_fill_the_device():
     """One tile for all sizes is a fifth too slow for the large products, or leaves three of four multiprocessors idle in the small ones."""
     import torch
 
-    from opforge.primitives.triton_gemm import RING, TILES, least_work, lined_up, ring_by_shape, tile_by_shape
+    from opforge.primitives.tile_choice import least_work
+    from opforge.primitives.triton_gemm import RING, TILES, lined_up, ring_by_shape, tile_by_shape
 
     assert [least_work(size, size, 132, RING) for size in (8192, 4096, 2048, 1024)] == [(128, 256)] * 3 + [(128, 64)]
     assert least_work(512, 768, 132, RING) == (64, 64)
@@ -106,7 +107,8 @@ def test_large_products_get_large_tiles_and_small_ones_fill_the_device():
 @pytest.mark.parametrize("m", [48, 512, 1024, 2048, 4096])
 def test_what_a_shape_chooses_is_within_the_limits(m):
     """A tuner that is told a limit, and a default that breaks it, would disagree about what can run."""
-    from opforge.primitives.triton_gemm import TILES, least_work, ring_by_shape
+    from opforge.primitives.tile_choice import least_work
+    from opforge.primitives.triton_gemm import TILES, ring_by_shape
     from opforge.primitives.triton_roles import RINGS
 
     names = ("BLOCK_M", "BLOCK_N", "BLOCK_K_BYTES", "PERSISTENT", "PARTS", "num_warps", "num_stages")

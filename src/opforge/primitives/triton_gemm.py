@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from opforge.primitives.tile_choice import least_work
+
 MULTIPROCESSORS = 132
 """Of an H100 or H200: what a launch is laid out for where it is compiled and no GPU is asked."""
 SHARED_BYTES = 232448
@@ -131,23 +133,6 @@ def multiprocessors(matrix):
 def room(matrix):
     """Bytes of shared memory that a block may have on the device of a matrix."""
     return torch.cuda.get_device_properties(matrix.device).shared_memory_per_block_optin if matrix.is_cuda else SHARED_BYTES
-
-
-WEIGHTS = {(128, 256): 1.0, (128, 128): 1.1, (128, 64): 1.3, (64, 128): 1.3, (64, 64): 1.7}
-"""What an element of a tile costs beside one of 128 x 256: a smaller tile uses what it loads less often."""
-
-
-def least_work(m, n, programs, tiles, batch=1):
-    """Of these tiles (rows, columns), the one with which the busiest of `programs` multiprocessors computes least, one tile after the other.
-
-    Few large tiles leave most of a device idle, and one tile too many makes all of it wait for a second round.
-    """
-
-    def cost(tile):
-        rounds = triton.cdiv(batch * triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1]), programs)
-        return rounds * tile[0] * tile[1] * WEIGHTS[tile]
-
-    return min(tiles, key=cost)
 
 
 def lined_up(matrix):

@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from opforge.primitives.triton_gemm import how, least_work, multiprocessors
+from opforge.primitives.tile_choice import least_work
+from opforge.primitives.triton_gemm import how, multiprocessors
 
 DEPTH = tl.constexpr(64)
 """Terms of a step: 128 bytes of a 16-bit row, as wide as the widest swizzle."""

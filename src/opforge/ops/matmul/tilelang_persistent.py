@@ -5,20 +5,22 @@ idea      what T.Pipelined decides in tilelang_tiled is said here: one block for
           into the next tile, one product stays in flight while the one before it gives its stage back, and nobody waits for a store
           before the shared memory that it reads is wanted again. With LEAD one consumer is that many steps ahead, so that one multiplies
           while the other stores. With CLUSTER 2 the TMA delivers b to two blocks at once. With OVERLAP blocks start while the kernel before ends
+config    zeros leave the tile to the shape: 256 columns, or fewer where that would leave multiprocessors idle
 limits    sm_90 alone (wgmma); rows at multiples of 16 bytes: where only an address is none, the masked product of tilelang_tiled stands in
 """
 
 import tilelang.language as T
 
+from opforge.primitives.tile_choice import least_work
 from opforge.primitives.tilelang_gemm import masked_product
 from opforge.primitives.tilelang_tools import both, multiprocessors
 
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 SPACE = {
-    "BLOCK_M": (128, 256),
-    "BLOCK_N": (64, 128, 256),
-    "STAGES": (2, 3, 4, 5, 6, 7),
+    "BLOCK_M": (0, 128, 256),
+    "BLOCK_N": (0, 64, 128, 256),
+    "STAGES": (0, 2, 3, 4, 5, 6, 7),
     "PARTS": (1, 2),
     "GROUP": (4, 8, 16),
     "CLUSTER": (1, 2),
@@ -27,14 +29,18 @@ SPACE = {
 }
 SUPPORTS = {"an_operand_to_point_at": "k > 0", "rows_that_tma_walks": "k % 8 == 0 and n % 8 == 0"}
 LIMITS = {
+    "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, STAGES) > 0) == (max(BLOCK_M, BLOCK_N, STAGES) > 0)",
+    "nothing_beside_the_shape": "BLOCK_M > 0 or PARTS == 1",
     "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * 128 * STAGES + 2 * BLOCK_M * BLOCK_N // PARTS + 1024 <= 232448",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 32768",
-    "parts_of_whole_boxes": "BLOCK_N // PARTS >= 64",
-    "a_stage_to_run_ahead": "LEAD + 1 < STAGES",
+    "parts_of_whole_boxes": "BLOCK_N == 0 or BLOCK_N // PARTS >= 64",
+    "a_stage_to_run_ahead": "STAGES == 0 or LEAD + 1 < STAGES",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "STAGES": 3, "PARTS": 1, "GROUP": 8, "CLUSTER": 1, "LEAD": 0, "OVERLAP": False}
-UNALIGNED = {"STAGES": 0}
-"""What becomes of a config where an address is no multiple of 16 bytes: no ring at all."""
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "STAGES": 0, "PARTS": 1, "GROUP": 8, "CLUSTER": 1, "LEAD": 0, "OVERLAP": False}
+UNALIGNED = {"aligned": False}
+"""What becomes of a config where an address is no multiple of 16 bytes."""
+BY_SHAPE = {(128, 256): 3, (128, 128): 6, (128, 64): 7}
+"""Stages with tiles of this size."""
 
 DEPTH = 64
 """Terms of a step: 128 bytes of a row, as wide as the widest swizzle."""
@@ -42,9 +48,16 @@ FOLLOW = 8
 """The named barrier at which the second consumer waits for the first to be ahead; TileLang counts its own from 3."""
 
 
-def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, STAGES, PARTS, GROUP, CLUSTER, LEAD, OVERLAP):
-    if STAGES == 0:
+def variant(axes, dtype):
+    """The tile, for configs that leave it to the shape."""
+    return {"tile": least_work(axes["m"], axes["n"], multiprocessors(), BY_SHAPE)}
+
+
+def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, STAGES, PARTS, GROUP, CLUSTER, LEAD, OVERLAP, tile=(128, 256), aligned=True):
+    if not aligned:
         return masked_product(dtype, 128, 128, 32, 256)
+    if BLOCK_M == 0:
+        (BLOCK_M, BLOCK_N), STAGES = tile, BY_SHAPE[tile]
     return roles(dtype, BLOCK_M, BLOCK_N, STAGES, PARTS, max(1, GROUP // CLUSTER), CLUSTER, LEAD, OVERLAP, multiprocessors() // CLUSTER)
 
 
