@@ -81,7 +81,7 @@ def test_tilelang_matmul_reaches_wgmma_on_hopper():
 @needs_nvcc
 @needs_cuobjdump
 @needs_tilelang
-@pytest.mark.parametrize("changed", [{}, {"STAGES": 4, "PARTS": 2, "CLUSTER": 2, "LEAD": 2, "OVERLAP": True}], ids=["default", "cluster"])
+@pytest.mark.parametrize("changed", [{}, {"BLOCK_M": 128, "BLOCK_N": 256, "STAGES": 4, "PARTS": 2, "CLUSTER": 2, "LEAD": 2, "OVERLAP": True}], ids=["default", "cluster"])
 def test_tilelang_roles_keep_their_registers(changed):
     """TileLang puts a barrier for all threads where it sees no roles, ptxas serializes products whose sums it may not keep: neither is an error."""
     implementation = load().implementation("matmul", "tilelang_persistent")
