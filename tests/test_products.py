@@ -83,10 +83,12 @@ def test_large_products_get_large_tiles_and_small_ones_fill_the_device():
     """One tile for all sizes is a fifth too slow for the large products, or leaves three of four multiprocessors idle in the small ones."""
     import torch
 
-    from opforge.primitives.tile_choice import least_work
+    from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
     from opforge.primitives.triton_gemm import RING, TILES, lined_up, ring_by_shape, tile_by_shape
+    from opforge.primitives.triton_roles import RINGS
 
-    assert [least_work(size, size, 132, RING) for size in (8192, 4096, 2048, 1024)] == [(128, 256)] * 3 + [(128, 64)]
+    assert [least_work(size, size, 132, RING) for size in (8192, 4096, 2048, 1024)] == [(128, 256)] * 3 + [(64, 128)]
+    assert least_work(2048, 2048, 132, RINGS, weights=WEIGHTS_OF_ROLES) == (128, 128), "with roles one tile's store runs under the next one's products"
     assert least_work(512, 768, 132, RING) == (64, 64)
     assert least_work(64, 64, 132, TILES, batch=4096) == (64, 64), "a batch of small matrices has no use for tiles beyond them"
     assert ring_by_shape(4096, 4096, 2, "ieee", True, 132, 232448)[:4] == (128, 256, 128, True)
@@ -107,12 +109,12 @@ def test_large_products_get_large_tiles_and_small_ones_fill_the_device():
 @pytest.mark.parametrize("m", [48, 512, 1024, 2048, 4096])
 def test_what_a_shape_chooses_is_within_the_limits(m):
     """A tuner that is told a limit, and a default that breaks it, would disagree about what can run."""
-    from opforge.primitives.tile_choice import least_work
+    from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
     from opforge.primitives.triton_gemm import TILES, ring_by_shape
     from opforge.primitives.triton_roles import RINGS
 
     names = ("BLOCK_M", "BLOCK_N", "BLOCK_K_BYTES", "PERSISTENT", "PARTS", "num_warps", "num_stages")
-    tile, roles = least_work(m, m, 132, TILES), least_work(m, m, 132, RINGS)
+    tile, roles = least_work(m, m, 132, TILES), least_work(m, m, 132, RINGS, weights=WEIGHTS_OF_ROLES)
     pointers = {**dict(zip(names[:2], tile, strict=True)), "BLOCK_K_BYTES": 128, **dict(zip(names[5:], TILES[tile], strict=True))}
     ring = dict(zip(names, ring_by_shape(m, m, 2, "ieee", True, 132, 232448), strict=True))
     specialised = {"BLOCK_N": roles[1], "STAGES": RINGS[roles][0], "PARTS": RINGS[roles][1]}

@@ -190,7 +190,8 @@ def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, precision=
     Zeros for the tile leave it to `ring_by_shape`.
     """
     (m, k), n = a.shape, b.shape[1]
-    a_way, b_way = how(a), how(b)
+    # what becomes operands of plain multiply-adds comes by pointers: out of TMA's boxes it is read with conflicts, and spilled
+    a_way, b_way = ("pointers", "pointers") if a.element_size() > 2 and precision == "ieee" else (how(a), how(b))
     c_way = "rows" if how(c) == "rows" else "pointers"
     if BLOCK_M == 0:
         walked = "pointers" not in (a_way, b_way, c_way)

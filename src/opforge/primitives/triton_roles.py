@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from opforge.primitives.tile_choice import least_work
+from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
 from opforge.primitives.triton_gemm import how, multiprocessors
 
 DEPTH = tl.constexpr(64)
@@ -186,7 +186,7 @@ def launch_roles(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_
     if "pointers" in (a_way, b_way) or how(c) != "rows":
         return False
     if BLOCK_N == 0:
-        tile = least_work(m, n, multiprocessors(c), RINGS)
+        tile = least_work(m, n, multiprocessors(c), RINGS, weights=WEIGHTS_OF_ROLES)
         ROWS, BLOCK_N, (STAGES, PARTS) = 64, tile[1], RINGS[tile]
     blocks_m, blocks_n = triton.cdiv(m, 2 * ROWS), triton.cdiv(n, BLOCK_N)
     product_roles[(min(multiprocessors(c), blocks_m * blocks_n),)](

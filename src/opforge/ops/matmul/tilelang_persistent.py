@@ -11,7 +11,7 @@ limits    sm_90 alone (wgmma); rows at multiples of 16 bytes: where only an addr
 
 import tilelang.language as T
 
-from opforge.primitives.tile_choice import least_work
+from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
 from opforge.primitives.tilelang_gemm import masked_product
 from opforge.primitives.tilelang_tools import both, multiprocessors
 
@@ -36,7 +36,7 @@ LIMITS = {
     "parts_of_whole_boxes": "BLOCK_N == 0 or BLOCK_N // PARTS >= 64",
     "a_stage_to_run_ahead": "STAGES == 0 or LEAD + 1 < STAGES",
 }
-DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "STAGES": 0, "PARTS": 1, "GROUP": 8, "CLUSTER": 1, "LEAD": 0, "OVERLAP": False}
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "STAGES": 0, "PARTS": 1, "GROUP": 8, "CLUSTER": 1, "LEAD": 0, "OVERLAP": True}
 UNALIGNED = {"aligned": False}
 """What becomes of a config where an address is no multiple of 16 bytes."""
 BY_SHAPE = {(128, 256): 3, (128, 128): 6, (128, 64): 7}
@@ -50,7 +50,7 @@ FOLLOW = 8
 
 def variant(axes, dtype):
     """The tile, for configs that leave it to the shape."""
-    return {"tile": least_work(axes["m"], axes["n"], multiprocessors(), BY_SHAPE)}
+    return {"tile": least_work(axes["m"], axes["n"], multiprocessors(), BY_SHAPE, weights=WEIGHTS_OF_ROLES)}
 
 
 def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, STAGES, PARTS, GROUP, CLUSTER, LEAD, OVERLAP, tile=(128, 256), aligned=True):

@@ -9,7 +9,7 @@ precision T.gemm would round float32 operands to TF32: they take a route of thei
 import tilelang.language as T
 
 from opforge.primitives.tilelang_gemm import masked_product
-from opforge.primitives.tilelang_tools import both, from_float32, multiprocessors, storage, to_float32
+from opforge.primitives.tilelang_tools import both, from_float32, storage, to_float32
 
 SPACE = {
     "BLOCK_M": (64, 128, 256),
@@ -20,16 +20,14 @@ SPACE = {
     "pipelined": (False, True),
     "panel": (0, 4, 8, 16),
     "by_rows": (False, True),
-    "persistent": (False, True),
 }
 SUPPORTS = {"an_operand_to_point_at": "k > 0"}
 LIMITS = {
     "stages_fit_shared_memory": "max((BLOCK_M + BLOCK_N) * BLOCK_K * num_stages, BLOCK_M * BLOCK_N) * 2 + 1024 <= 232448",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
-    "persistent_programs_own_the_way_out": "not persistent or pipelined and panel > 0 and ((BLOCK_M + BLOCK_N) * BLOCK_K * num_stages + BLOCK_M * BLOCK_N) * 2 + 1024 <= 232448",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "num_stages": 3, "threads": 256, "pipelined": True, "panel": 8, "by_rows": True, "persistent": False}
-MASKED = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "pipelined": False, "persistent": False}
+DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "num_stages": 3, "threads": 256, "pipelined": True, "panel": 8, "by_rows": True}
+MASKED = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 32, "pipelined": False}
 UNALIGNED = MASKED
 """What becomes of a config where an address is no multiple of 16 bytes."""
 
@@ -40,16 +38,14 @@ def variant(axes, dtype):
     return {} if lined_up and axes["m"] >= 64 and axes["n"] >= 256 and axes["k"] >= 512 else MASKED
 
 
-def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined, panel, by_rows, persistent):
+def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, pipelined, panel, by_rows):
     if target == "c":
         return blocked_in_cache(dtype)
     if dtype == "float32":
         return plain_float32()
-    if not pipelined:
-        return masked_product(dtype, BLOCK_M, BLOCK_N, BLOCK_K, threads)
-    if persistent:
-        return tensor_cores_persistent(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, panel, by_rows, multiprocessors())
-    return tensor_cores_pipelined(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, panel, by_rows)
+    if pipelined:
+        return tensor_cores_pipelined(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, panel, by_rows)
+    return masked_product(dtype, BLOCK_M, BLOCK_N, BLOCK_K, threads)
 
 
 def blocked_in_cache(dtype, block_m=128, block_n=256, block_k=64):
@@ -110,29 +106,6 @@ def tensor_cores_pipelined(dtype, block_m, block_n, block_k, num_stages, threads
                 T.gemm(left, right, sums, policy=T.GemmWarpPolicy.FullRow if by_rows else T.GemmWarpPolicy.Square)
             T.copy(sums, out)
             T.copy(out, c[by * block_m, bx * block_n])
-
-    return matmul
-
-
-def tensor_cores_persistent(dtype, block_m, block_n, block_k, num_stages, threads, panel, by_rows, programs):
-    """The same loop within a walk over tiles: the producer that TileLang makes of the copies runs on into the next tile while this one is stored."""
-    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-
-    @T.prim_func
-    def matmul(a: T.Tensor((m, k), dtype), b: T.Tensor((k, n), dtype), c: T.Tensor((m, n), dtype)):
-        with T.Kernel(programs, threads=threads) as block:
-            left = T.alloc_shared((block_m, block_k), dtype)
-            right = T.alloc_shared((block_k, block_n), dtype)
-            sums = T.alloc_fragment((block_m, block_n), "float32")
-            out = T.alloc_shared((block_m, block_n), dtype)
-            for by, bx in T.Persistent([T.ceildiv(m, block_m), T.ceildiv(n, block_n)], programs, block, panel):
-                T.clear(sums)
-                for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=num_stages):
-                    T.copy(a[by * block_m, step * block_k], left)
-                    T.copy(b[step * block_k, bx * block_n], right)
-                    T.gemm(left, right, sums, policy=T.GemmWarpPolicy.FullRow if by_rows else T.GemmWarpPolicy.Square)
-                T.copy(sums, out)
-                T.copy(out, c[by * block_m, bx * block_n])
 
     return matmul
 
