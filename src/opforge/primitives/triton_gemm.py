@@ -78,9 +78,12 @@ def product_ring(
     a, b, c, extras, m, n, k, a_row, a_col, b_row, b_col, c_row, c_col,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PERSISTENT: tl.constexpr, PARTS: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, STORED: tl.constexpr, EPILOGUE: tl.constexpr, VARIANT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """c = epilogue(a @ b), tile by tile; the compiler pipelines the loads of num_stages steps."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     blocks_m, blocks_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     # one program for each tile, or as many as the device runs at once: then the loads of the next tile overlap the store of this one
     last = blocks_m * blocks_n if PERSISTENT else tl.program_id(0) + 1
@@ -135,6 +138,12 @@ def room(matrix):
     return torch.cuda.get_device_properties(matrix.device).shared_memory_per_block_optin if matrix.is_cuda else SHARED_BYTES
 
 
+def early(wanted, matrix):
+    """Arguments of a launch whose blocks may start while the kernel before runs, and wait for it inside: Hopper and later."""
+    able = wanted and matrix.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(matrix.device) >= (9, 0)
+    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
+
+
 def lined_up(matrix):
     """Whether Triton may read a matrix (or a batch) through pointers 16 bytes at a time. It is told of sizes and strides that are multiples of 16 elements."""
     (rows, cols), (down, along) = matrix.shape[-2:], matrix.stride()[-2:]
@@ -184,7 +193,10 @@ def ring_by_shape(m, n, itemsize, precision, walked, programs, shared):
     return *tile, 128, tiles > programs, 2 if tile[1] == 256 else 1, *RING[tile]
 
 
-def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, precision="ieee", *, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, PERSISTENT, PARTS, num_warps, num_stages):
+def launch_ring(
+    a, b, c, epilogue=unchanged, extras=(), variant=None, precision="ieee", *,
+    BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, PERSISTENT, PARTS, num_warps, num_stages, EARLY=False,
+):  # fmt: skip
     """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_ring`, each operand read in the way that it allows; float32 operands in `precision`.
 
     Zeros for the tile leave it to `ring_by_shape`.
@@ -203,7 +215,7 @@ def launch_ring(a, b, c, epilogue=unchanged, extras=(), variant=None, precision=
         described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), described(c, c_way, BLOCK_M, BLOCK_N // PARTS), extras,
         m, n, k, *a.stride(), *b.stride(), *c.stride(),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, GROUP=GROUP, PERSISTENT=PERSISTENT, PARTS=PARTS,
-        A=a_way, B=b_way, C=c_way, STORED=STORED[c.dtype], EPILOGUE=epilogue, VARIANT=variant, PRECISION=precision, num_warps=num_warps, num_stages=num_stages,
+        A=a_way, B=b_way, C=c_way, STORED=STORED[c.dtype], EPILOGUE=epilogue, VARIANT=variant, PRECISION=precision, num_warps=num_warps, num_stages=num_stages, **early(EARLY, c),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ SPACE = {
     "PARTS": (1, 2),
     "num_warps": (4, 8),
     "num_stages": (0, 2, 3, 4, 5, 6),
+    "EARLY": (False, True),
 }
 LIMITS = {
     "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0) == (max(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0)",
@@ -29,7 +30,7 @@ LIMITS = {
     "every_warp_has_a_tile": "BLOCK_M == 0 or BLOCK_M * BLOCK_N >= 256 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * prod(rows)) and BLOCK_N <= max(32, 2 * n)",
 }
-DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 4, "num_stages": 0}
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 4, "num_stages": 0, "EARLY": False}
 
 
 def launch(x, w, bias, scale, y, *, activation, **config):

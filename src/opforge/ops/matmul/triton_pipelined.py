@@ -22,6 +22,7 @@ SPACE = {
     "PARTS": (1, 2),
     "num_warps": (4, 8),
     "num_stages": (0, 2, 3, 4, 5, 6),
+    "EARLY": (False, True),
 }
 LIMITS = {
     "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0) == (max(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0)",
@@ -31,7 +32,7 @@ LIMITS = {
     "every_warp_has_a_tile": "BLOCK_M == 0 or BLOCK_M * BLOCK_N >= 1024 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(64, 2 * m) and BLOCK_N <= max(64, 2 * n)",
 }
-DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 4, "num_stages": 0}
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 4, "num_stages": 0, "EARLY": False}
 
 BY_POINTERS = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 8, "num_stages": 3}
 """What becomes of a config for float32 where TMA cannot walk a matrix: sums of 128 x 256 change places in 128 KiB before they are stored."""
