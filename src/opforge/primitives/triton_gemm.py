@@ -151,46 +151,48 @@ def lined_up(matrix):
     return matrix.data_ptr() % 16 == 0 and 1 in (down, along) and size % 16 == 0 and all(stride % 16 == 0 for stride in (other, *matrix.stride()[:-2]))
 
 
-TILES = {(128, 256): (8, 3), (128, 128): (8, 3), (128, 64): (4, 4), (64, 128): (4, 4), (64, 64): (4, 4)}
+TILES = {(128, 256): (8, 3), (128, 128): (8, 3), (128, 64): (4, 4), (64, 64): (4, 4)}
 """Warps and stages of a loop over steps of 128 bytes that are loaded through pointers."""
-MASKED_TILES = {(128, 128): (8, 3), (64, 64): (4, 4)}
-"""Likewise where elements are loaded one by one: their addresses leave no registers for 256 columns."""
 
 
 def tile_by_shape(a, b, c):
     """BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_warps and num_stages for c = a @ b (or a batch of products) by `masked_sums`.
 
-    Measured with 16-bit operands on one H200. float32 keeps 128 x 128, and so do short products, which memory limits.
+    Measured with 16-bit operands on one H200. float32 keeps 128 x 128, and so do short products, which memory limits. Elements that are
+    loaded one by one leave few registers: large tiles alone, though they spill a little, and in a batch 128 x 128.
     """
     (*batch, m, k), n = a.shape, b.shape[-1]
-    if a.element_size() > 2 or k <= 128:
-        return 128, 128, 128, 8, 3
-    known = TILES if lined_up(a) and lined_up(b) and lined_up(c) else MASKED_TILES
-    fitting = [tile for tile, (_, stages) in known.items() if (tile[0] + tile[1]) * 128 * stages <= room(c)]
+    tiles = [(128, 128)]
+    if a.element_size() == 2 and k > 128:
+        if lined_up(a) and lined_up(b) and lined_up(c):
+            tiles = list(TILES)
+        elif not batch:
+            tiles = [(128, 256), (128, 128)]
+    fitting = [(rows, cols) for rows, cols in tiles if (rows + cols) * 128 * TILES[rows, cols][1] <= room(c)]
     tile = least_work(m, n, multiprocessors(c), fitting or [(128, 128)], math.prod(batch))
-    return *tile, 128, *known[tile]
+    return *tile, 128, *TILES[tile]
 
 
 RING = {(128, 256): (8, 3), (128, 128): (8, 4), (128, 64): (4, 6), (64, 128): (4, 6), (64, 64): (4, 6)}
 """Warps and stages of a ring that TMA fills with tiles of this size, in steps of 128 bytes."""
 
 
-def ring_by_shape(m, n, itemsize, precision, walked, programs, shared):
-    """BLOCK_M, BLOCK_N, BLOCK_K_BYTES, PERSISTENT, PARTS, num_warps and num_stages for a product of m x n on a device like this.
+def ring_by_shape(m, n, itemsize, precision, walked, bare, programs, shared):
+    """BLOCK_M, BLOCK_N, BLOCK_K_BYTES, PERSISTENT, PARTS, num_warps and num_stages for a product of m x n.
 
-    walked   whether TMA can walk all three matrices: masks and addresses leave no registers for 256 columns
-    programs how many multiprocessors there are, and `shared` how many bytes a block may have
+    walked   whether TMA can walk all three matrices: addresses and masks leave few registers
+    bare     whether the product has no epilogue, which would need the rest of them
+    programs how many multiprocessors the device has, and `shared` how many bytes a block may have there
 
     Measured with 16-bit operands on one H200. float32 has tiles of its own: it runs through plain multiply-adds, or in TF32.
     """
-    if itemsize > 2 and precision == "tf32" and walked:
-        return 128, 256, 128, True, 2, 8, 3
-    if itemsize > 2 or not walked:
-        return 128, 128, 128, False, 1, 8, 4
-    fitting = [tile for tile, (_, stages) in RING.items() if (tile[0] + tile[1]) * 128 * stages + 2 * tile[0] * tile[1] <= shared]
+    if itemsize > 2:
+        return (128, 256, 128, True, 2, 8, 3) if precision == "tf32" and walked else (128, 128, 128, False, 1, 8, 4)
+    tiles = list(RING) if walked else [(128, 256), (128, 128)] if bare else [(128, 128)]
+    fitting = [(rows, cols) for rows, cols in tiles if (rows + cols) * 128 * RING[rows, cols][1] + 2 * rows * cols <= shared]
     tile = least_work(m, n, programs, fitting or [(64, 64)])
-    tiles = triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1])
-    return *tile, 128, tiles > programs, 2 if tile[1] == 256 else 1, *RING[tile]
+    persistent = triton.cdiv(m, tile[0]) * triton.cdiv(n, tile[1]) > programs and (walked or tile[1] == 256)
+    return *tile, 128, persistent, 2 if tile[1] == 256 else 1, *RING[tile]
 
 
 def launch_ring(
@@ -207,7 +209,8 @@ def launch_ring(
     c_way = "rows" if how(c) == "rows" else "pointers"
     if BLOCK_M == 0:
         walked = "pointers" not in (a_way, b_way, c_way)
-        BLOCK_M, BLOCK_N, BLOCK_K_BYTES, PERSISTENT, PARTS, num_warps, num_stages = ring_by_shape(m, n, a.element_size(), precision, walked, multiprocessors(c), room(c))
+        bare = epilogue is unchanged
+        BLOCK_M, BLOCK_N, BLOCK_K_BYTES, PERSISTENT, PARTS, num_warps, num_stages = ring_by_shape(m, n, a.element_size(), precision, walked, bare, multiprocessors(c), room(c))
     block_k = BLOCK_K_BYTES // a.element_size()
     tiles = triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N)
     programs = min(tiles, multiprocessors(c)) if PERSISTENT else tiles
