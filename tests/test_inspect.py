@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
-from opforge.core.implementation import Config
+from opforge.core.implementation import Accepted, Config
 from opforge.core.record import to_json
 from opforge.inspect import inspect_implementation, tools
 from opforge.inspect.binaries import of_dtype, readable
@@ -76,6 +76,21 @@ def test_tilelang_matmul_reaches_wgmma_on_hopper():
     assert kernel.warnings == ()
     # its shared memory is chosen at launch, so the count of blocks is an upper bound, and says so
     assert kernel.shared_bytes is None and kernel.residency.at_most
+
+
+@needs_nvcc
+@needs_cuobjdump
+@needs_tilelang
+@pytest.mark.parametrize("changed", [{}, {"BLOCK_M": 128, "BLOCK_N": 256, "STAGES": 4, "PARTS": 2, "CLUSTER": 2, "LEAD": 2, "OVERLAP": True}], ids=["default", "cluster"])
+def test_tilelang_roles_keep_their_registers(changed):
+    """TileLang puts a barrier for all threads where it sees no roles, ptxas serializes products whose sums it may not keep: neither is an error."""
+    implementation = load().implementation("matmul", "tilelang_persistent")
+    config = Config(tuple({**implementation.default.as_dict(), **changed}.items()))
+    axes = {"m": 512, "n": 512, "k": 512}
+    assert isinstance(implementation.allows(config, axes, "bfloat16", 2, {"precision": "ieee"}), Accepted)
+    (kernel,) = inspect_implementation(load(), "matmul", "tilelang_persistent", target="sm_90a", dtype="bfloat16", axes=axes, config=config).kernels
+    assert kernel.matrix_instructions["HGMMA"] > 0 and kernel.other_instructions["UTMALDG"] > 0 and kernel.other_instructions["UTMASTG"] > 0
+    assert kernel.warnings == () and not kernel.spills and kernel.threads == 384
 
 
 @needs_nvcc

@@ -79,6 +79,64 @@ def test_few_rows_get_the_tiles_that_were_fastest():
             assert isinstance(implementation.allows(config, {"m": m, "n": n, "k": k}, "bfloat16", 2, {}), Accepted), config
 
 
+def test_large_products_get_large_tiles_and_small_ones_fill_the_device():
+    """One tile for all sizes is a fifth too slow for the large products, or leaves three of four multiprocessors idle in the small ones."""
+    import torch
+
+    from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
+    from opforge.primitives.triton_gemm import RING, TILES, lined_up, ring_by_shape, tile_by_shape
+    from opforge.primitives.triton_roles import RINGS
+
+    assert [least_work(size, size, 132, RING) for size in (8192, 4096, 2048, 1024)] == [(128, 256)] * 3 + [(64, 128)]
+    assert least_work(2048, 2048, 132, RINGS, weights=WEIGHTS_OF_ROLES) == (128, 128), "with roles one tile's store runs under the next one's products"
+    assert least_work(512, 768, 132, RING) == (64, 64)
+    assert least_work(64, 64, 132, TILES, batch=4096) == (64, 64), "a batch of small matrices has no use for tiles beyond them"
+    assert ring_by_shape(4096, 4096, 2, "ieee", True, False, 132, 232448)[:4] == (128, 256, 128, True)
+    assert ring_by_shape(4096, 4096, 2, "ieee", True, False, 132, 101376)[:2] != (128, 256), "it would not start on a device with less shared memory"
+    assert ring_by_shape(4096, 4096, 2, "ieee", False, False, 132, 232448)[:2] == (128, 128), "addresses, masks and an epilogue of 256 columns spill"
+    assert ring_by_shape(4096, 4096, 2, "ieee", False, True, 132, 232448)[:2] == (128, 256), "0.935 of cuBLAS at 4097 x 4095 x 4093, 128 x 128 0.903"
+
+    def matrices(m, n, k, dtype=torch.bfloat16):
+        return (torch.empty(shape, dtype=dtype, device="meta") for shape in ((m, k), (k, n), (m, n)))
+
+    assert tile_by_shape(*matrices(4096, 4096, 4096))[:2] == (128, 256)
+    assert tile_by_shape(*(matrix[None] for matrix in matrices(4096, 4095, 4096)))[:2] == (128, 128), "a batch, element by element"
+    assert tile_by_shape(*matrices(4096, 4096, 4096, torch.float32))[:2] == (128, 128)
+    assert lined_up(torch.zeros(3, 64, 5, dtype=torch.bfloat16).mT[:, :, :48]) is False, "a stride between matrices that is no multiple of 16"
+    assert lined_up(torch.zeros(7, 48, dtype=torch.bfloat16)) and lined_up(torch.zeros(7, 48, dtype=torch.bfloat16).T)
+    assert not lined_up(torch.zeros(7, 40, dtype=torch.bfloat16)) and not lined_up(torch.zeros(8, 96, dtype=torch.bfloat16)[:, ::2])
+
+
+@pytest.mark.parametrize("m", [48, 512, 1024, 2048, 4096])
+def test_what_a_shape_chooses_is_within_the_limits(m):
+    """A tuner that is told a limit, and a default that breaks it, would disagree about what can run."""
+    from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
+    from opforge.primitives.triton_gemm import TILES, ring_by_shape
+    from opforge.primitives.triton_roles import RINGS
+
+    names = ("BLOCK_M", "BLOCK_N", "BLOCK_K_BYTES", "PERSISTENT", "PARTS", "num_warps", "num_stages")
+    tile, roles = least_work(m, m, 132, TILES), least_work(m, m, 132, RINGS, weights=WEIGHTS_OF_ROLES)
+    pointers = {**dict(zip(names[:2], tile, strict=True)), "BLOCK_K_BYTES": 128, **dict(zip(names[5:], TILES[tile], strict=True))}
+    ring = dict(zip(names, ring_by_shape(m, m, 2, "ieee", True, False, 132, 232448), strict=True))
+    specialised = {"BLOCK_N": roles[1], "STAGES": RINGS[roles][0], "PARTS": RINGS[roles][1]}
+    square = {"m": m, "n": m, "k": m}
+    layer = {"rows": (m,), "n": m, "k": m}
+    for operator, name, axes, chosen in (
+        ("matmul", "triton_tiled", square, pointers),
+        ("batched_matmul", "triton_tiled", {**square, "batch": (1,)}, pointers),
+        ("matmul", "triton_pipelined", square, ring),
+        ("linear", "triton_pipelined", layer, ring),
+        ("linear_add", "triton_pipelined", layer, ring),
+        ("linear_fp8", "triton_pipelined", layer, ring),
+        ("matmul", "triton_gluon", square, specialised),
+        ("linear", "triton_gluon", layer, specialised),
+    ):
+        implementation = load().implementation(operator, name)
+        default = implementation.default
+        for config in (default, Config(tuple({**default.as_dict(), **chosen}.items()))):
+            assert isinstance(implementation.allows(config, axes, "bfloat16", 2, {}), Accepted), (operator, name, config)
+
+
 def test_a_specialised_kernel_is_refused_elsewhere_with_a_reason():
     """Its instructions exist on one architecture; the refusal says which, and what can be done instead."""
     with pytest.raises(EnvironmentLacks, match=r"needs sm_90a.*opforge inspect"):

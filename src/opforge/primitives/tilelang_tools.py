@@ -58,3 +58,10 @@ def loop(target: str) -> Any:
 def both(first: Any, second: Any) -> Any:
     """Two conditions at once (Python's `and` does not build an expression)."""
     return tvm.tirx.all(first, second)
+
+
+def multiprocessors() -> int:
+    """How many multiprocessors the GPU that is here has; those of an H100 or H200 where a program is lowered and no GPU is asked."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count) if torch.cuda.is_available() else 132

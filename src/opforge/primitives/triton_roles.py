@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from opforge.primitives.triton_gemm import how, multiprocessors
+from opforge.primitives.tile_choice import WEIGHTS_OF_ROLES, least_work
+from opforge.primitives.triton_gemm import early, how, multiprocessors
 
 DEPTH = tl.constexpr(64)
 """Terms of a step: 128 bytes of a 16-bit row, as wide as the widest swizzle."""
@@ -145,9 +146,12 @@ def unchanged(sums, row, col, extras, VARIANT: gl.constexpr):
 def product_roles(
     a, b, c, extras, blocks_m, blocks_n, steps,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, A: gl.constexpr, B: gl.constexpr,
-    EPILOGUE: gl.constexpr, VARIANT: gl.constexpr, num_warps: gl.constexpr,
+    EPILOGUE: gl.constexpr, VARIANT: gl.constexpr, EARLY: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """c = epilogue(a @ b): both rings, their barriers, and who does what."""
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     a_ring = gl.allocate_shared_memory(a.dtype, [2 * STAGES, a.block_shape[0], a.block_shape[1]], a.layout)
     b_ring = gl.allocate_shared_memory(b.dtype, [STAGES, b.block_shape[0], b.block_shape[1]], b.layout)
     c_parts = gl.allocate_shared_memory(c.dtype, [2, ROWS, BLOCK_N // PARTS], c.layout)
@@ -171,15 +175,25 @@ def described(matrix, way, height, width):
     return TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), [height, width], layout)
 
 
-def launch_roles(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_N, ROWS, STAGES, PARTS, GROUP):
-    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_roles`. False, and nothing is done, where TMA cannot walk a matrix."""
+RINGS = {(128, 256): (3, 1), (128, 128): (6, 1), (128, 64): (6, 1)}
+"""Stages, and parts of the way out, with tiles of this size: two consumers of 64 rows."""
+
+
+def launch_roles(a, b, c, epilogue=unchanged, extras=(), variant=None, *, BLOCK_N, ROWS, STAGES, PARTS, GROUP, EARLY=False):
+    """c [m, n] = epilogue(a [m, k] @ b [k, n]) by `product_roles`. False, and nothing is done, where TMA cannot walk a matrix.
+
+    With zeros for BLOCK_N, STAGES and PARTS the tile is the one of which a multiprocessor computes least (`least_work`).
+    """
     (m, k), n = a.shape, b.shape[1]
     a_way, b_way = how(a), how(b)
     if "pointers" in (a_way, b_way) or how(c) != "rows":
         return False
+    if BLOCK_N == 0:
+        tile = least_work(m, n, multiprocessors(c), RINGS, weights=WEIGHTS_OF_ROLES)
+        ROWS, BLOCK_N, (STAGES, PARTS) = 64, tile[1], RINGS[tile]
     blocks_m, blocks_n = triton.cdiv(m, 2 * ROWS), triton.cdiv(n, BLOCK_N)
     product_roles[(min(multiprocessors(c), blocks_m * blocks_n),)](
         described(a, a_way, ROWS, 64), described(b, b_way, 64, BLOCK_N), described(c, "rows", ROWS, BLOCK_N // PARTS), extras, blocks_m, blocks_n, triton.cdiv(k, 64),
-        ROWS=ROWS, BLOCK_N=BLOCK_N, STAGES=STAGES, PARTS=PARTS, GROUP=GROUP, A=a_way, B=b_way, EPILOGUE=epilogue, VARIANT=variant, num_warps=4,
+        ROWS=ROWS, BLOCK_N=BLOCK_N, STAGES=STAGES, PARTS=PARTS, GROUP=GROUP, A=a_way, B=b_way, EPILOGUE=epilogue, VARIANT=variant, num_warps=4, **early(EARLY, c),
     )  # fmt: skip
     return True

@@ -1,6 +1,7 @@
 """The tiles of ../matmul/triton_tiled with the batch as an axis of the grid; alpha and beta meet the sums in registers.
 
 moves     a and b as triton_tiled; c once where beta is not 0. Scaling and adding afterwards would move 3 * batch * m * n elements more
+config    zeros leave the tile to `tile_by_shape` in primitives/triton_gemm.py, which has what was fastest
 limits    loads through pointers behind masks: right for any stride, a stride of 0 between the matrices included
 precision float32 operands are multiplied in float32 ("ieee") unless TF32 is asked for
 """
@@ -8,24 +9,26 @@ precision float32 operands are multiplied in float32 ("ieee") unless TF32 is ask
 import triton
 import triton.language as tl
 
-from opforge.primitives.triton_gemm import masked_sums, place
+from opforge.primitives.triton_gemm import masked_sums, place, tile_by_shape
 
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {
-    "BLOCK_M": (16, 32, 64, 128),
-    "BLOCK_N": (32, 64, 128, 256),
-    "BLOCK_K_BYTES": (64, 128),
+    "BLOCK_M": (0, 16, 32, 64, 128),
+    "BLOCK_N": (0, 32, 64, 128, 256),
+    "BLOCK_K_BYTES": (0, 64, 128),
     "GROUP": (1, 8),
     "num_warps": (4, 8),
-    "num_stages": (2, 3, 4),
+    "num_stages": (0, 2, 3, 4),
 }
 LIMITS = {
+    "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0) == (max(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0)",
+    "nothing_beside_the_shape": "BLOCK_M > 0 or num_warps == 4",
     "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= 232448",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
-    "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 256 * num_warps",
+    "every_warp_has_a_tile": "BLOCK_M == 0 or BLOCK_M * BLOCK_N >= 256 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * m) and BLOCK_N <= max(32, 2 * n)",
 }
-DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "num_warps": 8, "num_stages": 3}
+DEFAULT = {"BLOCK_M": 0, "BLOCK_N": 0, "BLOCK_K_BYTES": 0, "GROUP": 8, "num_warps": 4, "num_stages": 0}
 
 
 @triton.jit
@@ -51,6 +54,8 @@ def batched_block(
 
 def launch(a, b, c, y, *, alpha, beta, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, GROUP, num_warps, num_stages):
     (batch, m, k), n = a.shape, b.shape[2]
+    if BLOCK_M == 0:
+        BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_warps, num_stages = tile_by_shape(a, b, y)
     grid = (batch * triton.cdiv(m, BLOCK_M) * triton.cdiv(n, BLOCK_N),)
     batched_block[grid](
         a, b, c, y, m, n, k, alpha, beta, *a.stride(), *b.stride(), *c.stride(), *y.stride(),

@@ -2,6 +2,7 @@
 
 moves     x, w and bias once, y once. A library that applies the activation afterwards writes and reads 2 * rows * n elements more
 idea      the epilogue costs no pass and little time: the loads of the next tile are under way, and the store is TMA's business
+config    zeros leave the tile to `launch_roles`: 256 columns, or fewer where that would leave multiprocessors idle
 limits    sm_90 alone (wgmma); an operand that TMA cannot walk (rows or columns not at multiples of 16 bytes) goes the way of triton_pipelined
 """
 
@@ -15,12 +16,14 @@ from opforge.primitives.triton_roles import launch_roles
 ARCH = "sm_90a"
 DTYPES = ("float16", "bfloat16")
 LAYOUTS = ("contiguous", "rows", "strided")
-SPACE = {"BLOCK_N": (64, 128, 256), "ROWS": (64, 128), "STAGES": (3, 4, 5, 6), "PARTS": (1, 2, 4), "GROUP": (4, 8, 16)}
+SPACE = {"BLOCK_N": (0, 64, 128, 256), "ROWS": (64, 128), "STAGES": (0, 3, 4, 5, 6), "PARTS": (0, 1, 2, 4), "GROUP": (4, 8, 16), "EARLY": (False, True)}
 LIMITS = {
-    "stages_fit_shared_memory": "(2 * ROWS + BLOCK_N) * 128 * STAGES + 4 * ROWS * BLOCK_N // PARTS + 1024 <= 232448",
+    "all_or_nothing_by_shape": "(min(BLOCK_N, STAGES, PARTS) > 0) == (max(BLOCK_N, STAGES, PARTS) > 0)",
+    "nothing_beside_the_shape": "BLOCK_N > 0 or ROWS == 64",
+    "stages_fit_shared_memory": "(2 * ROWS + BLOCK_N) * 128 * STAGES + 4 * ROWS * BLOCK_N // max(1, PARTS) + 1024 <= 232448",
     "sums_fit_registers": "ROWS * BLOCK_N <= 64 * 256",
 }
-DEFAULT = {"BLOCK_N": 256, "ROWS": 64, "STAGES": 3, "PARTS": 1, "GROUP": 8}
+DEFAULT = {"BLOCK_N": 0, "ROWS": 64, "STAGES": 0, "PARTS": 0, "GROUP": 8, "EARLY": False}
 ELSEWHERE = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K_BYTES": 128, "GROUP": 8, "PERSISTENT": False, "PARTS": 1, "num_warps": 8, "num_stages": 3}
 
 

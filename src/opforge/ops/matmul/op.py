@@ -140,6 +140,7 @@ operator = Operator(
         "cuda_gemv",
         "cuda_stream",
         "triton_tiled",
+        "tilelang_persistent",
         "tilelang_tiled",
         "cuda_mma",
         "cuda_tiled",

@@ -8,6 +8,7 @@ precision T.gemm would round float32 operands to TF32: they take a route of thei
 
 import tilelang.language as T
 
+from opforge.primitives.tilelang_gemm import masked_product
 from opforge.primitives.tilelang_tools import both, from_float32, storage, to_float32
 
 SPACE = {
@@ -44,7 +45,7 @@ def program(*, dtype, target, precision, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, 
         return plain_float32()
     if pipelined:
         return tensor_cores_pipelined(dtype, BLOCK_M, BLOCK_N, BLOCK_K, num_stages, threads, panel, by_rows)
-    return tensor_cores(dtype, BLOCK_M, BLOCK_N, BLOCK_K, threads)
+    return masked_product(dtype, BLOCK_M, BLOCK_N, BLOCK_K, threads)
 
 
 def blocked_in_cache(dtype, block_m=128, block_n=256, block_k=64):
@@ -80,30 +81,6 @@ def blocked_in_cache(dtype, block_m=128, block_n=256, block_k=64):
             for i, j in T.grid(block_m, block_n):
                 if both(by * block_m + i < m, bx * block_n + j < n):
                     c[by * block_m + i, bx * block_n + j] = from_float32(total[i, j], dtype, "c")
-
-    return matmul
-
-
-def tensor_cores(dtype, block_m, block_n, block_k, threads):
-    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-
-    @T.prim_func
-    def matmul(a: T.Tensor((m, k), dtype), b: T.Tensor((k, n), dtype), c: T.Tensor((m, n), dtype)):
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (bx, by):
-            left = T.alloc_shared((block_m, block_k), dtype)
-            right = T.alloc_shared((block_k, block_n), dtype)
-            sums = T.alloc_fragment((block_m, block_n), "float32")
-            T.clear(sums)
-            for step in T.serial(T.ceildiv(k, block_k)):
-                # both operands are zero beyond k: zero times whatever lies there could be NaN
-                for i, l in T.Parallel(block_m, block_k):
-                    left[i, l] = T.if_then_else(both(by * block_m + i < m, step * block_k + l < k), a[by * block_m + i, step * block_k + l], T.Cast(dtype, 0))
-                for l, j in T.Parallel(block_k, block_n):
-                    right[l, j] = T.if_then_else(both(step * block_k + l < k, bx * block_n + j < n), b[step * block_k + l, bx * block_n + j], T.Cast(dtype, 0))
-                T.gemm(left, right, sums)
-            for i, j in T.Parallel(block_m, block_n):
-                if both(by * block_m + i < m, bx * block_n + j < n):
-                    c[by * block_m + i, bx * block_n + j] = T.Cast(dtype, sums[i, j])
 
     return matmul
 

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from opforge.primitives.triton_gemm import counters_for, described, how, load_tile, multiprocessors
+from opforge.primitives.triton_gemm import counters_for, described, early, how, load_tile, multiprocessors
 
 SUPPORTS = {"few_rows": "m <= 256"}
 LAYOUTS = ("contiguous", "rows", "strided")
@@ -117,11 +117,9 @@ def launch(a, b, c, *, precision, BLOCK_M, BLOCK_N, BLOCK_K_BYTES, SPLIT, SWAP, 
     steps = triton.cdiv(triton.cdiv(k, block_k), SPLIT)
     parts = torch.empty(SPLIT * tiles * BLOCK_M * BLOCK_N if SPLIT > 1 else 0, dtype=torch.float32, device=c.device)
     a_way, b_way = how(a), how(b)
-    # blocks may start while the kernel before runs, and wait for it inside: Hopper and later
-    early = {"EARLY": True, "launch_pdl": True} if EARLY and c.is_cuda and torch.cuda.get_device_capability(c.device) >= (9, 0) else {"EARLY": False}
     matmul_parts[(tiles, SPLIT)](
         described(a, a_way, BLOCK_M, block_k), described(b, b_way, block_k, BLOCK_N), c, parts, counters_for(c.device, tiles),
         m, n, k, *a.stride(), *b.stride(), *c.stride(),
         BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=block_k, SPLIT=SPLIT, STEPS=steps, SWAP=SWAP, A=a_way, B=b_way, PRECISION=precision,
-        num_warps=num_warps, num_stages=num_stages, **early,
+        num_warps=num_warps, num_stages=num_stages, **early(EARLY, c),
     )  # fmt: skip
