@@ -4,7 +4,8 @@
 // so the sides are exchanged: 64 columns of c are its rows, and 8 to 128 rows of c its columns.  A warpgroup holds the sums of 64
 // columns.  One warp keeps a ring of steps full by TMA.  Blocks of a cluster take parts of k; each leaves its sums in shared memory,
 // reads the others' sums of its share of the columns there, and adds them up in the order of the parts: the same bits at every call,
-// no second kernel, no atomics.  sm_90a alone.
+// no second kernel, no atomics.  With many rows a is as large as b in every block: neighbours in the columns can share it, each
+// loading some of its rows for all (multicast).  sm_90a alone.
 #ifndef OPFORGE_GEMM_STREAM_H_
 #define OPFORGE_GEMM_STREAM_H_
 
@@ -58,30 +59,50 @@ using hopper::Barrier;
 using hopper::kBox;
 using hopper::kBoxBytes;
 
-constexpr int kMaxRows = 128, kMaxParts = 8;
+constexpr int kMaxRows = 128, kMaxParts = 8, kMaxBlocks = 8;  // rows of c, parts of k, blocks of a cluster
 
 /// Everything that follows from the elements (16 or 8 bits) and the sizes.
 ///
-/// columns     of c in a block           ring_bytes  about how many bytes of both operands are under way or waiting
-/// rows        of c: 8, 16, 32, 64, 128  scaled      a step's scales come through the ring too
+/// columns     of c in a block           scaled   a step's scales come through the ring too
+/// rows        of c: 8, 16, 32, 64, 128  overlap  blocks may start while the kernel before runs
 /// deep        128 bytes of terms in a step: 1, or 2 (16-bit elements alone)
-/// overlap     blocks may start while the kernel before runs
-template <typename T, int columns, int rows, int ring_bytes, bool scaled, bool overlap, int deep = 1>
+/// behind      a step's room is handed back when the products of the next are under way, not when its own have ended
+/// once        b is the first that the second-level cache drops
+/// apart       where a is shared, b and a have a warp each to load them, so that b does not wait for a slot of other blocks
+template <typename T, int columns, int rows, bool scaled, bool overlap, int deep = 1, bool behind = true, bool once = false, bool apart = false>
 struct Shape {
   using Element = T;
   static constexpr int kDeep = deep, kDepth = deep * 128 / sizeof(T);  // terms per step
-  static constexpr int kColumns = columns, kRows = rows, kWarpgroups = columns / kBox, kThreads = 128 * kWarpgroups + 32;
-  static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes), kStages = std::max(2, ring_bytes / kStageBytes);
+  static constexpr int kColumns = columns, kRows = rows, kWarpgroups = columns / kBox;
+  // a of so many rows is worth sharing, in whole groups of eight rows
+  static constexpr bool kShares = rows >= 64, kApart = kShares && apart;
+  static constexpr int kThreads = 128 * kWarpgroups + (kApart ? 64 : 32);
+  static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes);
   // the sums of a block: those of a row side by side, rows so far apart that the lanes of a warp write to different banks
   static constexpr int kPitch = columns + 4, kSumBytes = rows * kPitch * static_cast<int>(sizeof(float));
-  static constexpr int kRingBytes = std::max(kStages * kStageBytes, kSumBytes);
-  static constexpr bool kScaled = scaled, kOverlap = overlap;
+  static constexpr bool kScaled = scaled, kOverlap = overlap, kBehind = behind, kOnce = once;
   static constexpr int kScales = scaled ? rows + (kWarpgroups + 1) / 2 * 2 : 0;  // of a step: one for each row, one for 64 columns; an even number
-  static constexpr int kSharedBytes = kRingBytes + kStages * (kScales * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(Barrier))) + 1024;
-  // two blocks on a multiprocessor where their rings allow it: the next kernel's may wait there
-  static constexpr int kBlocks = 2 * (kSharedBytes + 1024) <= 233472 && 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
-  static_assert(kSharedBytes <= 232448, "the ring and the sums fit shared memory");
+  // the ring and behind it each step's scales and barriers; from the ring's start at a multiple of 1024
+  __host__ __device__ static constexpr int ring_bytes(int stages) { return stages * kStageBytes > kSumBytes ? stages * kStageBytes : kSumBytes; }
+  static constexpr int shared_bytes(int stages) {
+    return ring_bytes(stages) + stages * (kScales * static_cast<int>(sizeof(float)) + (kApart ? 3 : 2) * static_cast<int>(sizeof(Barrier))) + 1024;
+  }
+  // two blocks on a multiprocessor where registers allow it: the next kernel's may wait there, if both rings have room
+  static constexpr int kBlocks = 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
   static_assert(deep == 1 || sizeof(T) == 2, "8-bit products move their sums after every 128 terms");
+};
+
+/// What is chosen for a launch.
+///
+/// steps    all of k, in steps            sharers  blocks of neighbouring columns that share a
+/// stages   steps that a ring holds
+struct Plan {
+  int steps, sharers, stages;
+};
+
+/// What a caller wants: parts of k, sharers of a, KB of the ring; 0 where the shape may decide.
+struct Wanted {
+  int parts, sharers, ring;
 };
 
 /// Where c is, and how: four neighbours of a row at once where addresses allow it.
@@ -120,19 +141,29 @@ template <typename S>
 struct Ring {
   unsigned char* tiles;
   float* scales;
-  Barrier *full, *empty;
+  // a slot's bytes have come; nobody reads it in any block that its rows of a go to; nobody in this block
+  Barrier *full, *empty, *own;
+  int stages;
 
-  __device__ __forceinline__ explicit Ring(unsigned char* raw)
+  __device__ __forceinline__ Ring(unsigned char* raw, int stages)
       : tiles(raw + (1024 - shared_address(raw) % 1024) % 1024),
-        scales(reinterpret_cast<float*>(tiles + S::kRingBytes)),
-        full(reinterpret_cast<Barrier*>(scales + S::kStages * S::kScales)),
-        empty(full + S::kStages) {}
+        scales(reinterpret_cast<float*>(tiles + S::ring_bytes(stages))),
+        full(reinterpret_cast<Barrier*>(scales + stages * S::kScales)),
+        empty(full + stages),
+        own(S::kApart ? empty + stages : empty),
+        stages(stages) {}
 };
 
-// One warp fills the ring with the steps from `first` to `last`: 64-column boxes of b, then the rows of a.
-template <typename S, bool kAlongN, typename Promotion>
+// The blocks of a cluster that share a: `count` of them from number `first` on; this one is `own` of those.
+struct Sharers {
+  int count, first, own;
+};
+
+// One warp fills the ring with the steps from `first` to `last`: 64-column boxes of b (kWide), then the rows of a, or of its share of a for all that
+// share it, and the scales (kFew).
+template <typename S, bool kAlongN, bool kWide, bool kFew, typename Promotion>
 __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* wide, const CUtensorMap* few, int col0, int first, int last,
-                                        const Promotion& promote) {
+                                        const Sharers& sharers, const Promotion& promote) {
   const int lane = threadIdx.x % 32;
   // boxes of 64 columns: all of a step's terms, or where these are neighbours in memory 128 bytes of them
   constexpr int kEach = kAlongN ? 1 : S::kDeep;
@@ -143,6 +174,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
       kAlongN ? start(i, col, depth) : start(i, depth, col);
     }
   };
+  [[maybe_unused]] const uint64_t policy = S::kOnce ? hopper::drop_first() : 0;
   if (S::kOverlap) {
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
@@ -150,28 +182,43 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
   int slot = 0;
   uint32_t phase = 0;
   for (int step = first; step < last; ++step) {
-    if (S::kScaled || lane == 0) {
-      hopper::wait(&ring.empty[slot], phase ^ 1);
+    if ((S::kScaled && kFew) || lane == 0) {
+      hopper::wait(kFew ? &ring.empty[slot] : &ring.own[slot], phase ^ 1);
       Barrier* full = &ring.full[slot];
       if (lane == 0) {
-        hopper::arrive_expecting(full, S::kStageBytes);
+        constexpr int kAllFew = S::kDeep * S::kFewBytes;
+        hopper::arrive_expecting(full, (kWide ? S::kStageBytes - kAllFew : 0) + (kFew ? kAllFew : 0));
         unsigned char* tiles = ring.tiles + slot * S::kStageBytes;
-        boxes(step, [&](int i, int inner, int outer) {
+        if (kWide) boxes(step, [&](int i, int inner, int outer) {
           unsigned char* target = tiles + i * (S::kDeep / kEach) * kBoxBytes;
-          hopper::start_box(target, wide, inner, outer, full);
+          if constexpr (S::kOnce) {
+            hopper::start_box_dropped_first(target, wide, inner, outer, full, policy);
+          } else {
+            hopper::start_box(target, wide, inner, outer, full);
+          }
         });
+        unsigned char* few_tiles = tiles + S::kWarpgroups * S::kDeep * kBoxBytes;
 #pragma unroll
-        for (int i = 0; i < S::kDeep; ++i)
-          hopper::start_box(tiles + S::kWarpgroups * S::kDeep * kBoxBytes + i * S::kFewBytes, few, step * S::kDepth + i * (S::kDepth / S::kDeep), 0, full);
+        for (int i = 0; i < (kFew ? S::kDeep : 0); ++i) {
+          const int depth = step * S::kDepth + i * (S::kDepth / S::kDeep);
+          if (sharers.count == 1) {
+            hopper::start_box(few_tiles + i * S::kFewBytes, few, depth, 0, full);
+          } else {
+            // each block's barrier hears of all rows, which come from all sharers
+            const int rows = S::kRows / sharers.count, row = sharers.own * rows;
+            const auto blocks = static_cast<uint16_t>(((1 << sharers.count) - 1) << sharers.first);
+            hopper::start_box_in(blocks, few_tiles + i * S::kFewBytes + row * 128, few, depth, row, full);
+          }
+        }
       }
-      if constexpr (S::kScaled) {
+      if constexpr (S::kScaled && kFew) {
         float* scales = ring.scales + slot * S::kScales;
         for (int i = lane; i < S::kRows; i += 32) hopper::start_float(scales + i, promote.of_row(i, step));
         if (lane < S::kWarpgroups) hopper::start_float(scales + S::kRows + lane, promote.of_column(col0 + lane * kBox, step));
         hopper::arrive_when_copied(full);
       }
     }
-    if (++slot == S::kStages) {
+    if (++slot == ring.stages) {
       slot = 0;
       phase ^= 1;
     }
@@ -181,7 +228,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
 
 // A warpgroup multiplies its 64 columns of every step and leaves its sums where the ring was.
 template <typename S, bool kAlongN, typename Promotion>
-__device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int group) {
+__device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int group, const Sharers& sharers) {
   using T = typename S::Element;
   using Product = hopper::Product<T, S::kRows, kAlongN, false>;
   constexpr int kSums = S::kRows / 2;
@@ -197,6 +244,14 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   for (float& sum : sums) sum = 0.0f;
 #pragma unroll
   for (float& total : totals) total = 0.0f;
+  const auto hand_back = [&](int slot) {
+    if (S::kApart && thread == 0) hopper::arrive(&ring.own[slot]);
+    if (sharers.count > 1) {
+      if (thread < sharers.count) hopper::arrive_at(&ring.empty[slot], sharers.first + thread);
+    } else if (thread == 0) {
+      hopper::arrive(&ring.empty[slot]);
+    }
+  };
   int slot = 0, before = 0;
   uint32_t phase = 0;
   for (int step = 0; step < steps; ++step) {
@@ -211,33 +266,49 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
     hopper::close_products();
     hopper::hold(sums);
     if constexpr (Promotion::kEachStep) {
-      [[maybe_unused]] float2 rows[S::kScaled ? S::kRows / 8 : 1];
+      // 128 rows have their scales in two halves, because sums, totals and all scales are more registers than a thread has
+      constexpr int kHalves = S::kScaled && S::kRows == kMaxRows ? 2 : 1, kGroups = S::kRows / 8 / kHalves;
+      [[maybe_unused]] float2 rows[S::kScaled ? kGroups : 1];
       [[maybe_unused]] float by_column = 1.0f;
-      if constexpr (S::kScaled) {
-        const float* scales = ring.scales + slot * S::kScales;
+      [[maybe_unused]] const float* scales = ring.scales + slot * S::kScales;
+      const auto read_scales = [&](int half) {
+        if constexpr (S::kScaled) {
 #pragma unroll
-        for (int i = 0; i < S::kRows / 8; ++i) rows[i] = *reinterpret_cast<const float2*>(scales + i * 8 + thread % 4 * 2);
-        by_column = scales[S::kRows + group];
-      }
+          for (int i = 0; i < kGroups; ++i) rows[i] = *reinterpret_cast<const float2*>(scales + (half * kGroups + i) * 8 + thread % 4 * 2);
+        }
+      };
+      if constexpr (S::kScaled) by_column = scales[S::kRows + group];
+      read_scales(0);
       hopper::wait_for_products<0>();
       hopper::hold(sums);
-      if (S::kScaled) hopper::named_barrier(1 + group, 128);  // every thread has its scales
-      if (thread == 0) hopper::arrive(&ring.empty[slot]);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if constexpr (S::kScaled) {
-          totals[i] = fmaf(sums[i], by_column * (i % 2 == 0 ? rows[i / 4].x : rows[i / 4].y), totals[i]);
-        } else {
-          totals[i] += sums[i];
+      for (int half = 0; half < kHalves; ++half) {
+        if (half > 0) read_scales(half);
+        if (half == kHalves - 1) {
+          if (S::kScaled) hopper::named_barrier(1 + group, 128);  // every thread has its scales
+          hand_back(slot);
+        }
+#pragma unroll
+        for (int j = 0; j < kGroups * 4; ++j) {
+          const int i = half * kGroups * 4 + j;
+          if constexpr (S::kScaled) {
+            totals[i] = fmaf(sums[i], by_column * (j % 2 == 0 ? rows[j / 4].x : rows[j / 4].y), totals[i]);
+          } else {
+            totals[i] += sums[i];
+          }
         }
       }
-    } else {
+    } else if constexpr (S::kBehind) {
       // the step before is done when only this one is under way
       hopper::wait_for_products<1>();
-      if (step > 0 && thread == 0) hopper::arrive(&ring.empty[before]);
+      if (step > 0) hand_back(before);
       before = slot;
+    } else {
+      hopper::wait_for_products<0>();
+      hopper::hold(sums);
+      hand_back(slot);
     }
-    if (++slot == S::kStages) {
+    if (++slot == ring.stages) {
       slot = 0;
       phase ^= 1;
     }
@@ -258,32 +329,48 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   }
 }
 
-// kAlongN: b is stored row by row, so that columns of c are neighbours in memory.  A cluster has a block for each part of k.
+// kAlongN: b is stored row by row, so that columns of c are neighbours in memory.  A cluster has a block for each part of k and each sharer of a: sharers
+// are numbered first.
 template <typename S, bool kAlongN, typename TOut, typename Promotion>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    product_stream(const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap few, const __grid_constant__ Target<TOut> c, int steps,
-                   const __grid_constant__ Promotion promote) {
+    product_stream(const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap few, const __grid_constant__ Target<TOut> c,
+                   const __grid_constant__ Plan plan, const __grid_constant__ Promotion promote) {
   extern __shared__ unsigned char raw[];
-  const Ring<S> ring(raw);
-  const int group = wgmma::warpgroup(), parts = cluster_blocks(), part = cluster_block();
-  const int col0 = static_cast<int>(blockIdx.x) / parts * S::kColumns;
-  const int each = steps / parts, more = steps % parts;  // the first parts have a step more
+  const Ring<S> ring(raw, plan.stages);
+  const int group = wgmma::warpgroup(), blocks = cluster_blocks(), block = cluster_block(), count = S::kShares ? plan.sharers : 1;
+  const int parts = blocks / count, part = block / count;
+  const Sharers sharers{count, part * count, block % count};
+  const int col0 = (static_cast<int>(blockIdx.x) / blocks * count + sharers.own) * S::kColumns;
+  const int each = plan.steps / parts, more = plan.steps % parts;  // the first parts have a step more
   const int first = part * each + min(part, more), last = first + each + (part < more);
   if (threadIdx.x == 0) {
     hopper::prefetch_map(&wide);
     hopper::prefetch_map(&few);
-    for (int i = 0; i < S::kStages; ++i) {
-      hopper::init_barrier(&ring.full[i], S::kScaled ? 33 : 1);
-      hopper::init_barrier(&ring.empty[i], S::kWarpgroups);
+    for (int i = 0; i < ring.stages; ++i) {
+      hopper::init_barrier(&ring.full[i], (S::kScaled ? 33 : 1) + S::kApart);
+      hopper::init_barrier(&ring.empty[i], S::kWarpgroups * count);
+      if (S::kApart) hopper::init_barrier(&ring.own[i], S::kWarpgroups);
     }
     hopper::publish_barriers();
   }
-  __syncthreads();
+  if (count > 1) {
+    cluster_barrier();  // nothing may be sent to a block whose barriers are not there
+  } else {
+    __syncthreads();
+  }
   if (group == S::kWarpgroups) {
-    produce<S, kAlongN>(ring, &wide, &few, col0, first, last, promote);
+    if constexpr (S::kApart) {
+      if (threadIdx.x < S::kThreads - 32) {
+        produce<S, kAlongN, true, false>(ring, &wide, &few, col0, first, last, sharers, promote);
+      } else {
+        produce<S, kAlongN, false, true>(ring, &wide, &few, col0, first, last, sharers, promote);
+      }
+    } else {
+      produce<S, kAlongN, true, true>(ring, &wide, &few, col0, first, last, sharers, promote);
+    }
   } else {
     if (S::kOverlap) hopper::wait_for_kernels_before();
-    consume<S, kAlongN, Promotion>(ring, last - first, group);
+    consume<S, kAlongN, Promotion>(ring, last - first, group, sharers);
   }
   if (parts > 1) {
     cluster_barrier();
@@ -292,14 +379,14 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   }
   // this block's share of the columns, four at a time, from all parts in their order
   const float* sums = reinterpret_cast<const float*>(ring.tiles);
-  const int share = S::kColumns / parts, fours = share / 4, count = min(c.m, S::kRows) * fours;
-  for (int i = threadIdx.x; i < count; i += S::kThreads) {
+  const int share = S::kColumns / parts, fours = share / 4, all_fours = min(c.m, S::kRows) * fours;
+  for (int i = threadIdx.x; i < all_fours; i += S::kThreads) {
     const int row = i / fours, col = part * share + i % fours * 4;
     const float* from = sums + row * S::kPitch + col;
     float4 found[kMaxParts];
 #pragma unroll
     for (int j = 0; j < kMaxParts; ++j)
-      if (j < parts) found[j] = load_in_block(from, j);
+      if (j < parts) found[j] = load_in_block(from, j * count + sharers.own);
     float4 all = found[0];
 #pragma unroll
     for (int j = 1; j < kMaxParts; ++j) {
@@ -325,8 +412,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
         if (at + j < c.n) p[j * c.col] = store_from_float<TOut>(values[j] * promote.scale(row, at + j));
     }
   }
-  // a block may not end while others of its cluster still read its sums
-  if (parts > 1) cluster_barrier();
+  // a block may not end while others of its cluster still read its sums, or tell it of a slot
+  if (blocks > 1) cluster_barrier();
 }
 
 // What the TMA cannot address: a thread for each element of c.
@@ -341,46 +428,62 @@ __global__ void product_stream_plain(wgmma::Plain<T> a, wgmma::Plain<T> b, Targe
   c.data[row * c.row + col * c.col] = store_from_float<TOut>(sum * promote.scale(row, col));
 }
 
+/// Two sharers of a where 128 rows make it as large as b, and there are pairs of blocks enough.
+template <typename S>
+int sharers_for(int64_t tiles) {
+  return S::kRows == kMaxRows && tiles > 16 ? 2 : 1;
+}
+
+/// KB of the ring: 200, or 100 where tiles are more than multiprocessors, so that two blocks fit one.
+inline int ring_for(int64_t tiles, int processors) { return tiles > processors ? 100 : 200; }
+
 /// Parts of k: as many as blocks of all tiles run at once, one on each multiprocessor, and no part shorter than four steps.
 template <typename S, typename Kernel>
-int parts_for(Kernel kernel, int64_t tiles, int64_t steps) {
-  int device = 0, processors = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDevAttrMultiProcessorCount");
+int parts_for(Kernel kernel, int64_t tiles, int64_t steps, int sharers, int stages, int processors) {
+  const int64_t groups = ceil_div(tiles, static_cast<int64_t>(sharers));
   int parts = 1;
-  while (parts < kMaxParts && 2 * parts * tiles <= processors && 8 * parts <= steps) parts *= 2;
-  while (parts > 1 && tiles > resident_clusters(kernel, parts, S::kThreads, S::kSharedBytes)) parts /= 2;
+  while (parts < kMaxParts / sharers && 2 * parts * tiles <= processors && 8 * parts <= steps) parts *= 2;
+  while (parts > 1 && groups > resident_clusters(kernel, parts * sharers, S::kThreads, S::shared_bytes(stages))) parts /= 2;
   return parts;
 }
 
-// The kernel of one shape: `parts` of k, or 0 for as many as suit.
+// The kernel of one shape.
 template <typename S, bool kAlongN, typename TOut, typename Promotion>
-void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const wgmma::Lines& lines_b, const Matrix& c, int parts, cudaStream_t stream,
-            const Promotion& promote) {
+void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const wgmma::Lines& lines_b, const Matrix& c, const Wanted& wanted,
+            cudaStream_t stream, const Promotion& promote) {
   using T = typename S::Element;
+  static_assert(S::shared_bytes(2) <= 232448, "the ring and the sums fit shared memory");
   const auto kernel = product_stream<S, kAlongN, TOut, Promotion>;
-  const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kAlongN ? S::kDeep * kBox : kBox, sizeof(T));
-  const CUtensorMap few = hopper::describe_matrix(a.data, hopper::kMapType<T>, lines_a.inner, lines_a.outer, lines_a.pitch, S::kRows, sizeof(T));
+  int device = 0, processors = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDevAttrMultiProcessorCount");
   const int64_t tiles = ceil_div(c.cols, static_cast<int64_t>(S::kColumns)), steps = ceil_div(a.cols, static_cast<int64_t>(S::kDepth));
-  if (parts == 0) parts = parts_for<S>(kernel, tiles, steps);
-  resident_clusters(kernel, parts, S::kThreads, S::kSharedBytes);  // prepares the kernel for its shared memory
+  const int sharers = !S::kShares ? 1 : wanted.sharers > 0 ? wanted.sharers : sharers_for<S>(tiles);
+  const int ring = wanted.ring > 0 ? wanted.ring : ring_for(tiles, processors);
+  const int stages = std::max(2, ring * 1024 / S::kStageBytes), shared = S::shared_bytes(stages);
+  const int parts = wanted.parts > 0 ? wanted.parts : parts_for<S>(kernel, tiles, steps, sharers, stages, processors);
+  OPFORGE_CHECK(parts * sharers <= kMaxBlocks, ValueError, parts, " parts of k by ", sharers, " sharers of a are more blocks than the ", kMaxBlocks,
+                " of a cluster; lower PARTS or SHARE");
+  resident_clusters(kernel, parts * sharers, S::kThreads, shared);  // prepares the kernel for its shared memory
+  const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kAlongN ? S::kDeep * kBox : kBox, sizeof(T));
+  const CUtensorMap few = hopper::describe_matrix(a.data, hopper::kMapType<T>, lines_a.inner, lines_a.outer, lines_a.pitch, S::kRows / sharers, sizeof(T));
   cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = cluster_launch(tiles, parts, S::kThreads, S::kSharedBytes, stream, attributes[0]);
+  cudaLaunchConfig_t config = cluster_launch(ceil_div(tiles, static_cast<int64_t>(sharers)), parts * sharers, S::kThreads, shared, stream, attributes[0]);
   // cluster_launch has set the first attribute if there is a cluster
   cudaLaunchAttribute& early = attributes[config.numAttrs];
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   if (S::kOverlap) ++config.numAttrs;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, wide, few, target_of<TOut>(c), static_cast<int>(steps), promote), "product_stream");
+  const Plan plan{static_cast<int>(steps), sharers, stages};
+  check_cuda(cudaLaunchKernelEx(&config, kernel, wide, few, target_of<TOut>(c), plan, promote), "product_stream");
 }
 
 /// c = a b for few rows, with the TMA where it can address both operands, and a with its terms side by side; slowly elsewhere.  The matrices
 /// have been checked.
 ///
 /// Sized<rows>  the Shape for so many rows
-/// parts        of k, 0: as many as suit
 template <template <int> class Sized, typename TOut, typename Promotion>
-void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, int parts, cudaStream_t stream, const Promotion& promote) {
+void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, const Wanted& wanted, cudaStream_t stream, const Promotion& promote) {
   using T = typename Sized<8>::Element;
   OPFORGE_CHECK(c.rows <= kMaxRows, ValueError, c.name, " has ", c.rows, " rows: this kernel takes up to ", kMaxRows, "; use cuda_wgmma");
   const wgmma::Lines lines_a = wgmma::lines_of(a, sizeof(T)), lines_b = wgmma::lines_of(b, sizeof(T));
@@ -395,9 +498,9 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, int parts
   const auto sized = [&](auto rows) {
     using S = Sized<decltype(rows)::value>;
     if constexpr (sizeof(T) == 2) {
-      if (!lines_b.transposed) return launch<S, true, TOut>(a, lines_a, b, lines_b, c, parts, stream, promote);
+      if (!lines_b.transposed) return launch<S, true, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
     }
-    launch<S, false, TOut>(a, lines_a, b, lines_b, c, parts, stream, promote);
+    launch<S, false, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
   };
   if (c.rows <= 8) return sized(std::integral_constant<int, 8>());
   if (c.rows <= 16) return sized(std::integral_constant<int, 16>());

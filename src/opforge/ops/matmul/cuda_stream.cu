@@ -11,14 +11,15 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {COLUMNS = [64, 128, 256], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1], DEEP = [1, 2]}
-default = {COLUMNS = 128, RING = 200, PARTS = 0, OVERLAP = 1, DEEP = 2}
-limits = {every_part_has_a_step = "PARTS * 64 * DEEP <= k or PARTS == 0"}
+space = {COLUMNS = [64, 128, 256], RING = [0, 64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [0, 1, 2, 4], OVERLAP = [0, 1], DEEP = [1, 2], BEHIND = [0, 1], ONCE = [0, 1], APART = [0, 1]}
+default = {COLUMNS = 128, RING = 200, PARTS = 0, SHARE = 1, OVERLAP = 1, DEEP = 2, BEHIND = 1, ONCE = 0, APART = 0}
+limits = {every_part_has_a_step = "PARTS * 64 * DEEP <= k or PARTS == 0", a_cluster_has_8_blocks = "PARTS * SHARE <= 8", many_rows_are_shared = "SHARE <= 1 or m > 32"}
 */
 #include "opforge/gemm_stream.h"
 
-// Tunable: columns of c in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs, how often 64
-// terms a step has.
+// Tunable: columns of c in a block; KB of the ring, parts of k, blocks that share a (0 in these: by shape); whether blocks may start while the kernel before
+// runs, how often 64 terms a step has, whether a step is handed back only when the next is under way, whether
+// b is the first that the second-level cache drops, whether b and a shared a have a loading warp each.
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
@@ -28,11 +29,23 @@ limits = {every_part_has_a_step = "PARTS * 64 * DEEP <= k or PARTS == 0"}
 #ifndef PARTS
 #define PARTS 0
 #endif
+#ifndef SHARE
+#define SHARE 1
+#endif
+#ifndef APART
+#define APART 0
+#endif
 #ifndef OVERLAP
 #define OVERLAP 1
 #endif
 #ifndef DEEP
 #define DEEP 2
+#endif
+#ifndef BEHIND
+#define BEHIND 1
+#endif
+#ifndef ONCE
+#define ONCE 0
 #endif
 
 namespace {
@@ -42,12 +55,12 @@ namespace stream = opforge::stream;
 template <typename T>
 struct Sizes {
   template <int rows>
-  using Shape = stream::Shape<T, COLUMNS, rows, RING * 1024, false, OVERLAP, DEEP>;
+  using Shape = stream::Shape<T, COLUMNS, rows, false, OVERLAP, DEEP, BEHIND, ONCE, APART>;
 };
 
 template <typename T>
 void product_of(const opforge::Matrix& a, const opforge::Matrix& b, const opforge::Matrix& c, cudaStream_t where) {
-  stream::launch_product<Sizes<T>::template Shape, T>(a, b, c, PARTS, where, stream::Kept{});
+  stream::launch_product<Sizes<T>::template Shape, T>(a, b, c, stream::Wanted{PARTS, SHARE, RING}, where, stream::Kept{});
 }
 
 void matmul(opforge::TensorView a, opforge::TensorView b, opforge::TensorView c, int64_t /*precision*/) {
