@@ -244,7 +244,9 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   for (float& sum : sums) sum = 0.0f;
 #pragma unroll
   for (float& total : totals) total = 0.0f;
-  const auto hand_back = [&](int slot) {
+  // Told of a slot are only those who will fill it once more: nothing is on its way to a block that may have ended.
+  const auto hand_back = [&](int step, int slot) {
+    if (step + ring.stages >= steps) return;
     if (S::kApart && thread == 0) hopper::arrive(&ring.own[slot]);
     if (sharers.count > 1) {
       if (thread < sharers.count) hopper::arrive_at(&ring.empty[slot], sharers.first + thread);
@@ -286,7 +288,7 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
         if (half > 0) read_scales(half);
         if (half == kHalves - 1) {
           if (S::kScaled) hopper::named_barrier(1 + group, 128);  // every thread has its scales
-          hand_back(slot);
+          hand_back(step, slot);
         }
 #pragma unroll
         for (int j = 0; j < kGroups * 4; ++j) {
@@ -301,12 +303,12 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
     } else if constexpr (S::kBehind) {
       // the step before is done when only this one is under way
       hopper::wait_for_products<1>();
-      if (step > 0) hand_back(before);
+      if (step > 0) hand_back(step - 1, before);
       before = slot;
     } else {
       hopper::wait_for_products<0>();
       hopper::hold(sums);
-      hand_back(slot);
+      hand_back(step, slot);
     }
     if (++slot == ring.stages) {
       slot = 0;
@@ -326,6 +328,51 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
     } else {
       own[row * S::kPitch + i / 2 % 2 * 8] = sums[i];
     }
+  }
+}
+
+// This block's share of the columns, four at a time, from all parts in their order. Eight loads are under way, because those from other blocks take long.
+template <typename S, int kParts, typename TOut, typename Promotion>
+__device__ __forceinline__ void add_up(const float* sums, const Target<TOut>& c, int col0, int part, const Sharers& sharers, const Promotion& promote) {
+  constexpr int kShare = S::kColumns / kParts, kFours = kShare / 4, kAtOnce = kMaxParts / kParts;
+  const int all = min(c.m, S::kRows) * kFours;
+  for (int start = threadIdx.x; start < all; start += kAtOnce * S::kThreads) {
+    float4 found[kAtOnce][kParts];
+    const auto each = [&](auto visit) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = start + j * S::kThreads, row = i / kFours, col = part * kShare + i % kFours * 4;
+        if (i < all && col0 + col < c.n) visit(j, row, col);
+      }
+    };
+    each([&](int j, int row, int col) {
+      const float* from = sums + row * S::kPitch + col;
+#pragma unroll
+      for (int k = 0; k < kParts; ++k) found[j][k] = kParts == 1 ? *reinterpret_cast<const float4*>(from) : load_in_block(from, k * sharers.count + sharers.own);
+    });
+    each([&](int j, int row, int col) {
+      float4 total = found[j][0];
+#pragma unroll
+      for (int k = 1; k < kParts; ++k) {
+        total.x += found[j][k].x;
+        total.y += found[j][k].y;
+        total.z += found[j][k].z;
+        total.w += found[j][k].w;
+      }
+      const int at = col0 + col;
+      const float values[4] = {total.x, total.y, total.z, total.w};
+      TOut* p = c.data + row * c.row + at * c.col;
+      if (c.fours && at + 4 <= c.n) {
+        Vec<TOut, 4> out;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) out[k] = store_from_float<TOut>(values[k] * promote.scale(row, at + k));
+        out.store(p);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          if (at + k < c.n) p[k * c.col] = store_from_float<TOut>(values[k] * promote.scale(row, at + k));
+      }
+    });
   }
 }
 
@@ -354,7 +401,9 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     hopper::publish_barriers();
   }
   if (count > 1) {
-    cluster_barrier();  // nothing may be sent to a block whose barriers are not there
+    // nothing may be sent to a block whose barriers are not there; they have been published
+    cluster_arrive();
+    cluster_wait();
   } else {
     __syncthreads();
   }
@@ -377,43 +426,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   } else {
     __syncthreads();
   }
-  // this block's share of the columns, four at a time, from all parts in their order
   const float* sums = reinterpret_cast<const float*>(ring.tiles);
-  const int share = S::kColumns / parts, fours = share / 4, all_fours = min(c.m, S::kRows) * fours;
-  for (int i = threadIdx.x; i < all_fours; i += S::kThreads) {
-    const int row = i / fours, col = part * share + i % fours * 4;
-    const float* from = sums + row * S::kPitch + col;
-    float4 found[kMaxParts];
-#pragma unroll
-    for (int j = 0; j < kMaxParts; ++j)
-      if (j < parts) found[j] = load_in_block(from, j * count + sharers.own);
-    float4 all = found[0];
-#pragma unroll
-    for (int j = 1; j < kMaxParts; ++j) {
-      if (j < parts) {
-        all.x += found[j].x;
-        all.y += found[j].y;
-        all.z += found[j].z;
-        all.w += found[j].w;
-      }
-    }
-    const int at = col0 + col;
-    if (at >= c.n) continue;
-    const float values[4] = {all.x, all.y, all.z, all.w};
-    TOut* p = c.data + row * c.row + at * c.col;
-    if (c.fours && at + 4 <= c.n) {
-      Vec<TOut, 4> out;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) out[j] = store_from_float<TOut>(values[j] * promote.scale(row, at + j));
-      out.store(p);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (at + j < c.n) p[j * c.col] = store_from_float<TOut>(values[j] * promote.scale(row, at + j));
-    }
+  switch (parts) {
+    case 1: add_up<S, 1>(sums, c, col0, part, sharers, promote); break;
+    case 2: add_up<S, 2>(sums, c, col0, part, sharers, promote); break;
+    case 4: add_up<S, 4>(sums, c, col0, part, sharers, promote); break;
+    default: add_up<S, 8>(sums, c, col0, part, sharers, promote);
   }
-  // a block may not end while others of its cluster still read its sums, or tell it of a slot
-  if (blocks > 1) cluster_barrier();
+  // a block may not end while others of its cluster still read its sums or wait for its rows of a; what a thread has read it has used
+  if (blocks > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
 }
 
 // What the TMA cannot address: a thread for each element of c.
