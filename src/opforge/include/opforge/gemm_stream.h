@@ -123,6 +123,7 @@ Target<T> target_of(const Matrix& c) {
 /// Sums that stay in the tensor cores' registers from the first term to the last, stored as they are.
 struct Kept {
   static constexpr bool kEachStep = false, kScaled = false;
+  __device__ __forceinline__ void warm(int, int) const {}
   __device__ __forceinline__ float scale(int, int) const { return 1.0f; }
   __device__ __forceinline__ float weight(int, int, int) const { return 1.0f; }
 };
@@ -419,6 +420,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     }
   } else {
     if (S::kOverlap) hopper::wait_for_kernels_before();
+    promote.warm(threadIdx.x, col0 + threadIdx.x);
     consume<S, kAlongN, Promotion>(ring, last - first, group, sharers);
   }
   if (parts > 1) {

@@ -153,6 +153,8 @@ __device__ __forceinline__ void arrive_at(Barrier* barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
+/// Asks the second-level cache for what lies there.
+__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 /// Starts copying a float to shared memory; the second counts at a barrier when what this thread started before has arrived.
 __device__ __forceinline__ void start_float(float* target, const float* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");

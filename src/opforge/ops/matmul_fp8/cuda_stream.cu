@@ -45,6 +45,11 @@ using opforge::Scales;
 struct Moved {
   static constexpr bool kEachStep = true, kScaled = false;
   Scales a, b;
+  // what `scale` will want at the very end
+  __device__ __forceinline__ void warm(int row, int col) const {
+    opforge::hopper::prefetch(a.where(row, 0));
+    opforge::hopper::prefetch(b.where(col, 0));
+  }
   __device__ __forceinline__ float scale(int row, int col) const { return a.at(row, 0) * b.at(col, 0); }
   __device__ __forceinline__ float weight(int, int, int) const { return 1.0f; }
 };
@@ -53,6 +58,7 @@ struct Moved {
 struct Scaled {
   static constexpr bool kEachStep = true, kScaled = true;
   Scales a, b;
+  __device__ __forceinline__ void warm(int, int) const {}
   __device__ __forceinline__ const float* of_row(int row, int step) const { return a.where(row, step); }
   __device__ __forceinline__ const float* of_column(int col, int step) const { return b.where(col / opforge::kScaleBlock, step); }
   __device__ __forceinline__ float scale(int, int) const { return 1.0f; }
