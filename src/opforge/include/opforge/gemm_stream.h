@@ -51,6 +51,23 @@ OPFORGE_PRODUCT8(float8_e4m3_t, "e4m3.e4m3", 16, OPFORGE_REGISTERS16, OPFORGE_TA
 OPFORGE_PRODUCT(half_t, "f16", 32, OPFORGE_REGISTERS32, OPFORGE_TAIL32, OPFORGE_SUMS32)
 OPFORGE_PRODUCT(bfloat16_t, "bf16", 32, OPFORGE_REGISTERS32, OPFORGE_TAIL32, OPFORGE_SUMS32)
 OPFORGE_PRODUCT8(float8_e4m3_t, "e4m3.e4m3", 32, OPFORGE_REGISTERS32, OPFORGE_TAIL32, OPFORGE_SUMS32)
+
+/// How the second-level cache treats what is read once: it is the first to go.
+__device__ __forceinline__ uint64_t drop_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// start_box with such a policy.
+__device__ __forceinline__ void start_box_dropped_first(void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+          shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "l"(policy)
+      : "memory");
+}
+/// Asks the second-level cache for what lies there.
+__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 }  // namespace hopper
 
 namespace stream {
@@ -94,10 +111,11 @@ struct Shape {
 
 /// What is chosen for a launch.
 ///
-/// steps    all of k, in steps            sharers  blocks of neighbouring columns that share a
+/// steps    of a part of k; the first `more` parts have one more
+/// sharers  blocks of neighbouring columns that share a: a power of two
 /// stages   steps that a ring holds
 struct Plan {
-  int steps, sharers, stages;
+  int steps, more, sharers, stages;
 };
 
 /// What a caller wants: parts of k, sharers of a, KB of the ring; 0 where the shape may decide.
@@ -206,7 +224,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
             hopper::start_box(few_tiles + i * S::kFewBytes, few, depth, 0, full);
           } else {
             // each block's barrier hears of all rows, which come from all sharers
-            const int rows = S::kRows / sharers.count, row = sharers.own * rows;
+            const int rows = S::kRows >> (__ffs(sharers.count) - 1), row = sharers.own * rows;
             const auto blocks = static_cast<uint16_t>(((1 << sharers.count) - 1) << sharers.first);
             hopper::start_box_in(blocks, few_tiles + i * S::kFewBytes + row * 128, few, depth, row, full);
           }
@@ -386,11 +404,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
   extern __shared__ unsigned char raw[];
   const Ring<S> ring(raw, plan.stages);
   const int group = wgmma::warpgroup(), blocks = cluster_blocks(), block = cluster_block(), count = S::kShares ? plan.sharers : 1;
-  const int parts = blocks / count, part = block / count;
-  const Sharers sharers{count, part * count, block % count};
-  const int col0 = (static_cast<int>(blockIdx.x) / blocks * count + sharers.own) * S::kColumns;
-  const int each = plan.steps / parts, more = plan.steps % parts;  // the first parts have a step more
-  const int first = part * each + min(part, more), last = first + each + (part < more);
+  const int shift = __ffs(count) - 1, parts = blocks >> shift, part = block >> shift;
+  const Sharers sharers{count, part << shift, block & (count - 1)};
+  const int cluster = static_cast<int>(blockIdx.x) >> (__ffs(blocks) - 1), col0 = ((cluster << shift) + sharers.own) * S::kColumns;
+  const int first = part * plan.steps + min(part, plan.more), last = first + plan.steps + (part < plan.more);
   if (threadIdx.x == 0) {
     hopper::prefetch_map(&wide);
     hopper::prefetch_map(&few);
@@ -488,8 +505,8 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
   const int ring = wanted.ring > 0 ? wanted.ring : ring_for(tiles, processors);
   const int stages = std::max(2, ring * 1024 / S::kStageBytes), shared = S::shared_bytes(stages);
   const int parts = wanted.parts > 0 ? wanted.parts : parts_for<S>(kernel, tiles, steps, sharers, stages, processors);
-  OPFORGE_CHECK(parts * sharers <= kMaxBlocks, ValueError, parts, " parts of k by ", sharers, " sharers of a are more blocks than the ", kMaxBlocks,
-                " of a cluster; lower PARTS or SHARE");
+  OPFORGE_CHECK(parts * sharers <= kMaxBlocks && (parts & (parts - 1)) == 0 && (sharers & (sharers - 1)) == 0, ValueError, parts, " parts of k by ",
+                sharers, " sharers of a: must be powers of two and together at most the ", kMaxBlocks, " blocks of a cluster; lower PARTS or SHARE");
   resident_clusters(kernel, parts * sharers, S::kThreads, shared);  // prepares the kernel for its shared memory
   const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kAlongN ? S::kDeep * kBox : kBox, sizeof(T));
   const CUtensorMap few = hopper::describe_matrix(a.data, hopper::kMapType<T>, lines_a.inner, lines_a.outer, lines_a.pitch, S::kRows / sharers, sizeof(T));
@@ -500,7 +517,7 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   if (S::kOverlap) ++config.numAttrs;
-  const Plan plan{static_cast<int>(steps), sharers, stages};
+  const Plan plan{static_cast<int>(steps) / parts, static_cast<int>(steps) % parts, sharers, stages};
   check_cuda(cudaLaunchKernelEx(&config, kernel, wide, few, target_of<TOut>(c), plan, promote), "product_stream");
 }
 

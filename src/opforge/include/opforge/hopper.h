@@ -153,8 +153,6 @@ __device__ __forceinline__ void arrive_at(Barrier* barrier, uint32_t rank) {
       "r"(rank)
       : "memory");
 }
-/// Asks the second-level cache for what lies there.
-__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 /// Starts copying a float to shared memory; the second counts at a barrier when what this thread started before has arrived.
 __device__ __forceinline__ void start_float(float* target, const float* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(target)), "l"(source) : "memory");
@@ -188,20 +186,7 @@ __device__ __forceinline__ void start_box(void* target, const CUtensorMap* map, 
       "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer)
       : "memory");
 }
-/// How the second-level cache treats what is read once: it is the first to go.
-__device__ __forceinline__ uint64_t drop_first() {
-  uint64_t policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-__device__ __forceinline__ void start_box_dropped_first(void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
-          shared_address(target)),
-      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "l"(policy)
-      : "memory");
-}
-/// The same as start_box into every block of the cluster whose bit is set in `blocks`, each block's own barrier being told.
+/// The same into every block of the cluster whose bit is set in `blocks`, each block's own barrier being told.
 __device__ __forceinline__ void start_box_in(uint16_t blocks, void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
