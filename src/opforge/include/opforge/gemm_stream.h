@@ -471,14 +471,25 @@ __global__ void product_stream_plain(wgmma::Plain<T> a, wgmma::Plain<T> b, Targe
   c.data[row * c.row + col * c.col] = store_from_float<TOut>(sum * promote.scale(row, col));
 }
 
-/// Two sharers of a where 128 rows make it as large as b, and there are pairs of blocks enough.
+/// A shape as an argument.
 template <typename S>
-int sharers_for(int64_t tiles) {
-  return S::kRows == kMaxRows && tiles > 16 ? 2 : 1;
+struct Chosen {
+  using Shape = S;
+};
+
+/// How many multiprocessors the current device has.
+inline int multiprocessors() {
+  int device = 0, processors = 0;
+  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDevAttrMultiProcessorCount");
+  return processors;
 }
 
-/// KB of the ring: 200, or 100 where tiles are more than multiprocessors, so that two blocks fit one.
-inline int ring_for(int64_t tiles, int processors) { return tiles > processors ? 100 : 200; }
+/// More tiles of 128 columns than multiprocessors: with 128 rows, two blocks on each, four of a cluster sharing a, are fastest.
+template <typename S>
+bool crowded(int64_t tiles, int processors) {
+  return sizeof(typename S::Element) == 2 && S::kRows == kMaxRows && S::kDeep == 1 && S::kColumns == 128 && tiles > processors;
+}
 
 /// Parts of k: as many as blocks of all tiles run at once, one on each multiprocessor, and no part shorter than four steps.
 template <typename S, typename Kernel>
@@ -490,6 +501,18 @@ int parts_for(Kernel kernel, int64_t tiles, int64_t steps, int sharers, int stag
   return parts;
 }
 
+/// Sharers of a: four or two where all clusters run at once, one elsewhere. Blocks that wait for the slowest of a cluster lose what they save, except where
+/// an element of b is a byte, its products are many for the time that it takes to come, and no scales come beside it.
+template <typename S, typename Kernel>
+int sharers_for(Kernel kernel, int64_t tiles, int parts, int stages) {
+  if (sizeof(typename S::Element) == 2 || S::kScaled || S::kRows < kMaxRows) return 1;
+  for (int sharers = 4; sharers > 1; sharers /= 2) {
+    const int64_t groups = ceil_div(tiles, static_cast<int64_t>(sharers));
+    if (parts * sharers <= kMaxBlocks && sharers <= tiles && groups <= resident_clusters(kernel, parts * sharers, S::kThreads, S::shared_bytes(stages))) return sharers;
+  }
+  return 1;
+}
+
 // The kernel of one shape.
 template <typename S, bool kAlongN, typename TOut, typename Promotion>
 void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const wgmma::Lines& lines_b, const Matrix& c, const Wanted& wanted,
@@ -497,14 +520,13 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
   using T = typename S::Element;
   static_assert(S::shared_bytes(2) <= 232448, "the ring and the sums fit shared memory");
   const auto kernel = product_stream<S, kAlongN, TOut, Promotion>;
-  int device = 0, processors = 0;
-  check_cuda(cudaGetDevice(&device), "cudaGetDevice");
-  check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDevAttrMultiProcessorCount");
+  const int processors = multiprocessors();
   const int64_t tiles = ceil_div(c.cols, static_cast<int64_t>(S::kColumns)), steps = ceil_div(a.cols, static_cast<int64_t>(S::kDepth));
-  const int sharers = !S::kShares ? 1 : wanted.sharers > 0 ? wanted.sharers : sharers_for<S>(tiles);
-  const int ring = wanted.ring > 0 ? wanted.ring : ring_for(tiles, processors);
+  const int given = !S::kShares ? 1 : wanted.sharers > 0 ? wanted.sharers : crowded<S>(tiles, processors) ? 4 : 0;
+  const int ring = wanted.ring > 0 ? wanted.ring : crowded<S>(tiles, processors) ? 100 : 200;
   const int stages = std::max(2, ring * 1024 / S::kStageBytes), shared = S::shared_bytes(stages);
-  const int parts = wanted.parts > 0 ? wanted.parts : parts_for<S>(kernel, tiles, steps, sharers, stages, processors);
+  const int parts = wanted.parts > 0 ? wanted.parts : parts_for<S>(kernel, tiles, steps, std::max(1, given), stages, processors);
+  const int sharers = given > 0 ? given : sharers_for<S>(kernel, tiles, parts, stages);
   OPFORGE_CHECK(parts * sharers <= kMaxBlocks && (parts & (parts - 1)) == 0 && (sharers & (sharers - 1)) == 0, ValueError, parts, " parts of k by ",
                 sharers, " sharers of a: must be powers of two and together at most the ", kMaxBlocks, " blocks of a cluster; lower PARTS or SHARE");
   resident_clusters(kernel, parts * sharers, S::kThreads, shared);  // prepares the kernel for its shared memory
@@ -524,10 +546,10 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
 /// c = a b for few rows, with the TMA where it can address both operands, and a with its terms side by side; slowly elsewhere.  The matrices
 /// have been checked.
 ///
-/// Sized<rows>  the Shape for so many rows
-template <template <int> class Sized, typename TOut, typename Promotion>
+/// Sizes::choose<rows>(n, visit)  visits the Chosen Shape for so many rows, and n columns
+template <typename Sizes, typename TOut, typename Promotion>
 void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, const Wanted& wanted, cudaStream_t stream, const Promotion& promote) {
-  using T = typename Sized<8>::Element;
+  using T = typename Sizes::Element;
   OPFORGE_CHECK(c.rows <= kMaxRows, ValueError, c.name, " has ", c.rows, " rows: this kernel takes up to ", kMaxRows, "; use cuda_wgmma");
   const wgmma::Lines lines_a = wgmma::lines_of(a, sizeof(T)), lines_b = wgmma::lines_of(b, sizeof(T));
   const bool terms_together = lines_a.addressable && !lines_a.transposed, readable = lines_b.addressable && (sizeof(T) == 2 || lines_b.transposed);
@@ -539,11 +561,13 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, const Wan
     return check_cuda(cudaGetLastError(), "product_stream_plain");
   }
   const auto sized = [&](auto rows) {
-    using S = Sized<decltype(rows)::value>;
-    if constexpr (sizeof(T) == 2) {
-      if (!lines_b.transposed) return launch<S, true, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
-    }
-    launch<S, false, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
+    Sizes::template choose<decltype(rows)::value>(c.cols, [&](auto chosen) {
+      using S = typename decltype(chosen)::Shape;
+      if constexpr (sizeof(T) == 2) {
+        if (!lines_b.transposed) return launch<S, true, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
+      }
+      launch<S, false, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
+    });
   };
   if (c.rows <= 8) return sized(std::integral_constant<int, 8>());
   if (c.rows <= 16) return sized(std::integral_constant<int, 16>());

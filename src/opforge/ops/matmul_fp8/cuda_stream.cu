@@ -10,7 +10,7 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "k % 16 == 0", both_in_e4m3 = "dtype == 'float8_e4m3fn' and b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
 space = {COLUMNS = [64, 128], RING = [0, 64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [0, 1, 2, 4], APART = [0, 1], OVERLAP = [0, 1]}
-default = {COLUMNS = 128, RING = 200, PARTS = 0, SHARE = 1, APART = 0, OVERLAP = 1}
+default = {COLUMNS = 128, RING = 200, PARTS = 0, SHARE = 0, APART = 0, OVERLAP = 1}
 limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_has_8_blocks = "PARTS * SHARE <= 8", many_rows_are_shared = "SHARE <= 1 or m > 32"}
 */
 #include "opforge/fp8_scales.h"
@@ -27,7 +27,7 @@ limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_ha
 #define PARTS 0
 #endif
 #ifndef SHARE
-#define SHARE 1
+#define SHARE 0
 #endif
 #ifndef APART
 #define APART 0
@@ -69,8 +69,11 @@ struct Scaled {
 
 template <bool scaled>
 struct Sizes {
-  template <int rows>
-  using Shape = stream::Shape<opforge::float8_e4m3_t, COLUMNS, rows, scaled, OVERLAP, 1, true, false, APART>;
+  using Element = opforge::float8_e4m3_t;
+  template <int rows, typename Visit>
+  static void choose(int64_t, const Visit& visit) {
+    visit(stream::Chosen<stream::Shape<Element, COLUMNS, rows, scaled, OVERLAP, 1, true, false, APART>>());
+  }
 };
 
 constexpr stream::Wanted kWanted{PARTS, SHARE, RING};
@@ -79,9 +82,9 @@ template <typename TOut>
 void product_of(const opforge::Fp8Product& call, cudaStream_t where) {
   const opforge::Matrix b = call.b.transposed();
   if (call.blockwise) {
-    stream::launch_product<Sizes<true>::Shape, TOut>(call.a, b, call.y, kWanted, where, Scaled{call.scale_a, call.scale_b});
+    stream::launch_product<Sizes<true>, TOut>(call.a, b, call.y, kWanted, where, Scaled{call.scale_a, call.scale_b});
   } else {
-    stream::launch_product<Sizes<false>::Shape, TOut>(call.a, b, call.y, kWanted, where, Moved{call.scale_a, call.scale_b});
+    stream::launch_product<Sizes<false>, TOut>(call.a, b, call.y, kWanted, where, Moved{call.scale_a, call.scale_b});
   }
 }
 
