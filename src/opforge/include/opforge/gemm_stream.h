@@ -85,15 +85,14 @@ constexpr int kMaxRows = 128, kMaxParts = 8, kMaxBlocks = 8;  // rows of c, part
 /// deep        128 bytes of terms in a step: 1, or 2 (16-bit elements alone)
 /// behind      a step's room is handed back when the products of the next are under way, not when its own have ended
 /// once        b is the first that the second-level cache drops
-/// apart       where a is shared, b and a have a warp each to load them, so that b does not wait for a slot of other blocks
-template <typename T, int columns, int rows, bool scaled, bool overlap, int deep = 1, bool behind = true, bool once = false, bool apart = false>
+template <typename T, int columns, int rows, bool scaled, bool overlap, int deep = 1, bool behind = true, bool once = false>
 struct Shape {
   using Element = T;
   static constexpr int kDeep = deep, kDepth = deep * 128 / sizeof(T);  // terms per step
   static constexpr int kColumns = columns, kRows = rows, kWarpgroups = columns / kBox;
   // a of so many rows is worth sharing, in whole groups of eight rows
-  static constexpr bool kShares = rows >= 64, kApart = kShares && apart;
-  static constexpr int kThreads = 128 * kWarpgroups + (kApart ? 64 : 32);
+  static constexpr bool kShares = rows >= 64;
+  static constexpr int kThreads = 128 * kWarpgroups + 32;
   static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes);
   // the sums of a block: those of a row side by side, rows so far apart that the lanes of a warp write to different banks
   static constexpr int kPitch = columns + 4, kSumBytes = rows * kPitch * static_cast<int>(sizeof(float));
@@ -102,7 +101,7 @@ struct Shape {
   // the ring and behind it each step's scales and barriers; from the ring's start at a multiple of 1024
   __host__ __device__ static constexpr int ring_bytes(int stages) { return stages * kStageBytes > kSumBytes ? stages * kStageBytes : kSumBytes; }
   static constexpr int shared_bytes(int stages) {
-    return ring_bytes(stages) + stages * (kScales * static_cast<int>(sizeof(float)) + (kApart ? 3 : 2) * static_cast<int>(sizeof(Barrier))) + 1024;
+    return ring_bytes(stages) + stages * (kScales * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(Barrier))) + 1024;
   }
   // two blocks on a multiprocessor where registers allow it: the next kernel's may wait there, if both rings have room
   static constexpr int kBlocks = 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
@@ -160,8 +159,8 @@ template <typename S>
 struct Ring {
   unsigned char* tiles;
   float* scales;
-  // a slot's bytes have come; nobody reads it in any block that its rows of a go to; nobody in this block
-  Barrier *full, *empty, *own;
+  // a slot's bytes have come; nobody reads it in any block that its rows of a go to
+  Barrier *full, *empty;
   int stages;
 
   __device__ __forceinline__ Ring(unsigned char* raw, int stages)
@@ -169,7 +168,6 @@ struct Ring {
         scales(reinterpret_cast<float*>(tiles + S::ring_bytes(stages))),
         full(reinterpret_cast<Barrier*>(scales + stages * S::kScales)),
         empty(full + stages),
-        own(S::kApart ? empty + stages : empty),
         stages(stages) {}
 };
 
@@ -178,9 +176,8 @@ struct Sharers {
   int count, first, own;
 };
 
-// One warp fills the ring with the steps from `first` to `last`: 64-column boxes of b (kWide), then the rows of a, or of its share of a for all that
-// share it, and the scales (kFew).
-template <typename S, bool kAlongN, bool kWide, bool kFew, typename Promotion>
+// One warp fills the ring with the steps from `first` to `last`: 64-column boxes of b, then the rows of a, or its share of them for all that share a.
+template <typename S, bool kAlongN, typename Promotion>
 __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* wide, const CUtensorMap* few, int col0, int first, int last,
                                         const Sharers& sharers, const Promotion& promote) {
   const int lane = threadIdx.x % 32;
@@ -201,14 +198,13 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
   int slot = 0;
   uint32_t phase = 0;
   for (int step = first; step < last; ++step) {
-    if ((S::kScaled && kFew) || lane == 0) {
-      hopper::wait(kFew ? &ring.empty[slot] : &ring.own[slot], phase ^ 1);
+    if (S::kScaled || lane == 0) {
+      hopper::wait(&ring.empty[slot], phase ^ 1);
       Barrier* full = &ring.full[slot];
       if (lane == 0) {
-        constexpr int kAllFew = S::kDeep * S::kFewBytes;
-        hopper::arrive_expecting(full, (kWide ? S::kStageBytes - kAllFew : 0) + (kFew ? kAllFew : 0));
+        hopper::arrive_expecting(full, S::kStageBytes);
         unsigned char* tiles = ring.tiles + slot * S::kStageBytes;
-        if (kWide) boxes(step, [&](int i, int inner, int outer) {
+        boxes(step, [&](int i, int inner, int outer) {
           unsigned char* target = tiles + i * (S::kDeep / kEach) * kBoxBytes;
           if constexpr (S::kOnce) {
             hopper::start_box_dropped_first(target, wide, inner, outer, full, policy);
@@ -218,7 +214,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
         });
         unsigned char* few_tiles = tiles + S::kWarpgroups * S::kDeep * kBoxBytes;
 #pragma unroll
-        for (int i = 0; i < (kFew ? S::kDeep : 0); ++i) {
+        for (int i = 0; i < S::kDeep; ++i) {
           const int depth = step * S::kDepth + i * (S::kDepth / S::kDeep);
           if (sharers.count == 1) {
             hopper::start_box(few_tiles + i * S::kFewBytes, few, depth, 0, full);
@@ -230,7 +226,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
           }
         }
       }
-      if constexpr (S::kScaled && kFew) {
+      if constexpr (S::kScaled) {
         float* scales = ring.scales + slot * S::kScales;
         for (int i = lane; i < S::kRows; i += 32) hopper::start_float(scales + i, promote.of_row(i, step));
         if (lane < S::kWarpgroups) hopper::start_float(scales + S::kRows + lane, promote.of_column(col0 + lane * kBox, step));
@@ -266,7 +262,6 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   // Told of a slot are only those who will fill it once more: nothing is on its way to a block that may have ended.
   const auto hand_back = [&](int step, int slot) {
     if (step + ring.stages >= steps) return;
-    if (S::kApart && thread == 0) hopper::arrive(&ring.own[slot]);
     if (sharers.count > 1) {
       if (thread < sharers.count) hopper::arrive_at(&ring.empty[slot], sharers.first + thread);
     } else if (thread == 0) {
@@ -412,9 +407,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     hopper::prefetch_map(&wide);
     hopper::prefetch_map(&few);
     for (int i = 0; i < ring.stages; ++i) {
-      hopper::init_barrier(&ring.full[i], (S::kScaled ? 33 : 1) + S::kApart);
+      hopper::init_barrier(&ring.full[i], S::kScaled ? 33 : 1);
       hopper::init_barrier(&ring.empty[i], S::kWarpgroups * count);
-      if (S::kApart) hopper::init_barrier(&ring.own[i], S::kWarpgroups);
     }
     hopper::publish_barriers();
   }
@@ -426,15 +420,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
     __syncthreads();
   }
   if (group == S::kWarpgroups) {
-    if constexpr (S::kApart) {
-      if (threadIdx.x < S::kThreads - 32) {
-        produce<S, kAlongN, true, false>(ring, &wide, &few, col0, first, last, sharers, promote);
-      } else {
-        produce<S, kAlongN, false, true>(ring, &wide, &few, col0, first, last, sharers, promote);
-      }
-    } else {
-      produce<S, kAlongN, true, true>(ring, &wide, &few, col0, first, last, sharers, promote);
-    }
+    produce<S, kAlongN>(ring, &wide, &few, col0, first, last, sharers, promote);
   } else {
     if (S::kOverlap) hopper::wait_for_kernels_before();
     promote.warm(threadIdx.x, col0 + threadIdx.x);
@@ -485,32 +471,22 @@ inline int multiprocessors() {
   return processors;
 }
 
-/// More tiles of 128 columns than multiprocessors: with 128 rows, two blocks on each, four of a cluster sharing a, are fastest.
+/// More tiles of 128 columns than multiprocessors, and 128 rows in short steps: two blocks on each, with a ring of 100 KB, are fastest.
 template <typename S>
 bool crowded(int64_t tiles, int processors) {
   return sizeof(typename S::Element) == 2 && S::kRows == kMaxRows && S::kDeep == 1 && S::kColumns == 128 && tiles > processors;
 }
 
-/// Parts of k: as many as blocks of all tiles run at once, one on each multiprocessor, and no part shorter than four steps.
+/// Parts of k: as many as blocks of all tiles run at once, one on each multiprocessor (of 64 columns on every other one, because adding up takes longer
+/// than fewer blocks do), and no part shorter than four steps.
 template <typename S, typename Kernel>
 int parts_for(Kernel kernel, int64_t tiles, int64_t steps, int sharers, int stages, int processors) {
+  constexpr int kNext = S::kColumns == 64 ? 4 : 2;
   const int64_t groups = ceil_div(tiles, static_cast<int64_t>(sharers));
   int parts = 1;
-  while (parts < kMaxParts / sharers && 2 * parts * tiles <= processors && 8 * parts <= steps) parts *= 2;
+  while (parts < kMaxParts / sharers && kNext * parts * tiles <= processors && 8 * parts <= steps) parts *= 2;
   while (parts > 1 && groups > resident_clusters(kernel, parts * sharers, S::kThreads, S::shared_bytes(stages))) parts /= 2;
   return parts;
-}
-
-/// Sharers of a: four or two where all clusters run at once, one elsewhere. Blocks that wait for the slowest of a cluster lose what they save, except where
-/// an element of b is a byte, its products are many for the time that it takes to come, and no scales come beside it.
-template <typename S, typename Kernel>
-int sharers_for(Kernel kernel, int64_t tiles, int parts, int stages) {
-  if (sizeof(typename S::Element) == 2 || S::kScaled || S::kRows < kMaxRows) return 1;
-  for (int sharers = 4; sharers > 1; sharers /= 2) {
-    const int64_t groups = ceil_div(tiles, static_cast<int64_t>(sharers));
-    if (parts * sharers <= kMaxBlocks && sharers <= tiles && groups <= resident_clusters(kernel, parts * sharers, S::kThreads, S::shared_bytes(stages))) return sharers;
-  }
-  return 1;
 }
 
 // The kernel of one shape.
@@ -522,11 +498,13 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
   const auto kernel = product_stream<S, kAlongN, TOut, Promotion>;
   const int processors = multiprocessors();
   const int64_t tiles = ceil_div(c.cols, static_cast<int64_t>(S::kColumns)), steps = ceil_div(a.cols, static_cast<int64_t>(S::kDepth));
-  const int given = !S::kShares ? 1 : wanted.sharers > 0 ? wanted.sharers : crowded<S>(tiles, processors) ? 4 : 0;
-  const int ring = wanted.ring > 0 ? wanted.ring : crowded<S>(tiles, processors) ? 100 : 200;
+  const bool two = crowded<S>(tiles, processors);
+  const int ring = wanted.ring > 0 ? wanted.ring : two ? 100 : 200;
   const int stages = std::max(2, ring * 1024 / S::kStageBytes), shared = S::shared_bytes(stages);
-  const int parts = wanted.parts > 0 ? wanted.parts : parts_for<S>(kernel, tiles, steps, std::max(1, given), stages, processors);
-  const int sharers = given > 0 ? given : sharers_for<S>(kernel, tiles, parts, stages);
+  int sharers = S::kShares ? std::max(1, wanted.sharers) : 1;
+  // four share a where all clusters run at once; a second round costs more than it saves
+  if (two && wanted.sharers == 0 && ceil_div(tiles, int64_t{4}) <= resident_clusters(kernel, 4, S::kThreads, shared)) sharers = 4;
+  const int parts = wanted.parts > 0 ? wanted.parts : two ? 1 : parts_for<S>(kernel, tiles, steps, sharers, stages, processors);
   OPFORGE_CHECK(parts * sharers <= kMaxBlocks && (parts & (parts - 1)) == 0 && (sharers & (sharers - 1)) == 0, ValueError, parts, " parts of k by ",
                 sharers, " sharers of a: must be powers of two and together at most the ", kMaxBlocks, " blocks of a cluster; lower PARTS or SHARE");
   resident_clusters(kernel, parts * sharers, S::kThreads, shared);  // prepares the kernel for its shared memory

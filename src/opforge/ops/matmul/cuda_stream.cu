@@ -1,6 +1,6 @@
 // Few rows: b streams from memory through a ring of TMA boxes into wgmma, k split among the blocks of a cluster, parts added through its shared memory.
 //
-// moves     b once; a once for each block of columns, from the second-level cache
+// moves     b once; a once for each block of columns, or for SHARE of them, from the second-level cache
 // idea      the sides are exchanged, because wgmma's first is never shorter than 64: columns of c are its rows. What limits is how many
 //           bytes are under way: the ring has RING KB on every multiprocessor, where Little's law asks for about 32
 // code      opforge/gemm_stream.h, which ../matmul_fp8 has too
@@ -11,15 +11,15 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {COLUMNS = [0, 64, 128, 256], RING = [0, 64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [0, 1, 2, 4], OVERLAP = [0, 1], DEEP = [0, 1, 2], BEHIND = [0, 1], ONCE = [0, 1], APART = [0, 1]}
-default = {COLUMNS = 0, RING = 0, PARTS = 0, SHARE = 0, OVERLAP = 1, DEEP = 0, BEHIND = 0, ONCE = 0, APART = 0}
+space = {COLUMNS = [0, 64, 128, 256], RING = [0, 64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [0, 1, 2, 4], OVERLAP = [0, 1], DEEP = [0, 1, 2], BEHIND = [0, 1], ONCE = [0, 1]}
+default = {COLUMNS = 0, RING = 0, PARTS = 0, SHARE = 0, OVERLAP = 1, DEEP = 0, BEHIND = 0, ONCE = 0}
 limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_has_8_blocks = "PARTS * SHARE <= 8", many_rows_are_shared = "SHARE <= 1 or m > 32", a_step_goes_with_its_columns = "(COLUMNS == 0) == (DEEP == 0)"}
 */
 #include "opforge/gemm_stream.h"
 
-// Tunable: columns of c in a block; KB of the ring, parts of k, blocks that share a (0 in these: by shape); whether blocks may start while the kernel before
-// runs, how often 64 terms a step has, whether a step is handed back only when the next is under way, whether
-// b is the first that the second-level cache drops, whether b and a shared a have a loading warp each.
+// Tunable: columns of c in a block, how often 64 terms a step has, whether a step is handed back only when the next is under way (together by shape, where
+// COLUMNS is 0); KB of the ring, parts of k, blocks that share a (by shape where 0); whether blocks may start while the kernel before runs, whether b is the
+// first that the second-level cache drops.
 #ifndef COLUMNS
 #define COLUMNS 0
 #endif
@@ -31,9 +31,6 @@ limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_ha
 #endif
 #ifndef SHARE
 #define SHARE 0
-#endif
-#ifndef APART
-#define APART 0
 #endif
 #ifndef OVERLAP
 #define OVERLAP 1
@@ -56,7 +53,7 @@ template <typename T>
 struct Sizes {
   using Element = T;
   template <int rows, int columns, int deep, bool behind>
-  using Of = stream::Chosen<stream::Shape<T, columns, rows, false, OVERLAP, deep, behind, ONCE, APART>>;
+  using Of = stream::Chosen<stream::Shape<T, columns, rows, false, OVERLAP, deep, behind, ONCE>>;
 
   template <int rows, typename Visit>
   static void choose([[maybe_unused]] int64_t n, const Visit& visit) {

@@ -9,14 +9,14 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "k % 16 == 0", both_in_e4m3 = "dtype == 'float8_e4m3fn' and b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {COLUMNS = [64, 128], RING = [0, 64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [0, 1, 2, 4], APART = [0, 1], OVERLAP = [0, 1]}
-default = {COLUMNS = 128, RING = 200, PARTS = 0, SHARE = 0, APART = 0, OVERLAP = 1}
+space = {COLUMNS = [64, 128], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [1, 2, 4], OVERLAP = [0, 1]}
+default = {COLUMNS = 128, RING = 200, PARTS = 0, SHARE = 1, OVERLAP = 1}
 limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_has_8_blocks = "PARTS * SHARE <= 8", many_rows_are_shared = "SHARE <= 1 or m > 32"}
 */
 #include "opforge/fp8_scales.h"
 #include "opforge/gemm_stream.h"
 
-// Tunable: columns of y in a block; KB of the ring, parts of k, blocks that share a (0 in these: by shape); whether blocks may start while the kernel before runs.
+// Tunable: columns of y in a block, KB of the ring, parts of k (0: as many as suit), blocks that share a, whether blocks may start while the kernel before runs.
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
@@ -27,10 +27,7 @@ limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_ha
 #define PARTS 0
 #endif
 #ifndef SHARE
-#define SHARE 0
-#endif
-#ifndef APART
-#define APART 0
+#define SHARE 1
 #endif
 #ifndef OVERLAP
 #define OVERLAP 1
@@ -72,7 +69,7 @@ struct Sizes {
   using Element = opforge::float8_e4m3_t;
   template <int rows, typename Visit>
   static void choose(int64_t, const Visit& visit) {
-    visit(stream::Chosen<stream::Shape<Element, COLUMNS, rows, scaled, OVERLAP, 1, true, false, APART>>());
+    visit(stream::Chosen<stream::Shape<Element, COLUMNS, rows, scaled, OVERLAP>>());
   }
 };
 
