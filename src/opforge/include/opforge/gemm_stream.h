@@ -503,7 +503,7 @@ void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const
   const int stages = std::max(2, ring * 1024 / S::kStageBytes), shared = S::shared_bytes(stages);
   int sharers = S::kShares ? std::max(1, wanted.sharers) : 1;
   // four share a where all clusters run at once; a second round costs more than it saves
-  if (two && wanted.sharers == 0 && ceil_div(tiles, int64_t{4}) <= resident_clusters(kernel, 4, S::kThreads, shared)) sharers = 4;
+  if (two && wanted.sharers == 0 && wanted.parts <= 1 && ceil_div(tiles, int64_t{4}) <= resident_clusters(kernel, 4, S::kThreads, shared)) sharers = 4;
   const int parts = wanted.parts > 0 ? wanted.parts : two ? 1 : parts_for<S>(kernel, tiles, steps, sharers, stages, processors);
   OPFORGE_CHECK(parts * sharers <= kMaxBlocks && (parts & (parts - 1)) == 0 && (sharers & (sharers - 1)) == 0, ValueError, parts, " parts of k by ",
                 sharers, " sharers of a: must be powers of two and together at most the ", kMaxBlocks, " blocks of a cluster; lower PARTS or SHARE");
