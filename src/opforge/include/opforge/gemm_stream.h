@@ -4,7 +4,8 @@
 // so the sides are exchanged: 64 columns of c are its rows, and 8 to 128 rows of c its columns.  A warpgroup holds the sums of 64
 // columns.  One warp keeps a ring of steps full by TMA.  Blocks of a cluster take parts of k; each leaves its sums in shared memory,
 // reads the others' sums of its share of the columns there, and adds them up in the order of the parts: the same bits at every call,
-// no second kernel, no atomics.  sm_90a alone.
+// no second kernel, no atomics.  With many rows a is as large as b in every block: neighbours in the columns can share it, each
+// loading some of its rows for all (multicast).  sm_90a alone.
 #ifndef OPFORGE_GEMM_STREAM_H_
 #define OPFORGE_GEMM_STREAM_H_
 
@@ -50,6 +51,23 @@ OPFORGE_PRODUCT8(float8_e4m3_t, "e4m3.e4m3", 16, OPFORGE_REGISTERS16, OPFORGE_TA
 OPFORGE_PRODUCT(half_t, "f16", 32, OPFORGE_REGISTERS32, OPFORGE_TAIL32, OPFORGE_SUMS32)
 OPFORGE_PRODUCT(bfloat16_t, "bf16", 32, OPFORGE_REGISTERS32, OPFORGE_TAIL32, OPFORGE_SUMS32)
 OPFORGE_PRODUCT8(float8_e4m3_t, "e4m3.e4m3", 32, OPFORGE_REGISTERS32, OPFORGE_TAIL32, OPFORGE_SUMS32)
+
+/// How the second-level cache treats what is read once: it is the first to go.
+__device__ __forceinline__ uint64_t drop_first() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+/// start_box with such a policy.
+__device__ __forceinline__ void start_box_dropped_first(void* target, const CUtensorMap* map, int inner, int outer, Barrier* barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+          shared_address(target)),
+      "l"(map), "r"(shared_address(barrier)), "r"(inner), "r"(outer), "l"(policy)
+      : "memory");
+}
+/// Asks the second-level cache for what lies there.
+__device__ __forceinline__ void prefetch(const void* address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 }  // namespace hopper
 
 namespace stream {
@@ -58,30 +76,50 @@ using hopper::Barrier;
 using hopper::kBox;
 using hopper::kBoxBytes;
 
-constexpr int kMaxRows = 128, kMaxParts = 8;
+constexpr int kMaxRows = 128, kMaxParts = 8, kMaxBlocks = 8;  // rows of c, parts of k, blocks of a cluster
 
 /// Everything that follows from the elements (16 or 8 bits) and the sizes.
 ///
-/// columns     of c in a block           ring_bytes  about how many bytes of both operands are under way or waiting
-/// rows        of c: 8, 16, 32, 64, 128  scaled      a step's scales come through the ring too
+/// columns     of c in a block           scaled   a step's scales come through the ring too
+/// rows        of c: 8, 16, 32, 64, 128  overlap  blocks may start while the kernel before runs
 /// deep        128 bytes of terms in a step: 1, or 2 (16-bit elements alone)
-/// overlap     blocks may start while the kernel before runs
-template <typename T, int columns, int rows, int ring_bytes, bool scaled, bool overlap, int deep = 1>
+/// behind      a step's room is handed back when the products of the next are under way, not when its own have ended
+/// once        b is the first that the second-level cache drops
+template <typename T, int columns, int rows, bool scaled, bool overlap, int deep = 1, bool behind = true, bool once = false>
 struct Shape {
   using Element = T;
   static constexpr int kDeep = deep, kDepth = deep * 128 / sizeof(T);  // terms per step
-  static constexpr int kColumns = columns, kRows = rows, kWarpgroups = columns / kBox, kThreads = 128 * kWarpgroups + 32;
-  static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes), kStages = std::max(2, ring_bytes / kStageBytes);
+  static constexpr int kColumns = columns, kRows = rows, kWarpgroups = columns / kBox;
+  // a of so many rows is worth sharing, in whole groups of eight rows
+  static constexpr bool kShares = rows >= 64;
+  static constexpr int kThreads = 128 * kWarpgroups + 32;
+  static constexpr int kFewBytes = rows * 128, kStageBytes = deep * (columns * 128 + kFewBytes);
   // the sums of a block: those of a row side by side, rows so far apart that the lanes of a warp write to different banks
   static constexpr int kPitch = columns + 4, kSumBytes = rows * kPitch * static_cast<int>(sizeof(float));
-  static constexpr int kRingBytes = std::max(kStages * kStageBytes, kSumBytes);
-  static constexpr bool kScaled = scaled, kOverlap = overlap;
+  static constexpr bool kScaled = scaled, kOverlap = overlap, kBehind = behind, kOnce = once;
   static constexpr int kScales = scaled ? rows + (kWarpgroups + 1) / 2 * 2 : 0;  // of a step: one for each row, one for 64 columns; an even number
-  static constexpr int kSharedBytes = kRingBytes + kStages * (kScales * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(Barrier))) + 1024;
-  // two blocks on a multiprocessor where their rings allow it: the next kernel's may wait there
-  static constexpr int kBlocks = 2 * (kSharedBytes + 1024) <= 233472 && 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
-  static_assert(kSharedBytes <= 232448, "the ring and the sums fit shared memory");
+  // the ring and behind it each step's scales and barriers; from the ring's start at a multiple of 1024
+  __host__ __device__ static constexpr int ring_bytes(int stages) { return stages * kStageBytes > kSumBytes ? stages * kStageBytes : kSumBytes; }
+  static constexpr int shared_bytes(int stages) {
+    return ring_bytes(stages) + stages * (kScales * static_cast<int>(sizeof(float)) + 2 * static_cast<int>(sizeof(Barrier))) + 1024;
+  }
+  // two blocks on a multiprocessor where registers allow it: the next kernel's may wait there, if both rings have room
+  static constexpr int kBlocks = 2 * kThreads * (rows + 56) <= 65536 ? 2 : 1;
   static_assert(deep == 1 || sizeof(T) == 2, "8-bit products move their sums after every 128 terms");
+};
+
+/// What is chosen for a launch.
+///
+/// steps    of a part of k; the first `more` parts have one more
+/// sharers  blocks of neighbouring columns that share a: a power of two
+/// stages   steps that a ring holds
+struct Plan {
+  int steps, more, sharers, stages;
+};
+
+/// What a caller wants: parts of k, sharers of a, KB of the ring; 0 where the shape may decide.
+struct Wanted {
+  int parts, sharers, ring;
 };
 
 /// Where c is, and how: four neighbours of a row at once where addresses allow it.
@@ -102,6 +140,7 @@ Target<T> target_of(const Matrix& c) {
 /// Sums that stay in the tensor cores' registers from the first term to the last, stored as they are.
 struct Kept {
   static constexpr bool kEachStep = false, kScaled = false;
+  __device__ __forceinline__ void warm(int, int) const {}
   __device__ __forceinline__ float scale(int, int) const { return 1.0f; }
   __device__ __forceinline__ float weight(int, int, int) const { return 1.0f; }
 };
@@ -120,19 +159,27 @@ template <typename S>
 struct Ring {
   unsigned char* tiles;
   float* scales;
+  // a slot's bytes have come; nobody reads it in any block that its rows of a go to
   Barrier *full, *empty;
+  int stages;
 
-  __device__ __forceinline__ explicit Ring(unsigned char* raw)
+  __device__ __forceinline__ Ring(unsigned char* raw, int stages)
       : tiles(raw + (1024 - shared_address(raw) % 1024) % 1024),
-        scales(reinterpret_cast<float*>(tiles + S::kRingBytes)),
-        full(reinterpret_cast<Barrier*>(scales + S::kStages * S::kScales)),
-        empty(full + S::kStages) {}
+        scales(reinterpret_cast<float*>(tiles + S::ring_bytes(stages))),
+        full(reinterpret_cast<Barrier*>(scales + stages * S::kScales)),
+        empty(full + stages),
+        stages(stages) {}
 };
 
-// One warp fills the ring with the steps from `first` to `last`: 64-column boxes of b, then the rows of a.
+// The blocks of a cluster that share a: `count` of them from number `first` on; this one is `own` of those.
+struct Sharers {
+  int count, first, own;
+};
+
+// One warp fills the ring with the steps from `first` to `last`: 64-column boxes of b, then the rows of a, or its share of them for all that share a.
 template <typename S, bool kAlongN, typename Promotion>
 __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* wide, const CUtensorMap* few, int col0, int first, int last,
-                                        const Promotion& promote) {
+                                        const Sharers& sharers, const Promotion& promote) {
   const int lane = threadIdx.x % 32;
   // boxes of 64 columns: all of a step's terms, or where these are neighbours in memory 128 bytes of them
   constexpr int kEach = kAlongN ? 1 : S::kDeep;
@@ -143,6 +190,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
       kAlongN ? start(i, col, depth) : start(i, depth, col);
     }
   };
+  [[maybe_unused]] const uint64_t policy = S::kOnce ? hopper::drop_first() : 0;
   if (S::kOverlap) {
     hopper::let_next_kernel_start();
     hopper::wait_for_kernels_before();
@@ -158,11 +206,25 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
         unsigned char* tiles = ring.tiles + slot * S::kStageBytes;
         boxes(step, [&](int i, int inner, int outer) {
           unsigned char* target = tiles + i * (S::kDeep / kEach) * kBoxBytes;
-          hopper::start_box(target, wide, inner, outer, full);
+          if constexpr (S::kOnce) {
+            hopper::start_box_dropped_first(target, wide, inner, outer, full, policy);
+          } else {
+            hopper::start_box(target, wide, inner, outer, full);
+          }
         });
+        unsigned char* few_tiles = tiles + S::kWarpgroups * S::kDeep * kBoxBytes;
 #pragma unroll
-        for (int i = 0; i < S::kDeep; ++i)
-          hopper::start_box(tiles + S::kWarpgroups * S::kDeep * kBoxBytes + i * S::kFewBytes, few, step * S::kDepth + i * (S::kDepth / S::kDeep), 0, full);
+        for (int i = 0; i < S::kDeep; ++i) {
+          const int depth = step * S::kDepth + i * (S::kDepth / S::kDeep);
+          if (sharers.count == 1) {
+            hopper::start_box(few_tiles + i * S::kFewBytes, few, depth, 0, full);
+          } else {
+            // each block's barrier hears of all rows, which come from all sharers
+            const int rows = S::kRows >> (__ffs(sharers.count) - 1), row = sharers.own * rows;
+            const auto blocks = static_cast<uint16_t>(((1 << sharers.count) - 1) << sharers.first);
+            hopper::start_box_in(blocks, few_tiles + i * S::kFewBytes + row * 128, few, depth, row, full);
+          }
+        }
       }
       if constexpr (S::kScaled) {
         float* scales = ring.scales + slot * S::kScales;
@@ -171,7 +233,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
         hopper::arrive_when_copied(full);
       }
     }
-    if (++slot == S::kStages) {
+    if (++slot == ring.stages) {
       slot = 0;
       phase ^= 1;
     }
@@ -181,7 +243,7 @@ __device__ __forceinline__ void produce(const Ring<S>& ring, const CUtensorMap* 
 
 // A warpgroup multiplies its 64 columns of every step and leaves its sums where the ring was.
 template <typename S, bool kAlongN, typename Promotion>
-__device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int group) {
+__device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int group, const Sharers& sharers) {
   using T = typename S::Element;
   using Product = hopper::Product<T, S::kRows, kAlongN, false>;
   constexpr int kSums = S::kRows / 2;
@@ -197,6 +259,15 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   for (float& sum : sums) sum = 0.0f;
 #pragma unroll
   for (float& total : totals) total = 0.0f;
+  // Told of a slot are only those who will fill it once more: nothing is on its way to a block that may have ended.
+  const auto hand_back = [&](int step, int slot) {
+    if (step + ring.stages >= steps) return;
+    if (sharers.count > 1) {
+      if (thread < sharers.count) hopper::arrive_at(&ring.empty[slot], sharers.first + thread);
+    } else if (thread == 0) {
+      hopper::arrive(&ring.empty[slot]);
+    }
+  };
   int slot = 0, before = 0;
   uint32_t phase = 0;
   for (int step = 0; step < steps; ++step) {
@@ -211,33 +282,49 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
     hopper::close_products();
     hopper::hold(sums);
     if constexpr (Promotion::kEachStep) {
-      [[maybe_unused]] float2 rows[S::kScaled ? S::kRows / 8 : 1];
+      // 128 rows have their scales in two halves, because sums, totals and all scales are more registers than a thread has
+      constexpr int kHalves = S::kScaled && S::kRows == kMaxRows ? 2 : 1, kGroups = S::kRows / 8 / kHalves;
+      [[maybe_unused]] float2 rows[S::kScaled ? kGroups : 1];
       [[maybe_unused]] float by_column = 1.0f;
-      if constexpr (S::kScaled) {
-        const float* scales = ring.scales + slot * S::kScales;
+      [[maybe_unused]] const float* scales = ring.scales + slot * S::kScales;
+      const auto read_scales = [&](int half) {
+        if constexpr (S::kScaled) {
 #pragma unroll
-        for (int i = 0; i < S::kRows / 8; ++i) rows[i] = *reinterpret_cast<const float2*>(scales + i * 8 + thread % 4 * 2);
-        by_column = scales[S::kRows + group];
-      }
+          for (int i = 0; i < kGroups; ++i) rows[i] = *reinterpret_cast<const float2*>(scales + (half * kGroups + i) * 8 + thread % 4 * 2);
+        }
+      };
+      if constexpr (S::kScaled) by_column = scales[S::kRows + group];
+      read_scales(0);
       hopper::wait_for_products<0>();
       hopper::hold(sums);
-      if (S::kScaled) hopper::named_barrier(1 + group, 128);  // every thread has its scales
-      if (thread == 0) hopper::arrive(&ring.empty[slot]);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        if constexpr (S::kScaled) {
-          totals[i] = fmaf(sums[i], by_column * (i % 2 == 0 ? rows[i / 4].x : rows[i / 4].y), totals[i]);
-        } else {
-          totals[i] += sums[i];
+      for (int half = 0; half < kHalves; ++half) {
+        if (half > 0) read_scales(half);
+        if (half == kHalves - 1) {
+          if (S::kScaled) hopper::named_barrier(1 + group, 128);  // every thread has its scales
+          hand_back(step, slot);
+        }
+#pragma unroll
+        for (int j = 0; j < kGroups * 4; ++j) {
+          const int i = half * kGroups * 4 + j;
+          if constexpr (S::kScaled) {
+            totals[i] = fmaf(sums[i], by_column * (j % 2 == 0 ? rows[j / 4].x : rows[j / 4].y), totals[i]);
+          } else {
+            totals[i] += sums[i];
+          }
         }
       }
-    } else {
+    } else if constexpr (S::kBehind) {
       // the step before is done when only this one is under way
       hopper::wait_for_products<1>();
-      if (step > 0 && thread == 0) hopper::arrive(&ring.empty[before]);
+      if (step > 0) hand_back(step - 1, before);
       before = slot;
+    } else {
+      hopper::wait_for_products<0>();
+      hopper::hold(sums);
+      hand_back(step, slot);
     }
-    if (++slot == S::kStages) {
+    if (++slot == ring.stages) {
       slot = 0;
       phase ^= 1;
     }
@@ -258,75 +345,104 @@ __device__ __forceinline__ void consume(const Ring<S>& ring, int steps, int grou
   }
 }
 
-// kAlongN: b is stored row by row, so that columns of c are neighbours in memory.  A cluster has a block for each part of k.
+// This block's share of the columns, four at a time, from all parts in their order. Eight loads are under way, because those from other blocks take long.
+template <typename S, int kParts, typename TOut, typename Promotion>
+__device__ __forceinline__ void add_up(const float* sums, const Target<TOut>& c, int col0, int part, const Sharers& sharers, const Promotion& promote) {
+  constexpr int kShare = S::kColumns / kParts, kFours = kShare / 4, kAtOnce = kMaxParts / kParts;
+  const int all = min(c.m, S::kRows) * kFours;
+  for (int start = threadIdx.x; start < all; start += kAtOnce * S::kThreads) {
+    float4 found[kAtOnce][kParts];
+    const auto each = [&](auto visit) {
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        const int i = start + j * S::kThreads, row = i / kFours, col = part * kShare + i % kFours * 4;
+        if (i < all && col0 + col < c.n) visit(j, row, col);
+      }
+    };
+    each([&](int j, int row, int col) {
+      const float* from = sums + row * S::kPitch + col;
+#pragma unroll
+      for (int k = 0; k < kParts; ++k) found[j][k] = kParts == 1 ? *reinterpret_cast<const float4*>(from) : load_in_block(from, k * sharers.count + sharers.own);
+    });
+    each([&](int j, int row, int col) {
+      float4 total = found[j][0];
+#pragma unroll
+      for (int k = 1; k < kParts; ++k) {
+        total.x += found[j][k].x;
+        total.y += found[j][k].y;
+        total.z += found[j][k].z;
+        total.w += found[j][k].w;
+      }
+      const int at = col0 + col;
+      const float values[4] = {total.x, total.y, total.z, total.w};
+      TOut* p = c.data + row * c.row + at * c.col;
+      if (c.fours && at + 4 <= c.n) {
+        Vec<TOut, 4> out;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) out[k] = store_from_float<TOut>(values[k] * promote.scale(row, at + k));
+        out.store(p);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+          if (at + k < c.n) p[k * c.col] = store_from_float<TOut>(values[k] * promote.scale(row, at + k));
+      }
+    });
+  }
+}
+
+// kAlongN: b is stored row by row, so that columns of c are neighbours in memory.  A cluster has a block for each part of k and each sharer of a: sharers
+// are numbered first.
 template <typename S, bool kAlongN, typename TOut, typename Promotion>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocks)
-    product_stream(const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap few, const __grid_constant__ Target<TOut> c, int steps,
-                   const __grid_constant__ Promotion promote) {
+    product_stream(const __grid_constant__ CUtensorMap wide, const __grid_constant__ CUtensorMap few, const __grid_constant__ Target<TOut> c,
+                   const __grid_constant__ Plan plan, const __grid_constant__ Promotion promote) {
   extern __shared__ unsigned char raw[];
-  const Ring<S> ring(raw);
-  const int group = wgmma::warpgroup(), parts = cluster_blocks(), part = cluster_block();
-  const int col0 = static_cast<int>(blockIdx.x) / parts * S::kColumns;
-  const int each = steps / parts, more = steps % parts;  // the first parts have a step more
-  const int first = part * each + min(part, more), last = first + each + (part < more);
+  const Ring<S> ring(raw, plan.stages);
+  const int group = wgmma::warpgroup(), blocks = cluster_blocks(), block = cluster_block(), count = S::kShares ? plan.sharers : 1;
+  const int shift = __ffs(count) - 1, parts = blocks >> shift, part = block >> shift;
+  const Sharers sharers{count, part << shift, block & (count - 1)};
+  const int cluster = static_cast<int>(blockIdx.x) >> (__ffs(blocks) - 1), col0 = ((cluster << shift) + sharers.own) * S::kColumns;
+  const int first = part * plan.steps + min(part, plan.more), last = first + plan.steps + (part < plan.more);
   if (threadIdx.x == 0) {
     hopper::prefetch_map(&wide);
     hopper::prefetch_map(&few);
-    for (int i = 0; i < S::kStages; ++i) {
+    for (int i = 0; i < ring.stages; ++i) {
       hopper::init_barrier(&ring.full[i], S::kScaled ? 33 : 1);
-      hopper::init_barrier(&ring.empty[i], S::kWarpgroups);
+      hopper::init_barrier(&ring.empty[i], S::kWarpgroups * count);
     }
     hopper::publish_barriers();
   }
-  __syncthreads();
+  if (count > 1) {
+    // nothing may be sent to a block whose barriers are not there; they have been published
+    cluster_arrive();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
   if (group == S::kWarpgroups) {
-    produce<S, kAlongN>(ring, &wide, &few, col0, first, last, promote);
+    produce<S, kAlongN>(ring, &wide, &few, col0, first, last, sharers, promote);
   } else {
     if (S::kOverlap) hopper::wait_for_kernels_before();
-    consume<S, kAlongN, Promotion>(ring, last - first, group);
+    promote.warm(threadIdx.x, col0 + threadIdx.x);
+    consume<S, kAlongN, Promotion>(ring, last - first, group, sharers);
   }
   if (parts > 1) {
     cluster_barrier();
   } else {
     __syncthreads();
   }
-  // this block's share of the columns, four at a time, from all parts in their order
   const float* sums = reinterpret_cast<const float*>(ring.tiles);
-  const int share = S::kColumns / parts, fours = share / 4, count = min(c.m, S::kRows) * fours;
-  for (int i = threadIdx.x; i < count; i += S::kThreads) {
-    const int row = i / fours, col = part * share + i % fours * 4;
-    const float* from = sums + row * S::kPitch + col;
-    float4 found[kMaxParts];
-#pragma unroll
-    for (int j = 0; j < kMaxParts; ++j)
-      if (j < parts) found[j] = load_in_block(from, j);
-    float4 all = found[0];
-#pragma unroll
-    for (int j = 1; j < kMaxParts; ++j) {
-      if (j < parts) {
-        all.x += found[j].x;
-        all.y += found[j].y;
-        all.z += found[j].z;
-        all.w += found[j].w;
-      }
-    }
-    const int at = col0 + col;
-    if (at >= c.n) continue;
-    const float values[4] = {all.x, all.y, all.z, all.w};
-    TOut* p = c.data + row * c.row + at * c.col;
-    if (c.fours && at + 4 <= c.n) {
-      Vec<TOut, 4> out;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) out[j] = store_from_float<TOut>(values[j] * promote.scale(row, at + j));
-      out.store(p);
-    } else {
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (at + j < c.n) p[j * c.col] = store_from_float<TOut>(values[j] * promote.scale(row, at + j));
-    }
+  switch (parts) {
+    case 1: add_up<S, 1>(sums, c, col0, part, sharers, promote); break;
+    case 2: add_up<S, 2>(sums, c, col0, part, sharers, promote); break;
+    case 4: add_up<S, 4>(sums, c, col0, part, sharers, promote); break;
+    default: add_up<S, 8>(sums, c, col0, part, sharers, promote);
   }
-  // a block may not end while others of its cluster still read its sums
-  if (parts > 1) cluster_barrier();
+  // a block may not end while others of its cluster still read its sums or wait for its rows of a; what a thread has read it has used
+  if (blocks > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
 }
 
 // What the TMA cannot address: a thread for each element of c.
@@ -341,47 +457,77 @@ __global__ void product_stream_plain(wgmma::Plain<T> a, wgmma::Plain<T> b, Targe
   c.data[row * c.row + col * c.col] = store_from_float<TOut>(sum * promote.scale(row, col));
 }
 
-/// Parts of k: as many as blocks of all tiles run at once, one on each multiprocessor, and no part shorter than four steps.
-template <typename S, typename Kernel>
-int parts_for(Kernel kernel, int64_t tiles, int64_t steps) {
+/// A shape as an argument.
+template <typename S>
+struct Chosen {
+  using Shape = S;
+};
+
+/// How many multiprocessors the current device has.
+inline int multiprocessors() {
   int device = 0, processors = 0;
   check_cuda(cudaGetDevice(&device), "cudaGetDevice");
   check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device), "cudaDevAttrMultiProcessorCount");
+  return processors;
+}
+
+/// More tiles of 128 columns than multiprocessors, and 128 rows in short steps: two blocks on each, with a ring of 100 KB, are fastest.
+template <typename S>
+bool crowded(int64_t tiles, int processors) {
+  return sizeof(typename S::Element) == 2 && S::kRows == kMaxRows && S::kDeep == 1 && S::kColumns == 128 && tiles > processors;
+}
+
+/// Parts of k: as many as blocks of all tiles run at once, one on each multiprocessor (of 64 columns on every other one, because adding up takes longer
+/// than fewer blocks do), and no part shorter than four steps.
+template <typename S, typename Kernel>
+int parts_for(Kernel kernel, int64_t tiles, int64_t steps, int sharers, int stages, int processors) {
+  constexpr int kNext = S::kColumns == 64 ? 4 : 2;
+  const int64_t groups = ceil_div(tiles, static_cast<int64_t>(sharers));
   int parts = 1;
-  while (parts < kMaxParts && 2 * parts * tiles <= processors && 8 * parts <= steps) parts *= 2;
-  while (parts > 1 && tiles > resident_clusters(kernel, parts, S::kThreads, S::kSharedBytes)) parts /= 2;
+  while (parts < kMaxParts / sharers && kNext * parts * tiles <= processors && 8 * parts <= steps) parts *= 2;
+  while (parts > 1 && groups > resident_clusters(kernel, parts * sharers, S::kThreads, S::shared_bytes(stages))) parts /= 2;
   return parts;
 }
 
-// The kernel of one shape: `parts` of k, or 0 for as many as suit.
+// The kernel of one shape.
 template <typename S, bool kAlongN, typename TOut, typename Promotion>
-void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const wgmma::Lines& lines_b, const Matrix& c, int parts, cudaStream_t stream,
-            const Promotion& promote) {
+void launch(const Matrix& a, const wgmma::Lines& lines_a, const Matrix& b, const wgmma::Lines& lines_b, const Matrix& c, const Wanted& wanted,
+            cudaStream_t stream, const Promotion& promote) {
   using T = typename S::Element;
+  static_assert(S::shared_bytes(2) <= 232448, "the ring and the sums fit shared memory");
   const auto kernel = product_stream<S, kAlongN, TOut, Promotion>;
-  const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kAlongN ? S::kDeep * kBox : kBox, sizeof(T));
-  const CUtensorMap few = hopper::describe_matrix(a.data, hopper::kMapType<T>, lines_a.inner, lines_a.outer, lines_a.pitch, S::kRows, sizeof(T));
+  const int processors = multiprocessors();
   const int64_t tiles = ceil_div(c.cols, static_cast<int64_t>(S::kColumns)), steps = ceil_div(a.cols, static_cast<int64_t>(S::kDepth));
-  if (parts == 0) parts = parts_for<S>(kernel, tiles, steps);
-  resident_clusters(kernel, parts, S::kThreads, S::kSharedBytes);  // prepares the kernel for its shared memory
+  const bool two = crowded<S>(tiles, processors);
+  const int ring = wanted.ring > 0 ? wanted.ring : two ? 100 : 200;
+  const int stages = std::max(2, ring * 1024 / S::kStageBytes), shared = S::shared_bytes(stages);
+  int sharers = S::kShares ? std::max(1, wanted.sharers) : 1;
+  // four share a where all clusters run at once; a second round costs more than it saves
+  if (two && wanted.sharers == 0 && wanted.parts <= 1 && ceil_div(tiles, int64_t{4}) <= resident_clusters(kernel, 4, S::kThreads, shared)) sharers = 4;
+  const int parts = wanted.parts > 0 ? wanted.parts : two ? 1 : parts_for<S>(kernel, tiles, steps, sharers, stages, processors);
+  OPFORGE_CHECK(parts * sharers <= kMaxBlocks && (parts & (parts - 1)) == 0 && (sharers & (sharers - 1)) == 0, ValueError, parts, " parts of k by ",
+                sharers, " sharers of a: must be powers of two and together at most the ", kMaxBlocks, " blocks of a cluster; lower PARTS or SHARE");
+  resident_clusters(kernel, parts * sharers, S::kThreads, shared);  // prepares the kernel for its shared memory
+  const CUtensorMap wide = hopper::describe_matrix(b.data, hopper::kMapType<T>, lines_b.inner, lines_b.outer, lines_b.pitch, kAlongN ? S::kDeep * kBox : kBox, sizeof(T));
+  const CUtensorMap few = hopper::describe_matrix(a.data, hopper::kMapType<T>, lines_a.inner, lines_a.outer, lines_a.pitch, S::kRows / sharers, sizeof(T));
   cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = cluster_launch(tiles, parts, S::kThreads, S::kSharedBytes, stream, attributes[0]);
+  cudaLaunchConfig_t config = cluster_launch(ceil_div(tiles, static_cast<int64_t>(sharers)), parts * sharers, S::kThreads, shared, stream, attributes[0]);
   // cluster_launch has set the first attribute if there is a cluster
   cudaLaunchAttribute& early = attributes[config.numAttrs];
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   if (S::kOverlap) ++config.numAttrs;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, wide, few, target_of<TOut>(c), static_cast<int>(steps), promote), "product_stream");
+  const Plan plan{static_cast<int>(steps) / parts, static_cast<int>(steps) % parts, sharers, stages};
+  check_cuda(cudaLaunchKernelEx(&config, kernel, wide, few, target_of<TOut>(c), plan, promote), "product_stream");
 }
 
 /// c = a b for few rows, with the TMA where it can address both operands, and a with its terms side by side; slowly elsewhere.  The matrices
 /// have been checked.
 ///
-/// Sized<rows>  the Shape for so many rows
-/// parts        of k, 0: as many as suit
-template <template <int> class Sized, typename TOut, typename Promotion>
-void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, int parts, cudaStream_t stream, const Promotion& promote) {
-  using T = typename Sized<8>::Element;
+/// Sizes::choose<rows>(n, visit)  visits the Chosen Shape for so many rows, and n columns
+template <typename Sizes, typename TOut, typename Promotion>
+void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, const Wanted& wanted, cudaStream_t stream, const Promotion& promote) {
+  using T = typename Sizes::Element;
   OPFORGE_CHECK(c.rows <= kMaxRows, ValueError, c.name, " has ", c.rows, " rows: this kernel takes up to ", kMaxRows, "; use cuda_wgmma");
   const wgmma::Lines lines_a = wgmma::lines_of(a, sizeof(T)), lines_b = wgmma::lines_of(b, sizeof(T));
   const bool terms_together = lines_a.addressable && !lines_a.transposed, readable = lines_b.addressable && (sizeof(T) == 2 || lines_b.transposed);
@@ -393,11 +539,13 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, int parts
     return check_cuda(cudaGetLastError(), "product_stream_plain");
   }
   const auto sized = [&](auto rows) {
-    using S = Sized<decltype(rows)::value>;
-    if constexpr (sizeof(T) == 2) {
-      if (!lines_b.transposed) return launch<S, true, TOut>(a, lines_a, b, lines_b, c, parts, stream, promote);
-    }
-    launch<S, false, TOut>(a, lines_a, b, lines_b, c, parts, stream, promote);
+    Sizes::template choose<decltype(rows)::value>(c.cols, [&](auto chosen) {
+      using S = typename decltype(chosen)::Shape;
+      if constexpr (sizeof(T) == 2) {
+        if (!lines_b.transposed) return launch<S, true, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
+      }
+      launch<S, false, TOut>(a, lines_a, b, lines_b, c, wanted, stream, promote);
+    });
   };
   if (c.rows <= 8) return sized(std::integral_constant<int, 8>());
   if (c.rows <= 16) return sized(std::integral_constant<int, 16>());

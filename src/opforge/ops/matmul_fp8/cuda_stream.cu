@@ -9,14 +9,14 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {few_rows = "m <= 128", rows_of_whole_16_bytes = "k % 16 == 0", both_in_e4m3 = "dtype == 'float8_e4m3fn' and b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {COLUMNS = [64, 128], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], OVERLAP = [0, 1]}
-default = {COLUMNS = 128, RING = 200, PARTS = 0, OVERLAP = 1}
-limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0"}
+space = {COLUMNS = [64, 128], RING = [64, 100, 200], PARTS = [0, 1, 2, 4, 8], SHARE = [1, 2, 4], OVERLAP = [0, 1]}
+default = {COLUMNS = 128, RING = 200, PARTS = 0, SHARE = 1, OVERLAP = 1}
+limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0", a_cluster_has_8_blocks = "PARTS * SHARE <= 8", many_rows_are_shared = "SHARE <= 1 or m > 32"}
 */
 #include "opforge/fp8_scales.h"
 #include "opforge/gemm_stream.h"
 
-// Tunable: columns of y in a block, KB of the ring, parts of k (0: as many as suit), whether blocks may start while the kernel before runs.
+// Tunable: columns of y in a block, KB of the ring, parts of k (0: as many as suit), blocks that share a, whether blocks may start while the kernel before runs.
 #ifndef COLUMNS
 #define COLUMNS 128
 #endif
@@ -25,6 +25,9 @@ limits = {every_part_has_a_step = "PARTS * 128 <= k or PARTS == 0"}
 #endif
 #ifndef PARTS
 #define PARTS 0
+#endif
+#ifndef SHARE
+#define SHARE 1
 #endif
 #ifndef OVERLAP
 #define OVERLAP 1
@@ -39,6 +42,11 @@ using opforge::Scales;
 struct Moved {
   static constexpr bool kEachStep = true, kScaled = false;
   Scales a, b;
+  // what `scale` will want at the very end
+  __device__ __forceinline__ void warm(int row, int col) const {
+    opforge::hopper::prefetch(a.where(row, 0));
+    opforge::hopper::prefetch(b.where(col, 0));
+  }
   __device__ __forceinline__ float scale(int row, int col) const { return a.at(row, 0) * b.at(col, 0); }
   __device__ __forceinline__ float weight(int, int, int) const { return 1.0f; }
 };
@@ -47,6 +55,7 @@ struct Moved {
 struct Scaled {
   static constexpr bool kEachStep = true, kScaled = true;
   Scales a, b;
+  __device__ __forceinline__ void warm(int, int) const {}
   __device__ __forceinline__ const float* of_row(int row, int step) const { return a.where(row, step); }
   __device__ __forceinline__ const float* of_column(int col, int step) const { return b.where(col / opforge::kScaleBlock, step); }
   __device__ __forceinline__ float scale(int, int) const { return 1.0f; }
@@ -57,17 +66,22 @@ struct Scaled {
 
 template <bool scaled>
 struct Sizes {
-  template <int rows>
-  using Shape = stream::Shape<opforge::float8_e4m3_t, COLUMNS, rows, RING * 1024, scaled, OVERLAP>;
+  using Element = opforge::float8_e4m3_t;
+  template <int rows, typename Visit>
+  static void choose(int64_t, const Visit& visit) {
+    visit(stream::Chosen<stream::Shape<Element, COLUMNS, rows, scaled, OVERLAP>>());
+  }
 };
+
+constexpr stream::Wanted kWanted{PARTS, SHARE, RING};
 
 template <typename TOut>
 void product_of(const opforge::Fp8Product& call, cudaStream_t where) {
   const opforge::Matrix b = call.b.transposed();
   if (call.blockwise) {
-    stream::launch_product<Sizes<true>::Shape, TOut>(call.a, b, call.y, PARTS, where, Scaled{call.scale_a, call.scale_b});
+    stream::launch_product<Sizes<true>, TOut>(call.a, b, call.y, kWanted, where, Scaled{call.scale_a, call.scale_b});
   } else {
-    stream::launch_product<Sizes<false>::Shape, TOut>(call.a, b, call.y, PARTS, where, Moved{call.scale_a, call.scale_b});
+    stream::launch_product<Sizes<false>, TOut>(call.a, b, call.y, kWanted, where, Moved{call.scale_a, call.scale_b});
   }
 }
 
