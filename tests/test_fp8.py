@@ -319,8 +319,8 @@ def test_the_tilelang_product_uses_wgmma_and_spills_nothing(k):
 def test_the_cuda_product_uses_wgmma_and_spills_nothing():
     """For every format, scaling and result: serialized products or spilled sums would be a silent loss of half the rate."""
     found = inspect_implementation(load(), "matmul_fp8", "cuda_wgmma", target="sm_90a", dtype="float8_e4m3fn", axes=AXES, scalars=parameters("block"))
-    # three pairs of formats, two results, scales in or after the sum, by TMA in two widths or not
-    assert len(found.kernels) == 36
+    # three pairs of formats, two results, scales in or after the sum, by TMA or not
+    assert len(found.kernels) == 24
     for kernel in found.kernels:
         assert kernel.matrix_instructions["QGMMA"] > 0
         assert not kernel.spills and kernel.warnings == ()

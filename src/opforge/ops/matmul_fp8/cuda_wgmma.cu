@@ -14,7 +14,7 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
 space = {BLOCK_N = [64, 128, 160, 192, 208], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1, 2, 3], WIDER = [0, 1]}
-default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1, WIDER = 1}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1, WIDER = 0}
 limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD != 1 or BLOCK_N <= 128", turns_have_no_lead = "AHEAD != 3 or LEAD == 0", stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448"}
 */
 #include "opforge/fp8_scales.h"
@@ -52,7 +52,7 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #define AHEAD 1
 #endif
 #ifndef WIDER
-#define WIDER 1
+#define WIDER 0
 #endif
 
 namespace opforge {
