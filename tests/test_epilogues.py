@@ -13,7 +13,7 @@ from opforge.verdicts import Bench, verify
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")
 
-# What gemm_wgmma.h does with an epilogue: `hold` before the products of a tile of two boxes, `apply` box by box after them.
+# What gemm_wgmma.h does with an epilogue: `hold` before the products of a tile of a box and a half, `apply` box by box after them.
 KERNEL = """// Naive sums, and the epilogue of the wgmma kernels.
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
@@ -24,14 +24,13 @@ dtypes = ["float16", "bfloat16"]
 
 namespace {
 
-constexpr int kBoxes = 2;
+constexpr int kBoxes = 2, kColumns = 96;
 
 template <typename T, typename TOut, typename Epilogue>
 __global__ void product(opforge::Matrix x, opforge::Matrix w, opforge::gemm::ByPairs<TOut> y, int m, int n, Epilogue epilogue) {
-  const int row0 = blockIdx.x * 64, col0 = blockIdx.y * 64 * kBoxes, thread = threadIdx.x;
+  const int row0 = blockIdx.x * 64, col0 = blockIdx.y * kColumns, thread = threadIdx.x;
   const auto held = epilogue.template hold<kBoxes>(row0, col0, thread);
-  for (int box = 0; box < kBoxes; ++box) {
-    float sums[32] = {};
+  const auto finish = [&](auto& sums, int box) {
     const auto add = [&](float& sum, int row, int col) {
       if (row >= m || col >= n) return;
       for (int64_t i = 0; i < x.cols; ++i)
@@ -43,12 +42,15 @@ __global__ void product(opforge::Matrix x, opforge::Matrix w, opforge::gemm::ByP
     });
     epilogue.apply(sums, held, box, row0, col0 + box * 64, thread);
     opforge::gemm::each_pair(sums, row0, col0 + box * 64, thread, [&](float low, float high, int row, int col) { y.store(low, high, row, col, m, n); });
-  }
+  };
+  float whole[32] = {}, half[16] = {};
+  finish(whole, 0);
+  finish(half, 1);
 }
 
 template <typename TOut, typename T, typename Epilogue>
 void launch(const opforge::Matrix& x, const opforge::Matrix& w, const opforge::Matrix& y, const Epilogue& epilogue) {
-  const dim3 grid(opforge::ceil_div(y.rows, 64), opforge::ceil_div(y.cols, 64 * kBoxes));
+  const dim3 grid(opforge::ceil_div(y.rows, 64), opforge::ceil_div(y.cols, kColumns));
   OPFORGE_LAUNCH((product<T, TOut, Epilogue>), grid, 128, 0, nullptr, x, w, opforge::gemm::pairs_of<TOut>(y), static_cast<int>(y.rows), static_cast<int>(y.cols), epilogue);
 }
 

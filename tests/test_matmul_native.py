@@ -4,6 +4,7 @@ their binaries, and that they are refused elsewhere. Those of the CPU, for each 
 import dataclasses
 import importlib.util
 import shutil
+import subprocess
 from functools import cache
 
 import pytest
@@ -62,11 +63,52 @@ def test_epilogues_do_not_push_sums_out_of_the_registers(operator):
 @needs_cuobjdump
 @pytest.mark.offline
 def test_the_wgmma_kernels_read_and_write_by_tma():
-    """For each of four widths of tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
+    """For each of six widths of tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
     kernels = inspected("cuda_wgmma", "bfloat16").kernels
-    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 16
-    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 16
-    assert len(kernels) == 17
+    assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 24
+    assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 24
+    assert len(kernels) == 25
+
+
+CHOICE = """
+#include <cstdio>
+#include "opforge/gemm_wgmma_tunables.h"
+namespace wgmma = opforge::wgmma;
+int main() {
+  int64_t m, n, blocks;
+  while (std::scanf("%ld %ld %ld", &m, &n, &blocks) == 3) {
+    opforge::Matrix c{};
+    c.rows = m, c.cols = n, c.batch = 1;
+    wgmma::launch_cheapest<wgmma::Wide<opforge::half_t>>(wgmma::Narrow<opforge::half_t>(), c, blocks, [](auto shape, bool turned) {
+      std::printf("%d %d\\n", decltype(shape)::kBlockN, turned);
+    });
+  }
+}
+"""
+CHOSEN = {
+    (4096, 4096): (256, 0),
+    (512, 14336): (224, 0),
+    (3072, 3072): (192, 0),
+    (1536, 4096): (128, 0),
+    (384, 6144): (160, 1),
+    (768, 3072): (160, 0),
+    (1024, 1024): (64, 0),
+    (1, 8): (64, 0),
+}
+
+
+@needs_nvcc
+@pytest.mark.offline
+def test_tiles_are_as_wide_as_leaves_the_fewest_columns_to_one_multiprocessor(tmp_path):
+    """Of 132; three rows of tiles are odd, so pairs of blocks lie along n there (1)."""
+    source, program = tmp_path / "choice.cu", tmp_path / "choice"
+    source.write_text(CHOICE)
+    native.compile_with(
+        [*("nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90a", "-DNARROW=2"), *native.includes_of(source), str(source), "-o", str(program), *native.ffi_flags()[1]]
+    )
+    asked = "".join(f"{m} {n} 132\n" for m, n in CHOSEN)
+    lines = subprocess.run([program], input=asked, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [tuple(map(int, line.split())) for line in lines] == list(CHOSEN.values())
 
 
 @needs_nvcc

@@ -32,6 +32,12 @@ constexpr int kThreads = 128 * (kConsumers + 1);  // the last warpgroup issues t
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kBringers = 96;                     // threads of the copying warpgroup that bring floats, where a promotion wants some
 constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the next ones are the consumers' own
+constexpr int kTurnBarrier = kLeadBarrier + 1;    // and another one after it
+
+/// What a warpgroup that adds up the sums of every step by itself (see consume) does for its products meanwhile: nothing; those of the next
+/// step run in a second set of sums; its columns are two halves, and while one is added the other is multiplied; warpgroups multiply in turn,
+/// and one adds while the other multiplies.
+enum Meanwhile { kNothing, kSecondSet, kHalves, kTurns };
 
 /// Everything that follows from the elements (16 or 8 bits), the width of a tile, the ring's length, the cluster's shape, how a
 /// tile goes out, and the order of tiles.
@@ -41,25 +47,52 @@ constexpr int kLeadBarrier = 1 + kConsumers;      // 0 is __syncthreads, the nex
 /// out_boxes  boxes of 64 columns of c under way, per consumer  group       rows of tiles that are walked together
 /// lead       steps by which one consumer leads the other       overlap     blocks may start while the kernel before runs
 /// batched    many products in one launch (see Batch)            floats      of each step that a promotion wants in shared memory
+/// meanwhile  see there
+///
+/// A cluster whose sides differ may lie the other way round, which the launch decides: its blocks then share a instead of b.
 template <typename T, int block_n, int stages, int cluster_m, int cluster_n, int out_boxes, int lead, int group, bool overlap, bool batched = false,
-          int floats = 0>
+          int floats = 0, int meanwhile = kNothing>
 struct Shape {
   using Element = T;
   static constexpr int kDepth = 128 / sizeof(T);  // terms per step: one row of a box
   static constexpr int kBlockN = block_n, kStages = stages, kClusterM = cluster_m, kClusterN = cluster_n, kLead = lead, kGroup = group;
   static constexpr bool kOverlap = overlap, kBatched = batched;
   static constexpr int kFloats = floats, kBarriers = floats > 0 ? 3 : 2;
-  // the last box of b may be needed by half
+  static constexpr int kMeanwhile = meanwhile;
+  // the last box of b may be needed in part
   static constexpr int kBoxesB = (kBlockN + kBox - 1) / kBox, kStageBytes = (kBoxesA + kBoxesB) * kBoxBytes, kCluster = kClusterM * kClusterN;
   static constexpr int kOutBoxes = out_boxes, kOutBytes = kConsumers * kOutBoxes * kBoxBytes;
   static constexpr int kSharedBytes = kStages * (kStageBytes + kBarriers * static_cast<int>(sizeof(Barrier)) + kFloats * 4) + kOutBytes + 1024;
   static constexpr int kAddedBoxes = (kBoxesA + kBoxesB) / kConsumers;  // per consumer and slot, of a matrix that is added
-  static constexpr bool kHalf = kBlockN % kBox != 0;
-  // what a column costs, in twentieths of one of a tile of 256: narrow tiles use an element of a for fewer products
-  static constexpr int kCost = block_n > 224 ? 20 : block_n > 64 ? 21 : 29;
-  static_assert(kBlockN % (kBox / 2) == 0, "whole or half boxes");
-  static_assert(kBoxesB % kClusterM == 0 && kBoxesA % kClusterN == 0, "a cluster shares whole boxes");
+  static constexpr int kRest = kBlockN % kBox;  // columns of the last box, if not all
+  static constexpr bool kTurnable = kClusterM != kClusterN;  // whether a cluster may lie the other way round
+  static constexpr int kCost = 100;  // what a column costs, where shapes are compared
+  static_assert(kBlockN % 16 == 0, "16 columns are two rows of matrices of stmatrix");
+  static_assert(kBoxesA % kClusterN == 0 && kBoxesA % kClusterM == 0, "a is shared in whole boxes");
 };
+
+/// A shape among which one is chosen by its cost: that of a column is given in hundredths of what it is in other tiles.
+template <typename S, int cost>
+struct Costing : S {
+  static constexpr int kCost = cost;
+};
+
+/// The part of b's columns that one of `sharers` blocks reads for all of them, a step at a time.
+///
+/// Where terms lie side by side any number of columns makes a box.  Where columns do, boxes are 64 wide; if their number cannot be divided,
+/// every block reads some of the terms of all of them.
+template <typename S, bool kAlongN, int sharers>
+struct ShareOfB {
+  static constexpr bool kByTerms = kAlongN && S::kBoxesB % sharers != 0;
+  static constexpr int kColumns = (kAlongN ? S::kBoxesB * kBox : S::kBlockN) / (kByTerms ? 1 : sharers);
+  // of a box, as the TMA counts them: columns, or terms of 64 columns
+  static constexpr int kRows = kByTerms ? kBox / sharers : kAlongN || kColumns % kBox == 0 ? kBox : kColumns;
+  static constexpr int kCount = kColumns / (kAlongN ? kBox : kRows);
+  static_assert(kRows % 8 == 0 && kRows <= 256, "whole rows of the swizzle, and what a box may have");
+};
+// bytes of a step's tiles
+template <typename S, bool kAlongN>
+constexpr int kStepBytes = (kBoxesA + (kAlongN ? S::kBoxesB : 0)) * kBoxBytes + (kAlongN ? 0 : S::kBlockN * 128);
 
 /// The matrices of a batch: how many, and how many elements lie between two of a, of b, of c, of what is added. 0: one matrix serves
 /// them all.
@@ -78,11 +111,6 @@ struct Batch<true> {
 /// Shapes to choose from.
 template <typename... Shapes>
 struct OneOf {};
-
-template <typename... Shapes>
-constexpr bool halves(OneOf<Shapes...>) {
-  return (Shapes::kHalf || ...);
-}
 
 // The ring of stages in shared memory and the place in it.
 template <typename S>
@@ -106,19 +134,22 @@ struct Ring {
 // another.
 template <typename S>
 struct Walk {
+  int cluster_m, cluster_n;
   int rows, cols;     // of clusters' tiles
   int next, step;     // this cluster's place, and how many clusters there are
   int row_in_cluster, col_in_cluster;
   int matrices, matrix = 0;  // how many, and the one that the last tile is of
 
-  // blocks of a cluster have neighbouring numbers
-  __device__ __forceinline__ Walk(int m, int n, int count)
-      : rows((m + S::kClusterM * kBlockM - 1) / (S::kClusterM * kBlockM)),
-        cols((n + S::kClusterN * S::kBlockN - 1) / (S::kClusterN * S::kBlockN)),
+  // blocks of a cluster have neighbouring numbers; `turned`: the cluster lies the other way round
+  __device__ __forceinline__ Walk(int m, int n, int count, bool turned = false)
+      : cluster_m(S::kTurnable && turned ? S::kClusterN : S::kClusterM),
+        cluster_n(S::kTurnable && turned ? S::kClusterM : S::kClusterN),
+        rows((m + cluster_m * kBlockM - 1) / (cluster_m * kBlockM)),
+        cols((n + cluster_n * S::kBlockN - 1) / (cluster_n * S::kBlockN)),
         next(static_cast<int>(blockIdx.x) / S::kCluster),
         step(static_cast<int>(gridDim.x) / S::kCluster),
-        row_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster % S::kClusterM),
-        col_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster / S::kClusterM),
+        row_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster % cluster_m),
+        col_in_cluster(static_cast<int>(blockIdx.x) % S::kCluster / cluster_m),
         matrices(count) {}
 
   // Gives the first row and column of the next tile; false when there is none.
@@ -130,8 +161,8 @@ struct Walk {
       tile %= rows * cols;
     }
     const gemm::Place at = gemm::place(tile, rows, cols, S::kGroup);
-    row0 = (at.row * S::kClusterM + row_in_cluster) * kBlockM;
-    col0 = (at.col * S::kClusterN + col_in_cluster) * S::kBlockN;
+    row0 = (at.row * cluster_m + row_in_cluster) * kBlockM;
+    col0 = (at.col * cluster_n + col_in_cluster) * S::kBlockN;
     next += step;
     return true;
   }
@@ -143,15 +174,15 @@ struct ByMap {
   CUtensorMap map;
 };
 
-/// The same, for tiles whose last box is half as wide too.
+/// The same, with boxes as wide as the rest of a tile that is not a number of whole ones.
 template <typename T>
-struct HalvedByMap : ByMap<T> {
-  CUtensorMap half;
+struct RestByMap : ByMap<T> {
+  CUtensorMap rest;
 };
 
 /// The same, where a matrix of c's shape and type is added before the store: its boxes come through the ring.
 template <typename T>
-struct AddedByMap : ByMap<T> {
+struct AddedByMap : RestByMap<T> {
   CUtensorMap added;
 };
 template <typename Sink>
@@ -179,14 +210,20 @@ __device__ __forceinline__ void fill_box(uint16_t sharers, unsigned char* target
 }
 
 // One thread keeps the ring full: it loads its share of the tiles that its cluster's rows and columns have in common.
-template <typename S, bool kAlongM, bool kAlongN, typename Sink>
+template <typename S, bool kAlongM, bool kAlongN, bool kTurned, typename Sink>
 __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtensorMap* map_a, const CUtensorMap* map_b, const Sink& sink, int steps,
                                         const Batch<S::kBatched>& batch) {
-  constexpr int kShareA = kBoxesA / S::kClusterN, kShareB = S::kBoxesB / S::kClusterM;
+  constexpr int kClusterM = kTurned ? S::kClusterN : S::kClusterM, kClusterN = kTurned ? S::kClusterM : S::kClusterN;
+  using OfB = ShareOfB<S, kAlongN, kClusterM>;
+  constexpr int kShareA = kBoxesA / kClusterN;
   uint16_t same_row = 0, same_col = 0;  // blocks that need the same part of a, of b
-  for (int i = 0; i < S::kClusterN; ++i) same_row |= 1u << (walk.row_in_cluster + S::kClusterM * i);
-  for (int i = 0; i < S::kClusterM; ++i) same_col |= 1u << (i + S::kClusterM * walk.col_in_cluster);
-  const int first_a = walk.col_in_cluster * kShareA, first_b = walk.row_in_cluster * kShareB;
+  for (int i = 0; i < kClusterN; ++i) same_row |= 1u << (walk.row_in_cluster + kClusterM * i);
+  for (int i = 0; i < kClusterM; ++i) same_col |= 1u << (i + kClusterM * walk.col_in_cluster);
+  const int first_a = walk.col_in_cluster * kShareA;
+  // this block's share of b: from which column and term on, and where it goes
+  const int first_col = OfB::kByTerms ? 0 : walk.row_in_cluster * OfB::kColumns, first_term = OfB::kByTerms ? walk.row_in_cluster * OfB::kRows : 0;
+  constexpr int kColumnsEach = kAlongN ? kBox : OfB::kRows;  // of one box
+  const int offset_b = kBoxesA * kBoxBytes + (first_col + first_term) * 128;
   int row0, col0;
   while (walk.take(row0, col0)) {
     if constexpr (kAdds<Sink>) {
@@ -205,16 +242,16 @@ __device__ __forceinline__ void produce(Ring<S> ring, Walk<S> walk, const CUtens
     for (int step = 0; step < steps; ++step, ring.advance()) {
       hopper::wait(&ring.empty[ring.slot], ring.phase ^ 1);
       Barrier* full = &ring.full[ring.slot];
-      hopper::arrive_expecting(full, S::kStageBytes);
+      hopper::arrive_expecting(full, kStepBytes<S, kAlongN>);
       unsigned char* tiles = ring.tiles + ring.slot * S::kStageBytes;
 #pragma unroll
       for (int i = 0; i < kShareA; ++i)
-        fill_box<kAlongM, S::kClusterN, S::kBatched>(same_row, tiles + (first_a + i) * kBoxBytes, map_a, row0 + (first_a + i) * kBox, step * S::kDepth,
-                                                     matrix_a, full);
+        fill_box<kAlongM, kClusterN, S::kBatched>(same_row, tiles + (first_a + i) * kBoxBytes, map_a, row0 + (first_a + i) * kBox, step * S::kDepth,
+                                                  matrix_a, full);
 #pragma unroll
-      for (int i = 0; i < kShareB; ++i)
-        fill_box<kAlongN, S::kClusterM, S::kBatched>(same_col, tiles + (kBoxesA + first_b + i) * kBoxBytes, map_b, col0 + (first_b + i) * kBox,
-                                                     step * S::kDepth, matrix_b, full);
+      for (int i = 0; i < OfB::kCount; ++i)
+        fill_box<kAlongN, kClusterM, S::kBatched>(same_col, tiles + offset_b + i * kColumnsEach * 128, map_b, col0 + first_col + i * kColumnsEach,
+                                                  step * S::kDepth + first_term, matrix_b, full);
     }
     if constexpr (kAdds<Sink>) {
       // after the terms of a tile comes what its sums are added to, which no other block needs
@@ -337,7 +374,9 @@ __device__ __forceinline__ void release(Barrier* empty, const Walk<S>& walk, int
   if constexpr (kAlone) {
     if (thread == 0) hopper::arrive(empty);
   } else {
-    const bool feeds = thread % S::kClusterM == walk.row_in_cluster || thread / S::kClusterM == walk.col_in_cluster;
+    // in a cluster of one row or column every block feeds every other, whichever way it lies
+    const bool feeds =
+        S::kClusterM == 1 || S::kClusterN == 1 || thread % S::kClusterM == walk.row_in_cluster || thread / S::kClusterM == walk.col_in_cluster;
     if (thread < S::kCluster && feeds) hopper::arrive_at(empty, thread);
   }
 }
@@ -365,13 +404,20 @@ struct Holding<boxes, Epilogue, std::void_t<typename Epilogue::template Held<box
   }
 };
 
-// The sums of 64 columns of a tile.
-template <int count>
-__device__ __forceinline__ float (&box_of(float (&sums)[count], int box))[kBox / 2] {
-  return *reinterpret_cast<float(*)[kBox / 2]>(&sums[box * (kBox / 2)]);
+// The sums of some columns of a tile, from its box number `box` on.
+template <int columns, int count>
+__device__ __forceinline__ float (&part_of(float (&sums)[count], int box))[columns / 2] {
+  return *reinterpret_cast<float(*)[columns / 2]>(&sums[box * (kBox / 2)]);
 }
 
-// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time: 64 columns, or half as many.
+// Where piece number `piece`, of 16 bytes, lies in a row of a box whose rows have so many bytes: the TMA swizzles rows of 128 bytes by their
+// place among eight, those of 64 by the pair's among four, those of 32 by the four's among two, others not.
+template <int row_bytes>
+__device__ __forceinline__ int swizzled(int piece, int row) {
+  return row_bytes == 128 ? piece ^ row % 8 : row_bytes == 64 ? piece ^ row / 2 % 4 : row_bytes == 32 ? piece ^ row / 4 % 2 : piece;
+}
+
+// 16-bit elements go to shared memory as the lanes of a warp hold them, four 8 x 8 matrices at a time.
 template <typename T, int count>
 __device__ __forceinline__ void write_box(const float (&sums)[count], unsigned char* target, int row, int lane) {
   constexpr int kRowBytes = count * 4;
@@ -386,31 +432,29 @@ __device__ __forceinline__ void write_box(const float (&sums)[count], unsigned c
       two[1] = store_from_float<T>(sums[at + 1]);
       pairs[j] = *reinterpret_cast<Pair*>(&two);
     }
-    // 16-byte pieces of a row are swizzled by the row's place among eight (of short rows, by the pair's among four), as the TMA expects them
-    const int piece = (2 * i + lane / 16) ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4);
-    hopper::store_matrices(target + row * kRowBytes + piece * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
+    hopper::store_matrices(target + row * kRowBytes + swizzled<kRowBytes>(2 * i + lane / 16, row) * 16, pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
-// 8-bit elements have rows of 64 bytes, whose pieces are swizzled by the pair of rows among four: eight rows of two neighbours, as
-// the lanes of a warp hold them, lie in different banks.
-template <typename T>
-__device__ __forceinline__ void write_bytes(const float (&sums)[kBox / 2], unsigned char* target, int thread) {
+// 8-bit elements have rows of 64 bytes, or fewer: eight rows of two neighbours, as the lanes of a warp hold them, lie in different banks.
+template <typename T, int count>
+__device__ __forceinline__ void write_bytes(const float (&sums)[count], unsigned char* target, int thread) {
+  constexpr int kRowBytes = count * 2;
   const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
-  for (int i = 0; i < kBox / 2; i += 2) {
-    const int down = row + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2, piece = (column / 16) ^ (down / 2 % 4);
-    detail::round_two_to_fp8<typename T::Format>(sums[i], sums[i + 1]).store(reinterpret_cast<T*>(target + down * kBox + piece * 16 + column % 16));
+  for (int i = 0; i < count; i += 2) {
+    const int down = row + i / 2 % 2 * 8, column = i / 4 * 8 + thread % 4 * 2, piece = swizzled<kRowBytes>(column / 16, down);
+    detail::round_two_to_fp8<typename T::Format>(sums[i], sums[i + 1]).store(reinterpret_cast<T*>(target + down * kRowBytes + piece * 16 + column % 16));
   }
 }
 
 // sums += weight times a box that has come through the ring, read as write_box writes.
-template <typename T>
-__device__ __forceinline__ void add_box(float (&sums)[kBox / 2], const unsigned char* source, int row, int lane, float weight) {
+template <typename T, int count>
+__device__ __forceinline__ void add_box(float (&sums)[count], const unsigned char* source, int row, int lane, float weight) {
 #pragma unroll
-  for (int i = 0; i < kBox / 16; ++i) {
+  for (int i = 0; i < count / 8; ++i) {
     Pair pairs[4];
-    load_matrices(pairs, source + row * 128 + ((2 * i + lane / 16) ^ (row % 8)) * 16);
+    load_matrices(pairs, source + row * 128 + swizzled<128>(2 * i + lane / 16, row) * 16);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const Vec<T, 2> two = *reinterpret_cast<const Vec<T, 2>*>(&pairs[j]);
@@ -445,69 +489,63 @@ __device__ __forceinline__ void start_out(const CUtensorMap* map, int row, int c
 
 // 64 rows of the tile go out in boxes of 64 columns; two are under way while the next is written, and while the next tile
 // is multiplied.
-template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
-__device__ __forceinline__ void store_tile(const ByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char* out,
-                                           Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread, int matrix) {
+template <typename S, bool kAlone, bool kAdded, int columns, typename T, typename Epilogue, typename Held>
+__device__ __forceinline__ void store_box(const RestByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&all)[S::kBlockN / 2], int box,
+                                          unsigned char* out, Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread,
+                                          int matrix) {
   const int lane = thread % 32, row = thread / 32 * 16 + lane % 16;
-#pragma unroll
-  for (int box = 0; box < S::kBlockN / kBox; ++box) {
-    unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
-    Holding<S::kBoxesB, Epilogue>::apply(epilogue, box_of(sums, box), held, box, row0, col0, thread);
-    if constexpr (kAdded) {
-      if (box % S::kAddedBoxes == 0) hopper::wait(&ring.full[ring.slot], ring.phase);
-      add_box<T>(box_of(sums, box), ring.tiles + ring.slot * S::kStageBytes + (box % S::kAddedBoxes * kConsumers + group) * kBoxBytes, row, lane,
-                 weight_of<S::kBatched>(epilogue));
-    }
-    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    hopper::named_barrier(1 + group, 128);
-    if constexpr (sizeof(T) == 1) {
-      write_bytes<T>(box_of(sums, box), target, thread);
-    } else {
-      write_box<T>(box_of(sums, box), target, row, lane);
-    }
-    hopper::publish_to_async();
-    hopper::named_barrier(1 + group, 128);
-    if (thread == 0) start_out<S::kBatched>(&sink.map, row0, col0 + box * kBox, matrix, target, row0 < m && col0 + box * kBox < n);
-    if constexpr (kAdded) {
-      // every thread of this warpgroup has read its share of the slot: the barrier says so
-      if ((box + 1) % S::kAddedBoxes == 0 || box + 1 == S::kBoxesB) {
-        release<kAlone>(&ring.empty[ring.slot], walk, thread);
-        ring.advance();
-      }
+  unsigned char* target = out + box % S::kOutBoxes * kBoxBytes;
+  float(&sums)[columns / 2] = part_of<columns>(all, box);
+  Holding<S::kBoxesB, Epilogue>::apply(epilogue, sums, held, box, row0, col0, thread);
+  if constexpr (kAdded) {
+    if (box % S::kAddedBoxes == 0) hopper::wait(&ring.full[ring.slot], ring.phase);
+    add_box<T>(sums, ring.tiles + ring.slot * S::kStageBytes + (box % S::kAddedBoxes * kConsumers + group) * kBoxBytes, row, lane,
+               weight_of<S::kBatched>(epilogue));
+  }
+  if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
+  hopper::named_barrier(1 + group, 128);
+  if constexpr (sizeof(T) == 1) {
+    write_bytes<T>(sums, target, thread);
+  } else {
+    write_box<T>(sums, target, row, lane);
+  }
+  hopper::publish_to_async();
+  hopper::named_barrier(1 + group, 128);
+  if (thread == 0)
+    start_out<S::kBatched>(columns == kBox ? &sink.map : &sink.rest, row0, col0 + box * kBox, matrix, target, row0 < m && col0 + box * kBox < n);
+  if constexpr (kAdded) {
+    // every thread of this warpgroup has read its share of the slot: the barrier says so
+    if ((box + 1) % S::kAddedBoxes == 0 || box + 1 == S::kBoxesB) {
+      release<kAlone>(&ring.empty[ring.slot], walk, thread);
+      ring.advance();
     }
   }
 }
 
 template <typename S, bool kAlone, bool kAdded, typename T, typename Epilogue, typename Held>
-__device__ __forceinline__ void store_tile(const HalvedByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2],
+__device__ __forceinline__ void store_tile(const RestByMap<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2],
                                            unsigned char* out, Ring<S>& ring, const Walk<S>& walk, int row0, int col0, int m, int n, int group, int thread,
                                            int matrix) {
-  store_tile<S, kAlone, kAdded>(static_cast<const ByMap<T>&>(sink), epilogue, held, sums, out, ring, walk, row0, col0, m, n, group, thread, matrix);
-  if constexpr (S::kHalf) {
-    static_assert(std::is_same_v<Epilogue, gemm::Unchanged> && !kAdded, "half a box is for bare products");
-    constexpr int kFirst = S::kBlockN / kBox * kBox;
-    const int lane = thread % 32;
-    unsigned char* target = out + S::kBlockN / kBox % S::kOutBoxes * kBoxBytes;
-    if (thread == 0) hopper::wait_for_reads<S::kOutBoxes - 1>();
-    hopper::named_barrier(1 + group, 128);
-    write_box<T>(*reinterpret_cast<float(*)[kBox / 4]>(&sums[kFirst / 2]), target, thread / 32 * 16 + lane % 16, lane);
-    hopper::publish_to_async();
-    hopper::named_barrier(1 + group, 128);
-    if (thread == 0) start_out<S::kBatched>(&sink.half, row0, col0 + kFirst, matrix, target, row0 < m && col0 + kFirst < n);
-  }
+  constexpr int kWhole = S::kBlockN / kBox;
+#pragma unroll
+  for (int box = 0; box < kWhole; ++box)
+    store_box<S, kAlone, kAdded, kBox>(sink, epilogue, held, sums, box, out, ring, walk, row0, col0, m, n, group, thread, matrix);
+  if constexpr (S::kRest > 0)
+    store_box<S, kAlone, kAdded, S::kRest>(sink, epilogue, held, sums, kWhole, out, ring, walk, row0, col0, m, n, group, thread, matrix);
 }
 
 template <typename S, bool, bool, typename T, typename Epilogue, typename Held>
 __device__ __forceinline__ void store_tile(const ByPairs<T>& sink, const Epilogue& epilogue, const Held& held, float (&sums)[S::kBlockN / 2], unsigned char*,
                                            Ring<S>&, const Walk<S>&, int row0, int col0, int m, int n, int, int thread, int) {
-#pragma unroll
-  for (int box = 0; box < S::kBoxesB; ++box) {
-    float(&part)[kBox / 2] = box_of(sums, box);
+  const auto store = [&](auto& part, int box) {
     Holding<S::kBoxesB, Epilogue>::apply(epilogue, part, held, box, row0, col0, thread);
     // keeps the compiler from a copy of the stores for each branch of the epilogue
     __syncwarp();
     gemm::each_pair(part, row0, col0 + box * kBox, thread, [&](float low, float high, int row, int col) { sink.store(low, high, row, col, m, n); });
-  }
+  };
+#pragma unroll
+  for (int box = 0; box < S::kBlockN / kBox; ++box) store(part_of<kBox>(sums, box), box);
+  if constexpr (S::kRest > 0) store(part_of<S::kRest>(sums, S::kBlockN / kBox), S::kBlockN / kBox);
 }
 
 // An epilogue as a matrix of a batch has it: a copy that `begin(matrix)` has led there.
@@ -524,7 +562,7 @@ __device__ __forceinline__ decltype(auto) epilogue_for(const Epilogue& epilogue,
 
 /// Sums that stay in the tensor cores' own registers from the first term to the last: what 16-bit operands want.
 struct Kept {
-  static constexpr bool kEachStep = false, kAhead = false, kReads = false;
+  static constexpr bool kEachStep = false, kReads = false;
   __device__ __forceinline__ int fetch(int, int, int, int) const { return 0; }
 };
 
@@ -532,48 +570,62 @@ struct Kept {
 // `store(sums, held, ring, row0, col0, matrix)`.
 //
 // Promotion   Kept, or a functor with kEachStep = true: then the products of every step are a sum of their own, and
-//             `promote(totals, sums, fetched)` adds it to the totals in ordinary float32 arithmetic. What it needs from memory
-//             `promote.fetch(step, row0, col0, thread)` has asked for before the products began;
-//             With S::kFloats > 0 it fetches nothing: `promote.read(floats, group, thread)` reads the floats of the step that `bring` has brought.
-//             kAhead says whether a warpgroup's products of the next step run meanwhile, in a second set of sums,
-//             kReads whether a kernel before this one may have written what is fetched
+//             `promote.template add<first>(totals, sums, fetched)` adds it to the totals, from their number `first` on, in ordinary float32
+//             arithmetic. What it needs from memory `promote.fetch(step, row0, col0, thread)` has asked for before the products began;
+//             With S::kFloats > 0 it fetches nothing: `promote.template read<boxes>(floats, group, thread)` reads the floats of the step that
+//             `bring` has brought.  kReads says whether a kernel before this one may have written what is fetched; S::kMeanwhile what is
+//             multiplied while sums are added
 template <typename S, bool kAlongM, bool kAlongN, bool kAlone, typename Promotion, typename Hold, typename Store>
 __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, int group, const Promotion& promote, const Hold& hold, const Store& store) {
   using T = typename S::Element;
-  using Product = hopper::Product<T, S::kBlockN, kAlongM, kAlongN>;
+  constexpr int kMeanwhile = Promotion::kEachStep ? S::kMeanwhile : kNothing, kParts = kMeanwhile == kHalves ? 2 : 1, kPart = S::kBlockN / kParts;
+  static_assert(kPart % 8 == 0 && (kParts == 1 || !kAlongN), "a half of b begins with a row of the swizzle");
+  using Product = hopper::Product<T, kPart, kAlongM, kAlongN>;
   // one instruction's terms further in a box: 32 bytes where terms are neighbours, 16 rows of 128 bytes where they are not
   constexpr uint32_t kStepA = (kAlongM ? 16 * 128 : 32) >> 4, kStepB = (kAlongN ? 16 * 128 : 32) >> 4;
   const int thread = threadIdx.x % 128;
   const uint32_t tiles = shared_address(ring.tiles);
   const uint64_t first_a = hopper::operand(tiles + group * kBoxBytes, kBoxBytes, 1024);
   const uint64_t first_b = hopper::operand(tiles + kBoxesA * kBoxBytes, kBoxBytes, 1024);
-  float sums[S::kBlockN / 2];
+  float sums[kPart / 2];
   float totals[Promotion::kEachStep ? S::kBlockN / 2 : 1];
-  // starts the products of the step whose tiles are in the ring's slot; gives what the promotion will need
-  const auto start = [&](float(&into)[S::kBlockN / 2], bool add, int step, int row0, int col0) {
-    const auto fetched = [&] {
-      if constexpr (S::kFloats > 0) {
-        hopper::wait(&ring.full[ring.slot], ring.phase);
-        const auto found = promote.read(ring.floats + ring.slot * S::kFloats, group, thread);
-        __syncwarp();
-        if (thread % 32 == 0) hopper::arrive(&ring.read[ring.slot]);
-        return found;
-      } else {
-        const auto asked = promote.fetch(step, row0 + group * 64, col0, thread);
-        hopper::wait(&ring.full[ring.slot], ring.phase);
-        return asked;
-      }
-    }();
+  // waits for the tiles of a step in the ring's slot; gives what the promotion will need
+  const auto await = [&](int step, int row0, int col0) {
+    if constexpr (S::kFloats > 0) {
+      hopper::wait(&ring.full[ring.slot], ring.phase);
+      const auto found = promote.template read<S::kBoxesB>(ring.floats + ring.slot * S::kFloats, group, thread);
+      __syncwarp();
+      if (thread % 32 == 0) hopper::arrive(&ring.read[ring.slot]);
+      return found;
+    } else {
+      const auto asked = promote.fetch(step, row0 + group * 64, col0, thread);
+      hopper::wait(&ring.full[ring.slot], ring.phase);
+      return asked;
+    }
+  };
+  // starts the products of the tiles in the ring's slot, of all columns or a half of them
+  const auto multiply = [&](float(&into)[kPart / 2], bool add, int part) {
     const uint64_t a = first_a + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
-    const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4));
+    const uint64_t b = first_b + static_cast<uint64_t>(ring.slot * (S::kStageBytes >> 4) + part * (kPart * 128 >> 4));
     hopper::hold(into);
     hopper::begin_products();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) Product::run(into, a + i * kStepA, b + i * kStepB, add || i > 0);
+    for (int i = 0; i < 4; ++i) {
+      Product::run(into, a + i * kStepA, b + i * kStepB, add || i > 0);
+      if (kMeanwhile == kTurns && i == 2) hopper::close_products();
+    }
     hopper::close_products();
     hopper::hold(into);
+  };
+  const auto start = [&](float(&into)[kPart / 2], bool add, int step, int row0, int col0) {
+    const auto fetched = await(step, row0, col0);
+    multiply(into, add, 0);
     return fetched;
   };
+  // a warpgroup's turn to multiply begins when the last of the other's products is about to
+  const auto await_turn = [&] { hopper::named_barrier(kTurnBarrier + group, 128 * kConsumers); };
+  const auto give_turn = [&] { hopper::arrive_at_named_barrier(kTurnBarrier + kConsumers - 1 - group, 128 * kConsumers); };
+  if (kMeanwhile == kTurns && group > 0) give_turn();
   int row0, col0;
   // one consumer begins a few steps before the others, and so it goes on: while it stores a tile the others still multiply
   // theirs, and while they store it is at the next
@@ -596,7 +648,51 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
         leading = false;
       }
     };
-    if constexpr (Promotion::kAhead) {
+    if constexpr (kMeanwhile == kHalves) {
+      float others[kPart / 2];
+      // a step without terms, in the plain kernel, leaves the totals 0
+      if (!kAlone || steps > 0) {
+        auto fetched = await(0, row0, col0);
+        multiply(sums, false, 0);
+        const auto finish_first = [&] {
+          multiply(others, false, 1);
+          hopper::wait_for_products<1>();
+          hopper::hold(sums);
+          promote.template add<0>(totals, sums, fetched);
+        };
+        const auto finish_second = [&](int slot) {
+          hopper::hold(others);
+          release<kAlone>(&ring.empty[slot], walk, thread);
+          promote.template add<kPart / 2>(totals, others, fetched);
+        };
+#pragma unroll 1
+        for (int step = 1; step < steps; ++step) {
+          finish_first();
+          const int slot = ring.slot;
+          ring.advance();
+          follow_after(step - 1);
+          const auto next = await(step, row0, col0);
+          multiply(sums, false, 0);
+          hopper::wait_for_products<1>();
+          finish_second(slot);
+          fetched = next;
+        }
+        const auto finish_both = [&] {
+          finish_first();
+          hopper::wait_for_products<0>();
+          finish_second(ring.slot);
+        };
+        // the same twice: with one way out of the loop ptxas 13.0 takes the products under way for those that are read, and serializes them (C7514)
+        if (steps % 2 == 0) {
+          finish_both();
+        } else {
+          finish_both();
+        }
+        ring.advance();
+        follow_after(steps - 1);
+      }
+      store(totals, held, ring, row0 + group * 64, col0, walk.matrix);
+    } else if constexpr (kMeanwhile == kSecondSet) {
       float others[S::kBlockN / 2];
       using Fetched = decltype(start(sums, false, 0, 0, 0));
       const auto begin = [&](float(&into)[S::kBlockN / 2], Fetched& fetched, int step) {
@@ -609,7 +705,7 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
       const auto finish = [&](float(&done)[S::kBlockN / 2], const Fetched& fetched, int slot) {
         hopper::hold(done);
         release<kAlone>(&ring.empty[slot], walk, thread);
-        promote(totals, done, fetched);
+        promote.template add<0>(totals, done, fetched);
       };
       // a step without terms, in the plain kernel, leaves the totals 0
       if (!kAlone || steps > 0) {
@@ -638,12 +734,17 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
     } else {
       int before = 0;
       for (int step = 0; step < steps; ++step, ring.advance()) {
+        if (kMeanwhile == kTurns) await_turn();
         const auto fetched = start(sums, !Promotion::kEachStep && step > 0, step, row0, col0);
         if constexpr (Promotion::kEachStep) {
+          if (kMeanwhile == kTurns) {
+            hopper::wait_for_products<1>();
+            give_turn();
+          }
           hopper::wait_for_products<0>();
           hopper::hold(sums);
           release<kAlone>(&ring.empty[ring.slot], walk, thread);
-          promote(totals, sums, fetched);
+          promote.template add<0>(totals, sums, fetched);
         } else {
           // the step before is done when only this one is under way
           hopper::wait_for_products<1>();
@@ -662,6 +763,7 @@ __device__ __forceinline__ void consume(Ring<S> ring, Walk<S> walk, int steps, i
       }
     }
   }
+  if (kMeanwhile == kTurns && group == 0) await_turn();  // the one that was given last
 }
 
 // ---------------------------------------------------------------------------
@@ -709,11 +811,12 @@ __device__ __forceinline__ int warpgroup() { return __shfl_sync(kFullMask, stati
 template <typename S, bool kAlongM, bool kAlongN, typename Sink, typename Epilogue, typename Promotion>
 __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 1)
     product_wgmma(const __grid_constant__ CUtensorMap map_a, const __grid_constant__ CUtensorMap map_b, const __grid_constant__ Sink sink, int m, int n, int k,
-                  const __grid_constant__ Epilogue epilogue, const __grid_constant__ Promotion promote, const __grid_constant__ Batch<S::kBatched> batch) {
+                  bool turned, const __grid_constant__ Epilogue epilogue, const __grid_constant__ Promotion promote,
+                  const __grid_constant__ Batch<S::kBatched> batch) {
   constexpr bool kAlone = S::kCluster == 1;
   extern __shared__ unsigned char raw[];
   const Shared<S> shared = Shared<S>::template begin<kAlone>(raw, S::kFloats > 0 ? 1 + kBringers / 32 : 1, (S::kClusterM + S::kClusterN - 1) * kConsumers);
-  const Walk<S> walk(m, n, batch.count);
+  const Walk<S> walk(m, n, batch.count, turned);
   const int steps = (k + S::kDepth - 1) / S::kDepth, group = warpgroup();
   if (group == kConsumers) {
     hopper::keep_registers<kProducerRegisters>();
@@ -722,7 +825,11 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(kThreads, 
       hopper::prefetch_map(&map_b);
       if (S::kOverlap) hopper::wait_for_kernels_before();
       if constexpr (kAdds<Sink>) hopper::prefetch_map(&sink.added);
-      produce<S, kAlongM, kAlongN>(shared.ring, walk, &map_a, &map_b, sink, steps, batch);
+      if (S::kTurnable && turned) {
+        produce<S, kAlongM, kAlongN, S::kTurnable>(shared.ring, walk, &map_a, &map_b, sink, steps, batch);
+      } else {
+        produce<S, kAlongM, kAlongN, false>(shared.ring, walk, &map_a, &map_b, sink, steps, batch);
+      }
     }
     if constexpr (S::kFloats > 0) {
       if (threadIdx.x % 128 >= 32) {
@@ -816,18 +923,26 @@ Batch<kBatched> batch_of(const Matrix& a, const Matrix& b, const Matrix& c, cons
   }
 }
 
-/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`.
+/// A matrix, or a batch of them, as the TMA is told of it: of T, lying in `lines`, in boxes of `box_rows` rows of so many bytes.
 template <typename T, bool kBatched>
-CUtensorMap describe(const Matrix& matrix, const Lines& lines) {
+CUtensorMap describe(const Matrix& matrix, const Lines& lines, int box_rows = kBox, int row_bytes = 128) {
   if constexpr (kBatched) {
     // one matrix that serves the whole batch is a batch of one, whose stride means nothing
     const bool one = matrix.batch == 1 || matrix.batch_stride == 0;
     return hopper::describe_matrices(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, one ? 1 : matrix.batch,
-                                     one ? lines.pitch : matrix.batch_stride);
+                                     one ? lines.pitch : matrix.batch_stride, box_rows, row_bytes);
   } else {
-    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, kBox, sizeof(T));
+    return hopper::describe_matrix(matrix.data, hopper::kMapType<T>, lines.inner, lines.outer, lines.pitch, box_rows, sizeof(T), row_bytes);
   }
 }
+
+// Describes c in boxes of so many columns, where it goes out by TMA.
+template <bool kBatched, typename T>
+void describe_rest(RestByMap<T>& sink, const Matrix& c, const Lines& lines, int columns) {
+  sink.rest = describe<T, kBatched>(c, lines, kBox, columns * sizeof(T));
+}
+template <bool, typename T>
+void describe_rest(ByPairs<T>&, const Matrix&, const Lines&, int) {}
 
 // How many clusters of a kernel this GPU runs at once. More of them would only wait for the tiles of others.
 template <typename S, auto kernel>
@@ -853,18 +968,25 @@ int clusters_together() {
   return known[device % 64] = clusters;
 }
 
+// Blocks that c wants, in whole clusters; what a cluster has beyond an edge is computed too.
+template <typename S>
+int64_t blocks_for(const Matrix& c, bool turned) {
+  const int cluster_m = turned ? S::kClusterN : S::kClusterM, cluster_n = turned ? S::kClusterM : S::kClusterN;
+  return S::kCluster * gemm::count_tiles(c, cluster_m * kBlockM, cluster_n * S::kBlockN);
+}
+
 // Blocks of a grid of whole clusters: as many as there are tiles for, or as run at once.
 template <typename S, auto kernel>
-unsigned grid_for(const Matrix& c) {
-  const int64_t clusters = gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN);
-  return S::kCluster * static_cast<unsigned>(std::min<int64_t>(clusters, clusters_together<S, kernel>()));
+unsigned grid_for(const Matrix& c, bool turned = false) {
+  return static_cast<unsigned>(std::min<int64_t>(blocks_for<S>(c, turned), S::kCluster * static_cast<int64_t>(clusters_together<S, kernel>())));
 }
 
 /// Launches a kernel of a Shape for the tiles of c; its blocks may begin while the kernel before runs, where the Shape says so.
+/// turned: the pair of a cluster lies along the other axis of c.
 template <typename S, auto kernel, typename... Arguments>
-void launch_tiles(const char* name, const Matrix& c, cudaStream_t stream, const Arguments&... arguments) {
+void launch_tiles(const char* name, const Matrix& c, bool turned, cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = grid_for<S, kernel>(c);
+  config.gridDim = grid_for<S, kernel>(c, turned);
   config.blockDim = kThreads;
   config.dynamicSmemBytes = S::kSharedBytes;
   config.stream = stream;
@@ -877,17 +999,17 @@ void launch_tiles(const char* name, const Matrix& c, cudaStream_t stream, const 
 }
 
 template <typename S, bool kAlongM, bool kAlongN, typename Sink, typename Epilogue, typename Promotion>
-void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, cudaStream_t stream, const Epilogue& epilogue,
-            const Promotion& promotion, const Batch<S::kBatched>& batch) {
+void launch(const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, bool turned, cudaStream_t stream,
+            const Epilogue& epilogue, const Promotion& promotion, const Batch<S::kBatched>& batch) {
   constexpr auto kernel = product_wgmma<S, kAlongM, kAlongN, Sink, Epilogue, Promotion>;
-  launch_tiles<S, kernel>("product_wgmma", c, stream, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), static_cast<int>(k), epilogue, promotion,
-                          batch);
+  launch_tiles<S, kernel>("product_wgmma", c, turned, stream, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), static_cast<int>(k), turned,
+                          epilogue, promotion, batch);
 }
 
 // The kernel for the way in which a and b lie in memory; 8-bit operands lie in one way only.
 template <typename S, bool kAnyA, typename Sink, typename Epilogue, typename Promotion>
-void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, cudaStream_t stream,
-               const Epilogue& epilogue, const Promotion& promotion, const Batch<S::kBatched>& batch) {
+void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorMap& b, const Sink& sink, const Matrix& c, int64_t k, bool turned,
+               cudaStream_t stream, const Epilogue& epilogue, const Promotion& promotion, const Batch<S::kBatched>& batch) {
   auto chosen = launch<S, false, false, Sink, Epilogue, Promotion>;
   if constexpr (sizeof(typename S::Element) == 2) {
     if (along_n) chosen = launch<S, false, true, Sink, Epilogue, Promotion>;
@@ -895,30 +1017,41 @@ void launch_as(bool along_m, bool along_n, const CUtensorMap& a, const CUtensorM
       if (along_m) chosen = along_n ? launch<S, true, true, Sink, Epilogue, Promotion> : launch<S, true, false, Sink, Epilogue, Promotion>;
     }
   }
-  chosen(a, b, sink, c, k, stream, epilogue, promotion, batch);
+  chosen(a, b, sink, c, k, turned, stream, epilogue, promotion, batch);
 }
 
-// The shape of least cost: a column costs what its tile says, and those count that a multiprocessor computes one after another. What a
-// cluster has beyond an edge is computed too.
+// Rows of b's boxes, as the TMA counts them.
+template <typename S>
+int box_rows_of_b(bool along_n, bool turned) {
+  constexpr int kM = S::kClusterM, kN = S::kClusterN;
+  if (turned) return along_n ? ShareOfB<S, true, kN>::kRows : ShareOfB<S, false, kN>::kRows;
+  return along_n ? ShareOfB<S, true, kM>::kRows : ShareOfB<S, false, kM>::kRows;
+}
+
+// The shape of least cost, and whether its clusters lie the other way round: a column costs what its shape says, and those count that a
+// multiprocessor computes one after another.
 template <typename Wide, typename... Others, typename Launch>
 void launch_cheapest(OneOf<Others...>, const Matrix& c, int64_t blocks, const Launch& launch) {
-  const auto cost = [&](auto shape) {
+  int64_t least = -1;
+  int chosen = 0, number = -1;
+  bool turned = false;
+  const auto consider = [&](auto shape) {
     using S = decltype(shape);
-    return ceil_div(S::kCluster * gemm::count_tiles(c, S::kClusterM * kBlockM, S::kClusterN * S::kBlockN), blocks) * S::kBlockN * S::kCost;
-  };
-  int64_t least = cost(Wide());
-  int chosen = 0, number = 0;
-  const auto consider = [&](int64_t with) {
     ++number;
-    if (with < least) {
-      least = with;
+    for (const bool other_way : {false, true}) {
+      if (other_way && !S::kTurnable) continue;
+      const int64_t cost = ceil_div(blocks_for<S>(c, other_way), blocks) * S::kBlockN * S::kCost;
+      if (least >= 0 && cost >= least) continue;
+      least = cost;
       chosen = number;
+      turned = other_way;
     }
   };
-  (consider(cost(Others())), ...);
-  if (chosen == 0) return launch(Wide());
+  consider(Wide());
+  (consider(Others()), ...);
+  if (chosen == 0) return launch(Wide(), turned);
   number = 0;
-  ((++number == chosen ? launch(Others()) : void()), ...);
+  ((++number == chosen ? launch(Others(), turned) : void()), ...);
 }
 
 /// c = epilogue(a b) with the TMA, by `Wide` tiles, or by those of `Others` (OneOf<…>) that leave multiprocessors idle for less. What the
@@ -935,7 +1068,7 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
                     const Added& added = {}) {
   using T = typename Wide::Element;
   const Lines lines_a = lines_of(a, sizeof(T)), lines_b = lines_of(b, sizeof(T)), lines_c = lines_of(c, sizeof(TOut));
-  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>, kHalves = halves(Others());
+  constexpr bool kByMap = sizeof(TOut) <= 2, kBatched = Wide::kBatched, kAdded = std::is_same_v<Added, Matrix>;
   static_assert(sizeof(TOut) == 2 || !(kBatched || kAdded), "a batch, and what is added, have boxes of 16-bit elements");
   const Batch<kBatched> batch = batch_of<kBatched>(a, b, c, added);
   bool other_way = (lines_a.transposed && (!kAnyA || sizeof(T) == 1)) || (!lines_b.transposed && sizeof(T) == 1);
@@ -957,19 +1090,13 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
     kernel<<<grid, kThreads, Wide::kSharedBytes, stream>>>(left, right, sink, epilogue, promotion, batch);
     return check_cuda(cudaGetLastError(), "product_wgmma_plain");
   }
-  const CUtensorMap map_a = describe<T, kBatched>(a, lines_a), map_b = describe<T, kBatched>(b, lines_b);
+  const CUtensorMap map_a = describe<T, kBatched>(a, lines_a);
+  constexpr int kOutBytes = kBox * sizeof(TOut);  // a row of a box of c
   const auto sink = [&] {
     if constexpr (kAdded) {
-      return AddedByMap<TOut>{{describe<TOut, kBatched>(c, lines_c)}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
-    } else if constexpr (sizeof(TOut) == 1) {
-      return ByMap<TOut>{hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kBox, 1, kBox)};
-    } else if constexpr (kByMap && kHalves) {
-      static_assert(!kBatched, "half boxes are of single matrices");
-      const CUtensorMap half =
-          hopper::describe_matrix(c.data, hopper::kMapType<TOut>, lines_c.inner, lines_c.outer, lines_c.pitch, kBox, sizeof(TOut), kBox / 2 * sizeof(TOut));
-      return HalvedByMap<TOut>{{describe<TOut, false>(c, lines_c)}, half};
+      return AddedByMap<TOut>{{{describe<TOut, kBatched>(c, lines_c)}, {}}, describe<TOut, kBatched>(added, lines_of(added, sizeof(TOut)))};
     } else if constexpr (kByMap) {
-      return ByMap<TOut>{describe<TOut, kBatched>(c, lines_c)};
+      return RestByMap<TOut>{{describe<TOut, kBatched>(c, lines_c, kBox, kOutBytes)}, {}};
     } else {
       return pairs_of<TOut>(c);
     }
@@ -985,8 +1112,12 @@ void launch_product(const Matrix& a, const Matrix& b, const Matrix& c, cudaStrea
   using Before = std::decay_t<decltype(before)>;
   const bool along_m = lines_a.transposed, along_n = !lines_b.transposed;
   constexpr auto any = product_wgmma<Wide, false, sizeof(T) == 2, Sink, Before, Promotion>;
-  launch_cheapest<Wide>(Others(), c, Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, any>()), [&](auto shape) {
-    launch_as<decltype(shape), kAnyA>(along_m, along_n, map_a, map_b, sink, c, a.cols, stream, before, promotion, batch);
+  launch_cheapest<Wide>(Others(), c, Wide::kCluster * static_cast<int64_t>(clusters_together<Wide, any>()), [&](auto shape, bool turned) {
+    using S = decltype(shape);
+    const CUtensorMap map_b = describe<T, kBatched>(b, lines_b, box_rows_of_b<S>(along_n, turned));
+    Sink into = sink;
+    if (S::kRest > 0) describe_rest<kBatched>(into, c, lines_c, S::kRest);
+    launch_as<S, kAnyA>(along_m, along_n, map_a, map_b, into, c, a.cols, turned, stream, before, promotion, batch);
   });
 }
 

@@ -5,8 +5,8 @@
 #include "opforge/gemm_wgmma.h"
 
 // Tunable: columns of a tile of c, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
-// together, boxes of c under way, steps by which one consumer leads the other, whether narrow tiles are used where wide ones
-// would be too few, whether blocks may start while the kernel before runs.
+// together, boxes of c under way, steps by which one consumer leads the other, which narrower tiles are used where they cost less
+// (0: none, 1: of 128 and 64 columns, 2: of 224, 192 and 160 too), whether blocks may start while the kernel before runs.
 #ifndef BLOCK_N
 #define BLOCK_N 256
 #endif
@@ -40,18 +40,26 @@ namespace wgmma {
 
 template <typename T, bool batched = false>
 using Wide = Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, batched>;
-// where c has so few wide tiles that multiprocessors would have none, or less to do than others
+// where c has so few wide tiles that multiprocessors would have none, or less to do than others: 512 x 14336 are 256 tiles of 224 columns,
+// 3072 x 3072 are 384 of 192, 384 x 6144 are 120 of 160, for 132 multiprocessors.  A narrow tile uses an element of a for fewer products; what
+// that costs was measured at six shapes on one H200
 template <typename T, bool batched = false>
-using Tile64 = Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched>;
+using Tile64 = Costing<Shape<T, 64, 7, 1, 1, 1, 0, GROUP, OVERLAP, batched>, 145>;
 template <typename T, bool batched = false>
-using Tile128 = Shape<T, 128, 6, 2, 1, 2, 2, GROUP, OVERLAP, batched>;
-template <typename T>
-using Tile224 = Shape<T, 224, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP>;
+using Tile128 = Costing<Shape<T, 128, 6, 2, 1, 2, 2, GROUP, OVERLAP, batched>, 102>;
 template <typename T, bool batched = false>
-using Narrow = std::conditional_t<!NARROW, OneOf<>, std::conditional_t<(BLOCK_N > 128), OneOf<Tile64<T, batched>, Tile128<T, batched>>, OneOf<Tile64<T, batched>>>>;
-// bare products may have half a box at the end: 512 x 14336 are 256 tiles of 224 columns, for 132 multiprocessors
-template <typename T>
-using NarrowOrHalved = std::conditional_t<NARROW && (BLOCK_N > 224), OneOf<Tile64<T>, Tile128<T>, Tile224<T>>, Narrow<T>>;
+using Tile160 = Costing<Shape<T, 160, 5, 2, 1, 1, 2, GROUP, OVERLAP, batched>, 104>;
+template <typename T, bool batched = false>
+using Tile192 = Costing<Shape<T, 192, 5, 2, 1, 1, 2, GROUP, OVERLAP, batched>, 102>;
+template <typename T, bool batched = false>
+using Tile224 = Costing<Shape<T, 224, 4, 2, 1, 2, 2, GROUP, OVERLAP, batched>, 102>;
+template <typename T, bool batched>
+using AllWidths = OneOf<Tile64<T, batched>, Tile128<T, batched>, Tile160<T, batched>, Tile192<T, batched>, Tile224<T, batched>>;
+template <typename T, bool batched = false>
+using Narrow = std::conditional_t<
+    NARROW == 0, OneOf<>,
+    std::conditional_t<NARROW == 2 && (BLOCK_N > 224), AllWidths<T, batched>,
+                       std::conditional_t<(BLOCK_N > 128), OneOf<Tile64<T, batched>, Tile128<T, batched>>, OneOf<Tile64<T, batched>>>>>;
 
 }  // namespace wgmma
 }  // namespace opforge

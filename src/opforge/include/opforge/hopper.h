@@ -46,9 +46,16 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
   return found;
 }
 
-/// Describes a matrix of elements of `size` bytes to the TMA in boxes of `box_rows` rows of `row_bytes` (128 or 64): `inner` contiguous
-/// elements in each of `outer` rows that lie `pitch` elements apart.  In shared memory a box's rows are swizzled.  What a box
-/// has beyond an edge is read as zero and never written.
+/// How the rows of a box are swizzled in shared memory: those of 128, 64 and 32 bytes are, others lie one behind another.
+constexpr CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+         : row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B
+         : row_bytes == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                           : CU_TENSOR_MAP_SWIZZLE_NONE;
+}
+
+/// Describes a matrix of elements of `size` bytes to the TMA in boxes of `box_rows` rows of `row_bytes`: `inner` contiguous
+/// elements in each of `outer` rows that lie `pitch` elements apart.  What a box has beyond an edge is read as zero and never written.
 inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int box_rows = kBox, int size = 2,
                                    int row_bytes = 128) {
   CUtensorMap map;
@@ -58,22 +65,23 @@ inline CUtensorMap describe_matrix(const void* data, CUtensorMapDataType type, i
   const cuuint32_t steps[2] = {1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           swizzle_of(row_bytes), kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses a matrix of ", outer, " rows of ", inner,
                 " elements, ", pitch, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
 }
 
-/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of 64 rows of one of them.
-inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart) {
+/// Describes `count` such matrices of 16-bit elements, `apart` elements from one to the next: boxes of rows of one of them.
+inline CUtensorMap describe_matrices(const void* data, CUtensorMapDataType type, int64_t inner, int64_t outer, int64_t pitch, int64_t count, int64_t apart,
+                                     int box_rows = kBox, int row_bytes = 128) {
   CUtensorMap map;
   const cuuint64_t sizes[3] = {static_cast<cuuint64_t>(inner), static_cast<cuuint64_t>(outer), static_cast<cuuint64_t>(count)};
   const cuuint64_t strides[2] = {static_cast<cuuint64_t>(pitch) * 2, static_cast<cuuint64_t>(apart) * 2};
-  const cuuint32_t box[3] = {kBox, kBox, 1};
+  const cuuint32_t box[3] = {static_cast<cuuint32_t>(row_bytes / 2), static_cast<cuuint32_t>(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   const CUresult status =
       tensor_map_encoder()(&map, type, 3, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                           CU_TENSOR_MAP_SWIZZLE_128B, kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                           swizzle_of(row_bytes), kPromotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   OPFORGE_CHECK(status == CUDA_SUCCESS, RuntimeError, "cuTensorMapEncodeTiled refuses ", count, " matrices of ", outer, " rows of ", inner,
                 " elements, rows ", pitch, " and matrices ", apart, " apart (CUresult ", static_cast<int>(status), ")");
   return map;
@@ -284,7 +292,8 @@ struct Product;
 #define OPFORGE_R5 "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define OPFORGE_R6 "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
 #define OPFORGE_R7 "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define OPFORGE_SUMS16(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7]), "+f"(sums[i + 8]), "+f"(sums[i + 9]), "+f"(sums[i + 10]), "+f"(sums[i + 11]), "+f"(sums[i + 12]), "+f"(sums[i + 13]), "+f"(sums[i + 14]), "+f"(sums[i + 15])
+#define OPFORGE_SUMS4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
+#define OPFORGE_SUMS16(i) OPFORGE_SUMS4(i), OPFORGE_SUMS4(i + 4), OPFORGE_SUMS4(i + 8), OPFORGE_SUMS4(i + 12)
 #define OPFORGE_PRODUCT(T, NAME, N, REGISTERS, TAIL, ...)                                                                              \
   template <bool kOuterA, bool kOuterB>                                                                                                \
   struct Product<T, N, kOuterA, kOuterB> {                                                                                             \
@@ -295,44 +304,40 @@ struct Product;
                    : "l"(a), "l"(b), "r"(add), "n"(kOuterA ? 1 : 0), "n"(kOuterB ? 1 : 0));                                            \
     }                                                                                                                                  \
   };
-#define OPFORGE_TAIL64_0 "%32"
-#define OPFORGE_TAIL64_1 "%33"
-#define OPFORGE_TAIL64_2 "%34"
-#define OPFORGE_TAIL64_3 "%35"
-#define OPFORGE_TAIL64_4 "%36"
-#define OPFORGE_TAIL64(i) OPFORGE_TAIL64_##i
-#define OPFORGE_TAIL128_0 "%64"
-#define OPFORGE_TAIL128_1 "%65"
-#define OPFORGE_TAIL128_2 "%66"
-#define OPFORGE_TAIL128_3 "%67"
-#define OPFORGE_TAIL128_4 "%68"
-#define OPFORGE_TAIL128(i) OPFORGE_TAIL128_##i
-#define OPFORGE_TAIL192_0 "%96"
-#define OPFORGE_TAIL192_1 "%97"
-#define OPFORGE_TAIL192_2 "%98"
-#define OPFORGE_TAIL192_3 "%99"
-#define OPFORGE_TAIL192_4 "%100"
-#define OPFORGE_TAIL192(i) OPFORGE_TAIL192_##i
-#define OPFORGE_TAIL224_0 "%112"
-#define OPFORGE_TAIL224_1 "%113"
-#define OPFORGE_TAIL224_2 "%114"
-#define OPFORGE_TAIL224_3 "%115"
-#define OPFORGE_TAIL224_4 "%116"
-#define OPFORGE_TAIL224(i) OPFORGE_TAIL224_##i
-#define OPFORGE_TAIL256_0 "%128"
-#define OPFORGE_TAIL256_1 "%129"
-#define OPFORGE_TAIL256_2 "%130"
-#define OPFORGE_TAIL256_3 "%131"
-#define OPFORGE_TAIL256_4 "%132"
-#define OPFORGE_TAIL256(i) OPFORGE_TAIL256_##i
+// the operands after N / 2 sums: addresses, whether to add, and how the operands lie
+#define OPFORGE_PICK_0(a, b, c, d, e) a
+#define OPFORGE_PICK_1(a, b, c, d, e) b
+#define OPFORGE_PICK_2(a, b, c, d, e) c
+#define OPFORGE_PICK_3(a, b, c, d, e) d
+#define OPFORGE_PICK_4(a, b, c, d, e) e
+#define OPFORGE_TAIL64(i) OPFORGE_PICK_##i("%32", "%33", "%34", "%35", "%36")
+#define OPFORGE_TAIL80(i) OPFORGE_PICK_##i("%40", "%41", "%42", "%43", "%44")
+#define OPFORGE_TAIL96(i) OPFORGE_PICK_##i("%48", "%49", "%50", "%51", "%52")
+#define OPFORGE_TAIL104(i) OPFORGE_PICK_##i("%52", "%53", "%54", "%55", "%56")
+#define OPFORGE_TAIL128(i) OPFORGE_PICK_##i("%64", "%65", "%66", "%67", "%68")
+#define OPFORGE_TAIL160(i) OPFORGE_PICK_##i("%80", "%81", "%82", "%83", "%84")
+#define OPFORGE_TAIL192(i) OPFORGE_PICK_##i("%96", "%97", "%98", "%99", "%100")
+#define OPFORGE_TAIL208(i) OPFORGE_PICK_##i("%104", "%105", "%106", "%107", "%108")
+#define OPFORGE_TAIL224(i) OPFORGE_PICK_##i("%112", "%113", "%114", "%115", "%116")
+#define OPFORGE_TAIL256(i) OPFORGE_PICK_##i("%128", "%129", "%130", "%131", "%132")
 #define OPFORGE_REGISTERS64 OPFORGE_R0 ", " OPFORGE_R1
-#define OPFORGE_REGISTERS128 OPFORGE_REGISTERS64 ", " OPFORGE_R2 ", " OPFORGE_R3
-#define OPFORGE_REGISTERS192 OPFORGE_REGISTERS128 ", " OPFORGE_R4 ", " OPFORGE_R5
+#define OPFORGE_REGISTERS80 OPFORGE_REGISTERS64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define OPFORGE_REGISTERS96 OPFORGE_REGISTERS64 ", " OPFORGE_R2
+#define OPFORGE_REGISTERS104 OPFORGE_REGISTERS96 ", %48, %49, %50, %51"
+#define OPFORGE_REGISTERS128 OPFORGE_REGISTERS96 ", " OPFORGE_R3
+#define OPFORGE_REGISTERS160 OPFORGE_REGISTERS128 ", " OPFORGE_R4
+#define OPFORGE_REGISTERS192 OPFORGE_REGISTERS160 ", " OPFORGE_R5
+#define OPFORGE_REGISTERS208 OPFORGE_REGISTERS192 ", %96, %97, %98, %99, %100, %101, %102, %103"
 #define OPFORGE_REGISTERS224 OPFORGE_REGISTERS192 ", " OPFORGE_R6
 #define OPFORGE_REGISTERS256 OPFORGE_REGISTERS192 ", " OPFORGE_R6 ", " OPFORGE_R7
 #define OPFORGE_SUMS64 OPFORGE_SUMS16(0), OPFORGE_SUMS16(16)
-#define OPFORGE_SUMS128 OPFORGE_SUMS64, OPFORGE_SUMS16(32), OPFORGE_SUMS16(48)
-#define OPFORGE_SUMS192 OPFORGE_SUMS128, OPFORGE_SUMS16(64), OPFORGE_SUMS16(80)
+#define OPFORGE_SUMS80 OPFORGE_SUMS64, OPFORGE_SUMS4(32), OPFORGE_SUMS4(36)
+#define OPFORGE_SUMS96 OPFORGE_SUMS64, OPFORGE_SUMS16(32)
+#define OPFORGE_SUMS104 OPFORGE_SUMS96, OPFORGE_SUMS4(48)
+#define OPFORGE_SUMS128 OPFORGE_SUMS96, OPFORGE_SUMS16(48)
+#define OPFORGE_SUMS160 OPFORGE_SUMS128, OPFORGE_SUMS16(64)
+#define OPFORGE_SUMS192 OPFORGE_SUMS160, OPFORGE_SUMS16(80)
+#define OPFORGE_SUMS208 OPFORGE_SUMS192, OPFORGE_SUMS4(96), OPFORGE_SUMS4(100)
 #define OPFORGE_SUMS224 OPFORGE_SUMS192, OPFORGE_SUMS16(96)
 #define OPFORGE_SUMS256 OPFORGE_SUMS192, OPFORGE_SUMS16(96), OPFORGE_SUMS16(112)
 #define OPFORGE_PRODUCTS(N)                                                                       \
@@ -340,6 +345,7 @@ struct Product;
   OPFORGE_PRODUCT(bfloat16_t, "bf16", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)
 OPFORGE_PRODUCTS(64)
 OPFORGE_PRODUCTS(128)
+OPFORGE_PRODUCTS(160)
 OPFORGE_PRODUCTS(192)
 OPFORGE_PRODUCTS(224)
 OPFORGE_PRODUCTS(256)
@@ -359,8 +365,13 @@ OPFORGE_PRODUCTS(256)
   OPFORGE_PRODUCT8(float8_e4m3_t, "e4m3.e4m3", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)        \
   OPFORGE_PRODUCT8(float8_e5m2_t, "e5m2.e5m2", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)
 OPFORGE_PRODUCTS8(64)
+OPFORGE_PRODUCTS8(80)
+OPFORGE_PRODUCTS8(96)
+OPFORGE_PRODUCTS8(104)
 OPFORGE_PRODUCTS8(128)
+OPFORGE_PRODUCTS8(160)
 OPFORGE_PRODUCTS8(192)
+OPFORGE_PRODUCTS8(208)
 OPFORGE_PRODUCTS8(256)
 
 }  // namespace hopper

@@ -171,10 +171,10 @@ struct Epilogue {
     return held;
   }
 
-  /// All sums that a thread has in 64 columns from col0 on, the tile's box number `box`.
+  /// All sums that a thread has in 64 columns from col0 on, or fewer at the end of a tile: its box number `box`.
   template <int count, int boxes>
   __device__ __forceinline__ void apply(float (&sums)[count], const Held<boxes>& held, int box, int row0, int col0, int thread) const {
-    static_assert(count == 32, "64 columns, each in two rows");
+    static_assert(count % 4 == 0 && count <= 32, "64 columns or fewer, each in two rows");
 #pragma unroll
     for (int i = 0; i < count; i += 4) {
       const uint32_t passed = __shfl_sync(kFullMask, held.shifts[box], i + thread % 4);

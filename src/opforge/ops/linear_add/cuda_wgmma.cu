@@ -10,9 +10,9 @@ arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 dtypes = ["float16", "bfloat16"]
 supports = {rows_of_whole_16_bytes = "n % 8 == 0 and k % 8 == 0"}
-space = {BLOCK_N = [64, 128, 192, 256], STAGES = [3, 4, 5, 6, 7], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2, 4], LEAD = [0, 1, 2, 3], NARROW = [0, 1], OVERLAP = [0, 1], MIXED = [0, 1]}
+space = {BLOCK_N = [64, 128, 160, 192, 224, 256], STAGES = [3, 4, 5, 6, 7], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2, 4], LEAD = [0, 1, 2, 3], NARROW = [0, 1, 2], OVERLAP = [0, 1], MIXED = [0, 1]}
 default = {BLOCK_N = 256, STAGES = 4, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 8, OUT_BOXES = 2, LEAD = 2, NARROW = 1, OVERLAP = 1, MIXED = 0}
-limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
+limits = {lead_fits_the_ring = "LEAD < STAGES", stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + 2048 <= 232448"}
 */
 #include "opforge/gemm_wgmma_tunables.h"
 #include "opforge/linear_device.h"

@@ -340,7 +340,7 @@ __global__ void __cluster_dims__(S::kCluster, 1, 1) __launch_bounds__(wgmma::kTh
 template <typename S, bool kAlongK, typename Sink>
 void launch(const CUtensorMap& a, const CUtensorMap& b, const Matrix& c, const Sink& sink, int k, cudaStream_t stream) {
   constexpr auto kernel = product_tf32<S, kAlongK, Sink>;
-  wgmma::launch_tiles<S, kernel>("product_tf32", c.transposed(), stream, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), k);
+  wgmma::launch_tiles<S, kernel>("product_tf32", c.transposed(), false, stream, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols), k);
 }
 
 // Wide tiles, or narrow ones where wide ones would leave multiprocessors idle, as in gemm_wgmma.h.

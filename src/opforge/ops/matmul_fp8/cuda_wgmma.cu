@@ -13,16 +13,17 @@
 arch = "sm_90a"
 layouts = ["contiguous", "rows", "strided"]
 supports = {rows_of_whole_16_bytes = "k % 16 == 0", an_operand_in_e4m3 = "dtype == 'float8_e4m3fn' or b_dtype == 'float8_e4m3fn'", a_result_not_in_float16 = "out_dtype != 'float16'"}
-space = {BLOCK_N = [64, 128, 192], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1]}
-default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1}
-limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD == 0 or BLOCK_N <= 128", stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448", b_is_shared_in_whole_boxes = "BLOCK_N // 64 % CLUSTER_M == 0"}
+space = {BLOCK_N = [64, 128, 160, 192, 208], STAGES = [3, 4, 5, 6], CLUSTER_M = [1, 2], CLUSTER_N = [1, 2], GROUP = [1, 2, 4, 8, 16], OUT_BOXES = [1, 2], LEAD = [0, 1, 2], OVERLAP = [0, 1], AHEAD = [0, 1, 2, 3], WIDER = [0, 1]}
+default = {BLOCK_N = 128, STAGES = 5, CLUSTER_M = 2, CLUSTER_N = 1, GROUP = 4, OUT_BOXES = 2, LEAD = 0, OVERLAP = 1, AHEAD = 1, WIDER = 0}
+limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums = "AHEAD != 1 or BLOCK_N <= 128", turns_have_no_lead = "AHEAD != 3 or LEAD == 0", stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448"}
 */
 #include "opforge/fp8_scales.h"
 #include "opforge/gemm_wgmma.h"
 
 // Tunable: columns of a tile of y, steps under way at once, blocks that share b, blocks that share a, rows of tiles walked
 // together, boxes of y under way, steps by which one consumer leads the other, whether blocks may start while the kernel before runs,
-// whether a warpgroup multiplies the next step while it adds the sums of the last one.
+// what a warpgroup multiplies while it adds the sums of a step (0: nothing, 1: the next step in a second set of sums, 2: the other half of its
+// columns, 3: nothing, but it takes turns with the other warpgroup), whether tiles of 192 columns are used where they cost less.
 #ifndef BLOCK_N
 #define BLOCK_N 128
 #endif
@@ -50,6 +51,9 @@ limits = {lead_fits_the_ring = "LEAD < STAGES", registers_hold_two_sets_of_sums 
 #ifndef AHEAD
 #define AHEAD 1
 #endif
+#ifndef WIDER
+#define WIDER 0
+#endif
 
 namespace opforge {
 
@@ -70,8 +74,13 @@ constexpr CUtensorMapDataType kMapType<E5M2ByE4M3> = CU_TENSOR_MAP_DATA_TYPE_UIN
   OPFORGE_PRODUCT8(E4M3ByE5M2, "e4m3.e5m2", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)      \
   OPFORGE_PRODUCT8(E5M2ByE4M3, "e5m2.e4m3", N, OPFORGE_REGISTERS##N, OPFORGE_TAIL##N, OPFORGE_SUMS##N)
 OPFORGE_MIXED_PRODUCTS(64)
+OPFORGE_MIXED_PRODUCTS(80)
+OPFORGE_MIXED_PRODUCTS(96)
+OPFORGE_MIXED_PRODUCTS(104)
 OPFORGE_MIXED_PRODUCTS(128)
+OPFORGE_MIXED_PRODUCTS(160)
 OPFORGE_MIXED_PRODUCTS(192)
+OPFORGE_MIXED_PRODUCTS(208)
 }  // namespace hopper
 }  // namespace opforge
 
@@ -80,50 +89,53 @@ namespace {
 namespace wgmma = opforge::wgmma;
 using opforge::Scales;
 
-constexpr int kHalves = BLOCK_N / 64;  // 64 columns of y lie in one block of b's scales
-
 // Scales of rows or tensors: the sums move over as they are.
 struct Moved {
-  static constexpr bool kEachStep = true, kAhead = AHEAD, kReads = false;
+  static constexpr bool kEachStep = true, kReads = false;
   struct Fetched {};
   __device__ __forceinline__ Fetched fetch(int, int, int, int) const { return {}; }
-  template <int count>
-  __device__ __forceinline__ void operator()(float (&totals)[count], float (&sums)[count], const Fetched&) const {
+  template <int first, int all, int count>
+  __device__ __forceinline__ void add(float (&totals)[all], float (&sums)[count], const Fetched&) const {
 #pragma unroll
-    for (int i = 0; i < count; ++i) totals[i] += sums[i];
+    for (int i = 0; i < count; ++i) totals[first + i] += sums[i];
   }
 };
 
 // Scales of blocks: the sums of 128 terms are multiplied on the way. The scales of a step come through the ring: those of 128 rows, then those of
-// every 64 columns.
-constexpr int kFloats = 128 + kHalves;
+// every 64 columns, which lie in one block of b's.
 struct Scaled {
-  static constexpr bool kEachStep = true, kAhead = AHEAD, kReads = true;
+  static constexpr bool kEachStep = true, kReads = true;
   Scales a, b;
+  template <int boxes>
   struct Fetched {
-    float rows[2], halves[kHalves];
+    float rows[2], boxes_of_b[boxes];
   };
   __device__ __forceinline__ const float* source(int row0, int col0, int i) const {
     return i < 128 ? a.where(row0 + i, 0) : b.where((col0 + 64 * (i - 128)) / opforge::kScaleBlock, 0);
   }
   __device__ __forceinline__ int64_t stride(int i) const { return i < 128 ? a.block : b.block; }
   // Every thread has sums of two rows, eight apart.
-  __device__ __forceinline__ Fetched read(const float* floats, int group, int thread) const {
-    Fetched found;
+  template <int boxes>
+  __device__ __forceinline__ Fetched<boxes> read(const float* floats, int group, int thread) const {
+    Fetched<boxes> found;
     const int row = group * 64 + thread / 32 * 16 + thread % 32 / 4;
     found.rows[0] = floats[row];
     found.rows[1] = floats[row + 8];
 #pragma unroll
-    for (int i = 0; i < kHalves; ++i) found.halves[i] = floats[128 + i];
+    for (int i = 0; i < boxes; ++i) found.boxes_of_b[i] = floats[128 + i];
     return found;
   }
-  template <int count>
-  __device__ __forceinline__ void operator()(float (&totals)[count], float (&sums)[count], const Fetched& scales) const {
+  template <int first, int all, int count, int boxes>
+  __device__ __forceinline__ void add(float (&totals)[all], float (&sums)[count], const Fetched<boxes>& scales) const {
+    constexpr int kEach = 32;  // sums of a thread in 64 columns
 #pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      const float by[2] = {scales.rows[0] * scales.halves[half], scales.rows[1] * scales.halves[half]};
+    for (int box = first / kEach; box * kEach < first + count; ++box) {
+      const float by[2] = {scales.rows[0] * scales.boxes_of_b[box], scales.rows[1] * scales.boxes_of_b[box]};
 #pragma unroll
-      for (int i = half * 32; i < half * 32 + 32; ++i) totals[i] = fmaf(sums[i], by[i / 2 % 2], totals[i]);
+      for (int at = 0; at < kEach; ++at) {
+        const int i = box * kEach + at - first;
+        if (i >= 0 && i < count) totals[first + i] = fmaf(sums[i], by[at / 2 % 2], totals[first + i]);
+      }
     }
   }
 };
@@ -162,16 +174,23 @@ struct ByRowAndColumn {
   }
 };
 
-template <typename T, int floats>
-using Tiles = wgmma::Shape<T, BLOCK_N, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, false, floats>;
+// Tiles of BLOCK_N columns, or of 192 where those cost less; scales of blocks want whole boxes of 64 columns.
+template <typename T, bool blocks, int block_n>
+constexpr int kFloats = blocks ? 128 + block_n / 64 : 0;
+template <typename T, bool blocks, int block_n = blocks && BLOCK_N % 64 != 0 ? 128 : BLOCK_N>
+using Tile = wgmma::Shape<T, block_n, STAGES, CLUSTER_M, CLUSTER_N, OUT_BOXES, LEAD, GROUP, OVERLAP, false, kFloats<T, blocks, block_n>, AHEAD>;
+template <typename T, bool blocks>
+using Tile192 = wgmma::Costing<wgmma::Shape<T, 192, 4, 2, 1, 2, 1, GROUP, OVERLAP, false, kFloats<T, blocks, 192>, wgmma::kHalves>, 100>;
+template <typename T, bool blocks>
+using Wider = std::conditional_t<WIDER && BLOCK_N == 128, wgmma::OneOf<Tile192<T, blocks>>, wgmma::OneOf<>>;
 
 template <typename T, typename TOut>
 void product_of(const opforge::Fp8Product& call, cudaStream_t stream) {
   const opforge::Matrix b = call.b.transposed();
   if (call.blockwise) {
-    wgmma::launch_product<Tiles<T, kFloats>, wgmma::OneOf<>, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
+    wgmma::launch_product<Tile<T, true>, Wider<T, true>, TOut>(call.a, b, call.y, stream, opforge::gemm::Unchanged{}, Scaled{call.scale_a, call.scale_b});
   } else {
-    wgmma::launch_product<Tiles<T, 0>, wgmma::OneOf<>, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
+    wgmma::launch_product<Tile<T, false>, Wider<T, false>, TOut>(call.a, b, call.y, stream, ByRowAndColumn{call.scale_a, call.scale_b}, Moved{});
   }
 }
 
