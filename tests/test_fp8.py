@@ -338,3 +338,43 @@ def test_few_rows_of_fp8_stream_through_the_tensor_cores():
     assert [kernel.other_instructions.get("LDGSTS", 0) > 0 for kernel in streaming].count(True) == 10
     for kernel in found.kernels:
         assert not kernel.spills and kernel.warnings == ()
+
+
+def cut_to(values, largest):
+    """What is left of numbers that are aligned with the largest of them and keep 14 bits of it, as Hopper's tensor cores do."""
+    unit = 2.0 ** (largest.clamp_min(1e-300).log2().floor() - 13)
+    return (values / unit).trunc() * unit
+
+
+def on_tensor_cores(a, b, carried):
+    """a @ b^T in instructions of 32 terms; sums go over to exact ones after `carried` terms."""
+    import torch
+
+    total = torch.zeros(a.shape[0], b.shape[0], dtype=torch.float64)
+    for first in range(0, a.shape[1], carried):
+        added = torch.zeros_like(total)
+        for start in range(first, min(first + carried, a.shape[1]), 32):
+            terms = torch.cat([a[:, None, start : start + 32] * b[None, :, start : start + 32], added[..., None]], dim=-1)
+            added = cut_to(terms, terms.abs().amax(dim=-1, keepdim=True)).sum(dim=-1)
+            added = cut_to(added, added.abs())
+        total += added
+    return total
+
+
+@pytest.mark.parametrize("distribution", ["normal", "uniform", "skewed", "constant_rows"])
+def test_the_bound_is_kept_by_sums_carried_on_every_128_terms_and_not_by_longer_ones(distribution):
+    """Products of one sign are all cut in one direction: a bound for wandering sums alone refuses every right kernel for them, one that adds up all that
+    may be cut off hides sums that are never carried on."""
+    import torch
+
+    from opforge.runner.inputs import DISTRIBUTIONS
+
+    operator = load().operator("matmul_fp8")
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scale = torch.ones(1, 1, dtype=torch.float64)
+    for k, carried in ((128, 128), (512, 128), (4096, 4096)):
+        generator = torch.Generator().manual_seed(k)
+        a, b = (DISTRIBUTIONS[distribution]((rows, k), largest, generator).to(torch.float8_e4m3fn).double() for rows in (24, 32))
+        magnitude = operator.tolerance.magnitude({"a": a, "b": b, "scale_a": scale, "scale_b": scale}, {}, {})["y"]
+        worst = ((on_tensor_cores(a, b, carried) - a @ b.T).abs() / (magnitude * 6.0 * 2.0**-23 * k**0.5)).max().item()
+        assert worst > 1.5 if carried > 128 else worst < 0.8, (k, carried, worst)

@@ -18,8 +18,10 @@ struct Shift {
 
   __device__ explicit __forceinline__ Shift(float top)
       // beyond 1e38 the product would overflow. Elements differ by 0 or by more than 1e31 there, so any slope gives 1 or 0
-      // rounded wherever it is used: contracted with a difference it would be exact there, and off by half an ulp of itself from all others
-      : slope(fabsf(top) > 1e38f ? 0.5f : kLog2e), offset(__fmul_rn(top, slope)) {}
+      : slope(fabsf(top) > 1e38f ? 0.5f : kLog2e) {
+    // rounded wherever it is used: contracted with a difference it would be exact there, and off by half an ulp of itself from all others
+    offset = __fmul_rn(top, slope);
+  }
   __device__ __forceinline__ float exp(float x) const { return exp2_approximate(fmaf(x, slope, -offset)); }
   /// log(sum(exp(x - top))) for the sum of these exponentials: the rounding of the shift is in it, and is taken off.
   __device__ __forceinline__ float log_of(float sum, float top) const { return fmaf(fmaf(top, slope, -offset), -0.693147181f, logf(sum)); }
