@@ -4,7 +4,7 @@
 // It hands them to the kernel in the given sizes, which hold the elements in the same order, then the numbers, and
 // returns true; for tensors of another class, or at addresses that are no multiples of `alignment`, it does nothing and
 // returns false, and so it does when the kernel says false.  A view made by PyTorch costs more than the whole call.
-#include "opforge/ffi.h"
+#include "opforge/ffi_packed.h"
 
 #include <cstring>
 #include <memory>
@@ -119,24 +119,9 @@ void prepare(const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
   OPFORGE_CHECK(count + prepared->numbers.size() <= kMostArguments, ValueError, "prepare() takes at most ", kMostArguments, " arguments for a kernel");
   TVMFFIObjectIncRef(kernel.v_obj);
   prepared->kernel = kernel.v_obj;
-  TVMFFIObjectHandle made = nullptr;
-  OPFORGE_CHECK(TVMFFIFunctionCreate(prepared.get(), call, [](void* self) { delete static_cast<Prepared*>(self); }, &made) == 0, RuntimeError,
-                "TVM-FFI made no function of a prepared call");
-  prepared.release();
-  result->type_index = kTVMFFIFunction;
-  result->v_obj = static_cast<TVMFFIObject*>(made);
+  opforge::answer_function(std::move(prepared), call, result, "a prepared call");
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int __tvm_ffi_prepare(void*, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
-  try {
-    prepare(args, num_args, result);
-    return 0;
-  } catch (const opforge::Error& error) {
-    TVMFFIErrorSetRaisedFromCStr(error.kind(), error.what());
-  } catch (const std::exception& error) {
-    TVMFFIErrorSetRaisedFromCStr("RuntimeError", error.what());
-  }
-  return -1;
-}
+OPFORGE_EXPORT_PACKED(prepare, prepare)

@@ -4,7 +4,7 @@
 // returns that function.  The first two are addresses in the driver, the third its CUfunction.  A parameter is the address of the data of a tensor (its
 // place among the arguments), or with tensor -1 the lowest bytes of `bits`: the driver takes as many as the parameter has.  The function returns true; where
 // another device is current than the tensors' own it does nothing and returns false: the kernel lies in the context of one device.
-#include "opforge/ffi.h"
+#include "opforge/ffi_packed.h"
 
 #include <cuda.h>
 
@@ -94,24 +94,9 @@ void launcher(const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
     any = any || tensor >= 0;
   }
   OPFORGE_CHECK(any && made->parameters.size() <= kMostParameters, ValueError, "launcher() takes at most ", kMostParameters, " parameters, one of them a tensor");
-  TVMFFIObjectHandle function = nullptr;
-  OPFORGE_CHECK(TVMFFIFunctionCreate(made.get(), call, [](void* self) { delete static_cast<Launch*>(self); }, &function) == 0, RuntimeError,
-                "TVM-FFI made no function of a launch");
-  made.release();
-  result->type_index = kTVMFFIFunction;
-  result->v_obj = static_cast<TVMFFIObject*>(function);
+  opforge::answer_function(std::move(made), call, result, "a launch");
 }
 
 }  // namespace
 
-extern "C" __attribute__((visibility("default"))) int __tvm_ffi_launcher(void*, const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
-  try {
-    launcher(args, num_args, result);
-    return 0;
-  } catch (const opforge::Error& error) {
-    TVMFFIErrorSetRaisedFromCStr(error.kind(), error.what());
-  } catch (const std::exception& error) {
-    TVMFFIErrorSetRaisedFromCStr("RuntimeError", error.what());
-  }
-  return -1;
-}
+OPFORGE_EXPORT_PACKED(launcher, launcher)
