@@ -53,6 +53,7 @@ def test_a_map_stores_whole_vectors(dtype):
     assert [kernel.other_instructions["STG"] for kernel in found.kernels] == [3, 3]
 
 
+@pytest.mark.offline
 @needs_nvcc
 @needs_cuobjdump
 def test_cuda_softmax_has_no_spills():
@@ -65,6 +66,7 @@ def test_cuda_softmax_has_no_spills():
     assert all("float>" not in kernel.kernel for kernel in found.kernels)
 
 
+@pytest.mark.offline
 @needs_nvcc
 @needs_cuobjdump
 @needs_tilelang
@@ -78,6 +80,7 @@ def test_tilelang_matmul_reaches_wgmma_on_hopper():
     assert kernel.shared_bytes is None and kernel.residency.at_most
 
 
+@pytest.mark.offline
 @needs_nvcc
 @needs_cuobjdump
 @needs_tilelang
@@ -93,6 +96,7 @@ def test_tilelang_roles_keep_their_registers(changed):
     assert kernel.warnings == () and not kernel.spills and kernel.threads == 384
 
 
+@pytest.mark.offline
 @needs_nvcc
 @needs_cuobjdump
 def test_cuda_matmul_of_a_dtype_reports_its_own_instructions():

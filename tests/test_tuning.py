@@ -144,6 +144,7 @@ def point(codes, **values):
     return Config(tuple((codes.implementation.default.as_dict() | values).items()))
 
 
+@pytest.mark.campaign
 def test_what_the_compiler_refused_ahead_is_not_compiled_again(home, monkeypatch):
     """nvcc may take a minute to refuse a point: what it said is the point's outcome, and no process binds it to hear the same again."""
     tried, module = [], sys.modules[tune.__module__]
@@ -206,6 +207,7 @@ def test_dispatch_takes_what_was_tuned(home, tmp_path):
     assert "tuned/" in choice.why
 
 
+@pytest.mark.campaign
 def test_a_choice_for_another_version_of_the_source_is_passed_over(home, tmp_path):
     """Its parameters were the best of a kernel that is not there any more, and nobody has verified them with this one."""
     from opforge.store import Store
@@ -517,6 +519,7 @@ def test_a_damaged_file_of_choices_says_what_to_do(home):
         keep(path, record(), over_default=None, trials=1, failed=0)
 
 
+@pytest.mark.campaign
 def test_the_verb_ends_with_1_when_no_point_passes(home):
     """A script that tunes must notice that nothing was chosen."""
     source = home / "twice" / "cpp_repeats.cpp"

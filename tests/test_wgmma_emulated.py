@@ -12,14 +12,13 @@ from opforge.backends import native
 from opforge.backends.cuda import EMULATOR_FLAGS
 from opforge.registry.discovery import PACKAGE_HOME
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")
+pytestmark = [pytest.mark.campaign, pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")]
 
 HEADER = PACKAGE_HOME.parent / "include" / "opforge" / "gemm_wgmma.h"
 # three clusters run at once, so that blocks stay for several tiles
 CLUSTERS = 3
 LAUNCH = f"""  const int64_t clusters = std::min<int64_t>(blocks_for<S>(c, turned) / S::kCluster, {CLUSTERS});
-  OPFORGE_LAUNCH_CLUSTERS(kernel, clusters, S::kCluster, kThreads, S::kSharedBytes + 1024, stream, a, b, sink, static_cast<int>(c.rows), static_cast<int>(c.cols),
-                          static_cast<int>(k), turned, epilogue, promotion, batch);
+  OPFORGE_LAUNCH_CLUSTERS(kernel, clusters, S::kCluster, kThreads, S::kSharedBytes + 1024, stream, arguments...);
 """
 PLAIN = f"const unsigned grid = {CLUSTERS} * Wide::kCluster;"
 
@@ -43,7 +42,7 @@ def emulated(folder: Path, operator: str, change: tuple[str, str] | None = None,
         (r"__cluster_dims__\(S::kCluster, 1, 1\) ", "", 1),
         (r"  extern __shared__ unsigned char raw\[\];", "  OPFORGE_DYNAMIC_SHARED(unsigned char, raw);\n  hopper::begin_block();", 2),
         (r"  static std::atomic<int> known\[64\];.*?return known\[device % 64\] = clusters;\n", f"  return {CLUSTERS};\n", 1),
-        (r"  cudaLaunchConfig_t config = \{\};\n  config\.gridDim = grid_for.*?\"product_wgmma\"\);\n", LAUNCH, 1),
+        (r"  cudaLaunchConfig_t config = \{\};\n  config\.gridDim = grid_for.*?arguments\.\.\.\), name\);\n", LAUNCH, 1),
         (r"const unsigned grid = grid_for<Wide, kernel>\(c\);", PLAIN, 1),
         (
             r"kernel<<<grid, kThreads, Wide::kSharedBytes, stream>>>\((.*?)\);\n    return check_cuda\(.*?\);",
@@ -96,14 +95,13 @@ WIDTH_192 = {"BLOCK_N": 192, "STAGES": 5, "OUT_BOXES": 1, "NARROW": 0}
 
 
 @pytest.mark.parametrize("columns", [False, True])
-@pytest.mark.parametrize("config", [pytest.param(WIDTH_160, id="160"), pytest.param(WIDTH_192, id="192", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("config", [pytest.param(WIDTH_160, id="160"), pytest.param(WIDTH_192, id="192")])
 def test_pairs_of_blocks_bring_each_other_what_they_multiply(tmp_path, config, columns):
     """Halves of 80 and 96 columns, or of the terms of three boxes; a last box of 32 columns; clusters either way round."""
     kernel = emulated(tmp_path, "matmul", **config)
     assert all(product_is_right(kernel, *shape, columns=columns) for shape in SHAPES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
@@ -122,7 +120,6 @@ def test_a_planted_bug_in_the_roles_is_found_without_a_gpu(tmp_path, change):
     assert not right
 
 
-@pytest.mark.slow
 def test_a_residual_meets_sums_of_half_a_box(tmp_path):
     """It comes through the ring in whole boxes of 64 columns, of a tile of two and a half."""
     kernel = emulated(tmp_path, "linear_add", **WIDTH_160)
@@ -134,7 +131,6 @@ def test_a_residual_meets_sums_of_half_a_box(tmp_path):
         assert is_right(whole, y, want, x.double().abs() @ w.double().abs().T + bias.double().abs() + residual.double().abs())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("meanwhile", [0, 2, 3], ids=["nothing", "halves", "turns"])
 def test_sums_of_128_terms_meet_the_scales_of_their_blocks(tmp_path, meanwhile):
     """192 columns, in every way to go on while sums are added: a second half takes the scale of its own columns, and no turn is lost."""
