@@ -253,6 +253,25 @@ def _damage(change: Callable[[dict], object]) -> str:
         _damage(lambda data: data.pop("verdict")),
         _damage(lambda data: data.update(id="../../etc/passwd")),
     ],
+    # damaged records have names of their own, which differ from worker to worker
+    ids=[
+        "no json",
+        "a list",
+        "an empty object",
+        "a bare record",
+        "a strange type",
+        "a cost",
+        "deep",
+        "a bad float",
+        "a long number",
+        "operator",
+        "surprise",
+        "facts",
+        "samples",
+        "verdict",
+        "no verdict",
+        "path",
+    ],
 )
 def test_a_bad_line_is_named_and_nothing_is_imported(store, line):
     """Files come from strangers: a half import would leave a history nobody made."""
