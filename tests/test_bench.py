@@ -12,6 +12,7 @@ from opforge.verdicts.suite import QUICK
 from opforge.workbench import Options, bench
 
 
+@pytest.mark.campaign
 def test_side_by_side_every_implementation_is_verified_before_the_first_is_timed():
     """Compiling and verifying side by side must change neither the verdicts nor their order, and nothing may run beside a clock."""
     registry = load([])

@@ -215,6 +215,7 @@ def test_conversions_are_those_of_the_standard(conversions, name):
     assert torch.equal(torch.signbit(got.view(kind).float()), torch.signbit(expected.float()))
 
 
+@pytest.mark.campaign
 @needs_compiler
 def test_what_is_not_finite_stays_alone_and_zeros_stay_zeros():
     """A row of zeros must not divide by zero, and an infinity must not make its row vanish."""

@@ -337,6 +337,7 @@ def test_autocast_computes_products_in_its_dtype_and_the_rest_in_the_widest(ops)
         rmsnorm(projected, g)
 
 
+@pytest.mark.campaign
 def test_a_kept_product_is_one_of_all_its_shapes_and_not_of_autocast(native, monkeypatch):
     """Projections of one x have widths of their own: a kept call that made an output of another width would waste its memory."""
     matmul, a, b, wide = native("matmul"), torch.randn(4, 8), torch.randn(8, 6), torch.randn(8, 60)
@@ -352,6 +353,7 @@ def test_a_kept_product_is_one_of_all_its_shapes_and_not_of_autocast(native, mon
         assert matmul(a, b).dtype == torch.float32
 
 
+@pytest.mark.campaign
 def test_autocast_does_not_reach_into_kernels_and_gradients(ops):
     """What a kernel promises is in one dtype, and a gradient has the precision of what it is the gradient of."""
     inside = prepared(Kernel(run=lambda inputs, outputs, scalars: inputs[0] @ inputs[1], allocates=True), (), (), (), (), (), {}).run

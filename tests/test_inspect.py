@@ -30,6 +30,7 @@ ptxas info    : Used 168 registers, used 1 barriers, 16896 bytes smem
 """
 
 
+@pytest.mark.offline
 @needs_triton
 @pytest.mark.parametrize("interpret", ["0", "1"])
 def test_a_triton_kernel_is_compiled_whatever_this_process_was_started_with(monkeypatch, interpret):
@@ -129,6 +130,7 @@ def test_float32_matmul_on_triton_uses_no_tf32():
     assert not found.kernels[0].matrix_instructions and found.kernels[0].other_instructions["FFMA"] > 0
 
 
+@pytest.mark.offline
 @needs_triton
 @pytest.mark.parametrize("name", ["triton_tiled", "triton_pipelined", "triton_splitk"])
 def test_tf32_that_is_asked_for_reaches_the_warpgroups(name):

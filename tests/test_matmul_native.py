@@ -177,6 +177,7 @@ def test_a_file_says_which_architecture_it_needs(tmp_path):
     assert [read_implementation("x", tmp_path, name).arch for name in ("cuda_one", "cuda_two")] == ["sm_90a", ""]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("isa", "needs"), [(1, ("DEFAULT", "AVX2", "AVX512")), (2, ("AVX2", "AVX512")), (3, ("AVX512",))])
 def test_every_register_width_of_the_cpu_gives_the_same_product(isa, needs):
     """The width is chosen when the kernel runs: a machine with AVX-512 would never try the others."""

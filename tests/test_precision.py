@@ -107,6 +107,7 @@ def test_the_roof_of_tf32_is_its_own():
     assert compute_rate(dataclasses.replace(spec, ceilings=(), nominal_flops_per_s={"float32": 1e12}), form, "matrix").value == 1e12
 
 
+@pytest.mark.campaign
 def test_a_time_in_tf32_says_nothing_of_float32(tmp_path):
     """The same kernel takes both, and is seven times as fast in one: its time would win every call in the other."""
     registry, store = load(), f"sqlite:///{tmp_path / 'records.db'}"
@@ -183,6 +184,7 @@ def test_threads_that_ask_for_different_precisions_leave_nothing_behind():
     assert not wrong and torch.backends.cuda.matmul.fp32_precision == left
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_tensor_cores_multiply_tf32_from_either_layout_of_b(layout):

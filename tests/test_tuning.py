@@ -112,6 +112,7 @@ def tuned(home, **options):
     return found, trials, records
 
 
+@pytest.mark.campaign
 def test_a_space_is_searched_and_the_fastest_right_point_is_kept(home):
     """The whole way: slow, wrong, unbuildable and duplicate points each end as what they are, and dispatch would take the winner."""
     found, trials, records = tuned(home)
@@ -192,6 +193,7 @@ def test_a_point_has_a_code_or_was_refused(home):
     assert isinstance(refused, Refused) and "not for building" in refused.reason
 
 
+@pytest.mark.campaign
 def test_dispatch_takes_what_was_tuned(home, tmp_path):
     """The file is written for the chooser: its config, not the default, is what a call of that shape gets."""
     from opforge.store import Store

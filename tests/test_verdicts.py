@@ -427,6 +427,7 @@ def test_kernel_error_and_quantisation_error_are_two_figures():
 # the command
 
 
+@pytest.mark.campaign
 def test_the_command_writes_a_page_and_replays_a_failure(guest, tmp_path, monkeypatch):
     """What a person does: verify, look at the page, run the failing case again on the very same values."""
     from typer.testing import CliRunner
