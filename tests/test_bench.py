@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import pytest
+
 from opforge.core.verdict import Pass
 from opforge.registry import load
 from opforge.runner import Isolated
