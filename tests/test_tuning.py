@@ -304,6 +304,30 @@ def test_who_is_far_behind_is_searched_last_and_stays_out_of_the_final(home):
     assert name == "cpp_behind" and config.as_dict()["STEPS"] == 40 and ratio > 2
 
 
+@pytest.mark.campaign
+def test_who_is_far_behind_is_chosen_where_all_before_it_fail_the_last_verification(home, monkeypatch):
+    """A kernel that is wrong in a hidden case must not take a right and slow one out of the choice."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW.replace("[1, 4, 8, 12]", "[8]"))
+    (home / "twice" / "cpp_behind.cpp").write_text(SLOW.replace("[1, 4, 8, 12]", "[40]").replace("STEPS = 8", "STEPS = 40"))
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("'cpp_repeats', ", "'cpp_behind', 'cpp_repeats', "))
+    module = sys.modules[tune.__module__]
+    verify = module.verify
+
+    def strict(bench, implementation, dtype, **how):
+        verdict = verify(bench, implementation, dtype, **how)
+        return Unsupported(reason="wrong in a hidden case") if implementation.name == "cpp_repeats" else verdict
+
+    monkeypatch.setattr(module, "verify", strict)
+    host = Isolated()
+    try:
+        options = Options(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        (found,) = tune(load([home]), "twice", options, host, add=lambda record: None)
+    finally:
+        host.close()
+    assert found.record.implementation == "cpp_behind" and found.kept
+
+
 def test_within_reach_are_those_near_the_fastest_default():
     """Who did not pass is not near, and if nobody passed nobody is."""
     assert within_reach({"a": 3.0, "b": 1.0, "c": 2.0, "d": float("inf")}) == (["b", "c"], ["a", "d"])

@@ -48,8 +48,6 @@ class Function:
     floating-point dtypes in the widest of them; outputs have that dtype. Without it dtypes must agree.
     """
 
-    _products = False
-
     def __init__(self, operator: Operator, chooser: Chooser) -> None:
         self.operator = operator
         self.chooser = chooser

@@ -357,7 +357,8 @@ def _previous(job: Job, champions: list[Champion]) -> None:
 
 
 def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
-    """All champions within reach in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept."""
+    """All champions within reach in turns; the fastest that passes every case, and is right on new inputs after it was timed, is kept.
+    Where none of them is, those beyond have a final of their own: slow and right is a choice, fast and wrong is none."""
     seconds_of: dict[str, float] = {}
     for champion in champions:
         if champion.timing is not None:
@@ -409,6 +410,8 @@ def _final(job: Job, champions: list[Champion], write: bool) -> Tuned:
             kept=write,
             why=f"kept in {path}" if write else "not kept: a dry run",
         )
+    if beyond:
+        return _final(job, beyond, write)
     why = "no point passed" if sum(counts.values()) else "no implementation that was asked for takes this workload here"
     return Tuned(
         operator=job.operator.name,
