@@ -10,10 +10,12 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def private_folders(tmp_path_factory):
-    """No test reads or writes the user's own cache or records. Compiled kernels are shared by the session's workers."""
+    """No test reads or writes the user's own cache or records. Compiled kernels are shared by the session's workers, and are gone with it."""
     import os
 
-    root = tmp_path_factory.getbasetemp().parent / "shared"
+    # each worker has a folder of its own in the session's; a session without workers has only that, and what lies beside it is of other sessions
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     patch = pytest.MonkeyPatch()
     patch.setenv("OPFORGE_CACHE", os.environ.get("OPFORGE_TEST_CACHE", str(root / "cache")))
     patch.setenv("OPFORGE_STORE", str(tmp_path_factory.mktemp("store") / "records.sqlite"))

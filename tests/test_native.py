@@ -87,10 +87,12 @@ def test_trim_removes_the_oldest(tmp_path):
 
 
 @needs_compiler
-def test_built_ahead_is_used_until_the_source_changes(tmp_path):
+def test_built_ahead_is_used_until_the_source_changes(tmp_path, monkeypatch):
     """The two modes of seed 002 behind one call."""
     from opforge.forge import create
 
+    # a cache that outlives the session ($OPFORGE_TEST_CACHE) has the changed source from the last time
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
     create(load(), "squares", tmp_path)
     implementation = load([tmp_path]).implementation("squares", "cpp_flat")
     chain = Cpp().toolchain()
