@@ -1,5 +1,6 @@
 """Code that operators share: its hash, and what a kernel file takes from it by name."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from opforge.backends import native, shared_code
 from opforge.backends.cache import sha256_of
 from opforge.backends.modules import load_source
-from opforge.backends.shared_code import headers_of, modules_of, package_of, source_sha256
+from opforge.backends.shared_code import code_of, headers_of, modules_of, package_of, source_sha256
 from opforge.core.errors import UsageError
 from opforge.registry import load
 from opforge.registry.sources import read_implementation
@@ -46,6 +47,27 @@ def test_an_implementation_is_another_one_once_code_that_it_shares_has_changed(p
     with (package / shared).open("a", encoding="utf-8") as file:
         file.write("\n")
     assert source_sha256(source) != before
+
+
+def test_code_is_read_again_only_when_a_file_of_it_has_changed(package, monkeypatch):
+    """Every new shape in a model asks for it. A header of the same size, its times set back, is another header all the same."""
+    source, header = package / "ops" / "layernorm" / "cpp_twopass.cpp", package / "include" / "opforge" / "half.h"
+    fresh = code_of(source)
+    assert source not in shared_code._known, "two versions within a tick of the clock have the same times"
+    monkeypatch.setattr(shared_code, "SETTLED_NS", -(10**18))
+    assert code_of(source) == fresh
+    with monkeypatch.context() as kept:
+        kept.setattr(shared_code, "headers_of", None)
+        assert code_of(source) is code_of(source)
+    times = header.stat()
+    while header.stat().st_ctime_ns == times.st_ctime_ns:
+        header.write_bytes(header.read_bytes().replace(b"to nearest even", b"to nearest odd "))
+    os.utime(header, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert code_of(source).shared["opforge/half.h"] == sha256_of(header) != fresh.shared["opforge/half.h"]
+    (source.parent / "opforge").mkdir()
+    (source.parent / "opforge" / "host_rows.h").write_text("")
+    assert "opforge/half.h" not in code_of(source).shared, "what lies beside a kernel goes before what its package has"
+    del shared_code._known[source]
 
 
 def test_what_a_kernel_does_not_reach_does_not_change_its_hash(package):

@@ -23,7 +23,7 @@ from typing import Any
 
 from opforge.backends import cache
 from opforge.backends.modules import installed
-from opforge.backends.shared_code import INCLUDE as INCLUDE, headers_of, package_of
+from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, package_of
 from opforge.core.errors import EnvironmentLacks, OpforgeError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
@@ -66,6 +66,12 @@ def host_isa() -> str:
 
 
 @lru_cache(maxsize=1)
+def ffi_version() -> str:
+    """TVM-FFI's version."""
+    return importlib.metadata.version("apache-tvm-ffi")
+
+
+@lru_cache(maxsize=1)
 def ffi_flags() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Include flags and link flags for TVM-FFI. Raises EnvironmentLacks when it is not installed."""
     if not installed("tvm_ffi"):
@@ -95,11 +101,11 @@ def library_key(implementation: Implementation, config: Config, toolchain: Toolc
     return cache.key_of(
         {
             "source": text,
-            "headers": str(sorted((name, cache.sha256_of(path)) for name, path in headers_of(implementation.source).items())),
+            "headers": str(sorted(code_of(implementation.source).shared.items())),
             "flags": " ".join((*toolchain.flags, *implementation.flags, *definitions(config))),
             "compiler": compiler,
             "target": toolchain.target,
-            "ffi": importlib.metadata.version("apache-tvm-ffi"),
+            "ffi": ffi_version(),
         }
     )
 
@@ -176,9 +182,10 @@ def helper(name: str, compiler: str, includes: tuple[str, ...] = ()) -> Any:
         said, took = compile_with([compiler, *BINDING_FLAGS, *includes_of(source), *includes, str(source), "-o", str(path), *links])
         return {"implementation": source.name, "seconds": f"{took:.2f}", "log": said[-4000:]}
 
-    texts = {"source": cache.sha256_of(source), "headers": str(sorted((name, cache.sha256_of(path)) for name, path in headers_of(source).items()))}
+    code = code_of(source)
+    texts = {"source": code.own, "headers": str(sorted(code.shared.items()))}
     flags = " ".join((*BINDING_FLAGS, *includes))
-    key = cache.key_of({**texts, "flags": flags, "compiler": compiler_version(compiler), "ffi": importlib.metadata.version("apache-tvm-ffi")})
+    key = cache.key_of({**texts, "flags": flags, "compiler": compiler_version(compiler), "ffi": ffi_version()})
     import tvm_ffi
 
     return tvm_ffi.load_module(str(cache.obtain(cache.cache_root() / "native", key, LIBRARY, make).path))

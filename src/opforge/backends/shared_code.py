@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from opforge.backends.cache import sha256_of
@@ -74,13 +77,54 @@ def _imported(path: Path) -> Iterator[str]:
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A kernel file's text as it is hashed: its own hash, and those of the shared files that it reaches, by name."""
+
+    own: str
+    shared: Mapping[str, str]
+
+
+def code_of(source: Path) -> Code:
+    """The Code of a kernel file. What was found before is given again as long as the file system says that nothing has changed: every class of tensors
+    that a model calls an operator with asks for it."""
+    known = _known.get(source)
+    if known is not None and known[1] == _state(known[0]):
+        return known[2]
+    began = time.time_ns()
+    shared = modules_of(source) if source.suffix == ".py" else headers_of(source)
+    found = Code(own=sha256_of(source), shared={name: sha256_of(path) for name, path in shared.items()})
+    # the folders too: a header may be put where it is found before another, or where none was
+    own = package_of(source) / "include"
+    places = (source, *shared.values(), *dict.fromkeys(path.parent for path in (source, *shared.values())), *(place for place in (own, own / "opforge") if place.is_dir()))
+    state = _state(places)
+    # a file that is written twice in one tick of the clock has the same times
+    if state is not None and all(changed < began - SETTLED_NS for changed, _, _ in state):
+        _known[source] = places, state, found
+    return found
+
+
+SETTLED_NS = 2_000_000_000
+"""How long ago a file must have been changed for its times to tell it from the next version; some file systems count seconds."""
+
+_State = tuple[tuple[int, int, int], ...]
+_known: dict[Path, tuple[tuple[Path, ...], _State, Code]] = {}
+
+
+def _state(places: Sequence[Path]) -> _State | None:
+    """When each was last changed (which nobody can set back), its size and which file it is; None where one is gone."""
+    try:
+        return tuple((found.st_ctime_ns, found.st_size, found.st_ino) for found in map(os.stat, places))
+    except OSError:
+        return None
+
+
 def source_sha256(source: Path) -> str:
     """SHA-256, in hex, of a kernel file and of all shared code that it reaches; of a file that reaches none, its own.
 
     The names of the shared files go into it and their folders do not, so that it is the same in every installation.
     """
-    shared = modules_of(source) if source.suffix == ".py" else headers_of(source)
-    own = sha256_of(source)
-    if not shared:
-        return own
-    return hashlib.sha256("\n".join([own, *(f"{name} {sha256_of(path)}" for name, path in sorted(shared.items()))]).encode()).hexdigest()
+    code = code_of(source)
+    if not code.shared:
+        return code.own
+    return hashlib.sha256("\n".join([code.own, *(f"{name} {digest}" for name, digest in sorted(code.shared.items()))]).encode()).hexdigest()
