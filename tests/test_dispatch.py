@@ -15,6 +15,7 @@ from opforge.core.operator import Case, Operator, TensorSpec
 from opforge.core.timing import Timing
 from opforge.dispatch import Chooser, Function, function_of
 from opforge.dispatch.gradients import Backward
+from opforge.forge import create
 from opforge.machine import detect
 from opforge.registry import load
 from opforge.runner import Isolated, allocate, fill
@@ -71,6 +72,36 @@ def test_a_pass_admits_an_implementation(registry, store, passes):
 def test_a_changed_source_loses_its_pass(registry, store, passes):
     stale = [dataclasses.replace(record, source_sha256="0" * 64) for record in passes]
     assert function(registry, store, records=stale).why(torch.randn(4, 33)).implementation.name == "torch_eager"
+
+
+def test_a_source_that_changes_under_a_running_process_loses_its_pass(tmp_path, store):
+    """The next shape would be compiled from what is there then: in a notebook beside an editor, or where a package is upgraded under a server."""
+    create(load(), "squares", tmp_path / "home")
+    home = load([tmp_path / "home"])
+    source = home.implementation("squares", "cpp_flat").source
+    made = simulated.record(operator="squares", implementation="cpp_flat")
+    squares = function(home, store, "squares", [dataclasses.replace(made, device=detect("cpu").name, source_sha256=source_sha256(source), axes={"shape": (4,)}, timing=None)])
+    x = torch.tensor([1.0, 2.0, 3.0])
+    assert squares.why(x).implementation.name == "cpp_flat"
+    assert squares.compute([x], {}).tolist() == [1.0, 4.0, 9.0]
+    source.write_text(source.read_text().replace("v * v", "v + v"))
+    assert squares.why(x[:2]).implementation.name == "torch_eager"
+    assert squares.compute([x[:2]], {}).tolist() == [1.0, 4.0]
+
+
+def test_what_was_verified_meanwhile_is_found_after_a_refresh(registry, store, passes):
+    """For the shapes that were called before, too."""
+    softmax = function_of("softmax", Chooser(registry, store))
+    x = torch.randn(4, 33)
+    assert softmax.why(x).implementation.name == "torch_eager"
+    close = torch.testing.assert_close
+    close(softmax(x), x.softmax(-1))
+    with Store.open(store) as opened:
+        opened.add(list(passes))
+    assert softmax.why(x).implementation.name == "torch_eager", "the store is not asked at every call"
+    softmax.chooser.refresh()
+    assert softmax.why(x).implementation.name == "cpp_twopass"
+    close(softmax(x), x.softmax(-1))
 
 
 def test_the_fastest_recorded_wins(registry, store, passes):

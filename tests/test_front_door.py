@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
+import io
+import pickle
 import shutil
 import sys
 import threading
@@ -189,6 +192,71 @@ def test_other_dtypes_of_the_same_shape_are_refused_after_a_good_call(native):
         add(x, x.to("meta"))
 
 
+def test_questions_about_what_is_no_tensor_are_answered_like_calls(native):
+    """why() must not answer with an error of its own inside."""
+    for ask in (native("softmax").why, lambda x: native("softmax").compute([x], {})):
+        with pytest.raises(UsageError, match=r"is a list\. See: opforge show softmax"):
+            ask([1.0])
+    with pytest.raises(UsageError, match="eps is a list; it takes a plain value"):
+        native("rmsnorm").why(torch.ones(2, 8), torch.ones(8), eps=[1e-5])
+
+
+def test_a_seed_of_more_than_64_bits_says_so(ops):
+    """torch.seed() gives unsigned ones; deep inside, one is an OverflowError."""
+    dropout, x = ops("dropout"), torch.randn(4, 6)
+    for seed in (2**63, 2**64 - 1, -(2**63) - 1):
+        with pytest.raises(UsageError, match=r"64 bits with a sign.*seed % 2\*\*63"):
+            dropout(x, seed=seed)
+        assert dropout(x, seed=seed % 2**63).shape == x.shape
+    assert dropout(x, seed=-(2**63)).shape == x.shape
+
+
+# what is kept
+
+
+def test_what_is_kept_for_a_model_has_an_end(native, monkeypatch):
+    """A seed that is new at every step, or a sequence of every length, must not fill the memory."""
+    from opforge.dispatch import function
+
+    monkeypatch.setattr(function, "MOST", 4)
+    dropout, softmax, weight = native("dropout"), native("softmax"), torch.randn(9, 8, requires_grad=True)
+    for seed in range(10):
+        x = torch.randn(1 + seed, 8)
+        assert torch.equal(dropout(x, seed=seed), dropout(x, seed=seed))
+        close(softmax(x), x.softmax(-1))
+        close(softmax(weight[: 1 + seed]), weight[: 1 + seed].softmax(-1))
+    for kept in (dropout, softmax):
+        assert 1 <= len(kept._prepared) <= 4 and len(kept._quick) <= 4 and len(kept._calls) <= 8
+
+
+class Attention(torch.nn.Module):
+    """A module that has operators as attributes, as activations are handed to models."""
+
+    def __init__(self, norm, activation):
+        super().__init__()
+        self.norm, self.activation, self.weight = norm, activation, torch.nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return self.activation(self.norm(x, self.weight))
+
+
+def test_a_copy_of_a_model_calls_the_same_operators():
+    """Copies for averaged weights, torch.save of a whole model, and processes that are started with one: an operator goes by its name."""
+    from opforge import ops
+
+    model, x, file = Attention(ops.rmsnorm, ops.softmax), torch.randn(2, 8), io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(file, weights_only=False)):
+        assert other.activation is ops.softmax and other.weight is not model.weight
+        assert torch.equal(other(x), model(x))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    assert torch.equal(averaged(x), model(x))
+    # one of another chooser is nowhere to be found by another process
+    with pytest.raises(pickle.PicklingError):
+        pickle.dumps(function_of("softmax", Chooser(load())))
+
+
 # modes
 
 
@@ -293,6 +361,20 @@ def test_the_eager_graph_and_the_custom_operators_are_the_same(ops):
 
     torch.testing.assert_close(gradients(rmsnorm), gradients(lambda x, w: rmsnorm._custom(x, w, 1e-6)), rtol=0, atol=0)
     close(gradients(rmsnorm), gradients(rms))
+
+
+@pytest.mark.parametrize("name", ["softmax", "rmsnorm"])
+def test_many_gradients_at_once_are_those_of_one_after_the_other(ops, name):
+    """torch.autograd's own vmap is older than torch.func's; its tensors have the shape of one gradient and no memory of that shape."""
+    function, x, w = ops(name), torch.randn(3, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    inputs = (x, w) if name == "rmsnorm" else (x,)
+    y = function(*inputs)
+    several = torch.randn(4, *y.shape)
+    one_by_one = [torch.autograd.grad(y, inputs, gradient, retain_graph=True) for gradient in several]
+    for found, wanted in zip(torch.autograd.grad(y, inputs, several, is_grads_batched=True), zip(*one_by_one, strict=True), strict=True):
+        close(found, torch.stack(wanted))
+    jacobians = [torch.autograd.functional.jacobian(function, inputs, vectorize=vectorize) for vectorize in (True, False)]
+    close(*jacobians)
 
 
 def test_checkpoints_hooks_and_used_up_graphs(ops):

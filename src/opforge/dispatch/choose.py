@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.backends import Native, backend
+from opforge.backends import Native, Way, backend
 from opforge.backends.shared_code import source_sha256
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
@@ -58,7 +58,8 @@ def distance(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...
 
 @dataclass
 class Chooser:
-    """Chooses for one registry and one store. What the store says is read once per operator; `refresh()` reads it again.
+    """Chooses for one registry and one store. What the store says is read once per operator; `refresh()` reads it again, as does a choice whose source
+    has changed since.
 
     functions   the operators already made into functions with this chooser (dispatch.function_of)
     """
@@ -66,27 +67,47 @@ class Chooser:
     registry: Registry
     store_url: str | None = None
     _known: dict[tuple[str, str], list[Record]] = field(default_factory=dict)
-    _hashes: dict[str, str] = field(default_factory=dict)
+    _hashes: dict[tuple[str, str], str] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _ways: dict[tuple[str, str], Way] = field(default_factory=dict)
     functions: dict[str, Any] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Forget what was read."""
+        """Forget what was read, and the calls that were prepared by it."""
         self._known.clear()
         self._hashes.clear()
+        self._ways.clear()
+        for function in self.functions.values():
+            function.forget()
 
     def records(self, operator: str, device: str) -> list[Record]:
         """Passes on this very device of the sources that are there now, from the store."""
         key = (operator, device)
         if key not in self._known:
-            name = detect(device).name
             hashes = {implementation.name: source_sha256(implementation.source) for implementation in self.registry.implementations(operator)}
             with Store.open(self.store_url) as store:
-                found = store.query(operator=operator, device=name, limit=NEWEST)
+                found = store.query(operator=operator, device=self._name(device), limit=NEWEST)
+            self._hashes.update(((operator, name), digest) for name, digest in hashes.items())
             self._known[key] = [record for record in found if isinstance(record.verdict, Pass) and record.source_sha256 == hashes.get(record.implementation)]
         return self._known[key]
 
+    def _name(self, device: str) -> str:
+        """The name of this machine's device, which is what it was when it was first asked for."""
+        if device not in self._names:
+            self._names[device] = detect(device).name
+        return self._names[device]
+
     def choose(self, operator: Operator, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], device: str, layouts: Sequence[str]) -> Choice:
         """The Choice for a call. `layouts` are those of the collapsed inputs (see runner.layout_of)."""
+        choice = self._choose(operator, axes, dtype, scalars, device, layouts)
+        chosen = choice.implementation
+        if self._hashes.get((operator.name, chosen.name)) == source_sha256(chosen.source):
+            return choice
+        # written anew since the records were read: it would be compiled as it is now, and its Pass is of what it was
+        self.refresh()
+        return self._choose(operator, axes, dtype, scalars, device, layouts)
+
+    def _choose(self, operator: Operator, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], device: str, layouts: Sequence[str]) -> Choice:
         implementations = self.registry.implementations(operator.name)
         fallback = next(item for item in implementations if item.backend == "torch")
         proven = {(record.implementation, record.dtype) for record in self.records(operator.name, device)}
@@ -104,7 +125,7 @@ class Chooser:
         kind = operator.kind_of_call(scalars)
         tuned = self._tuned(operator, axes, form, kind, device)
         if tuned is not None and tuned["implementation"] in fit:
-            found, where = fit[tuned["implementation"]], f"tuned/{detect(device).name}.json"
+            found, where = fit[tuned["implementation"]], f"tuned/{self._name(device)}.json"
             if tuned.get("source_sha256") == source_sha256(found.source):
                 return Choice(implementation=found, config=Config(tuple(tuned["config"].items())), why=f"chosen for this shape class in {where}", passed_over=tuple(passed_over))
             passed_over.append((f"{found.name} as in {where}", f"tuned with another version of its source; renew it with: opforge tune {operator.name}"))
@@ -133,7 +154,7 @@ class Chooser:
     ) -> str | None:
         if (item.name, dtype) not in proven:
             return f"no Pass in the records for {dtype} on this machine, of the source as it is now"
-        way = backend(item.backend).way(device)
+        way = self._ways.get((item.backend, device)) or self._ways.setdefault((item.backend, device), backend(item.backend).way(device))
         if not isinstance(way, Native):
             return str(way)
         answer = item.accepts(axes, dtype, scalars)
@@ -148,7 +169,7 @@ class Chooser:
     def _tuned(self, operator: Operator, axes: Axes, dtype: str, kind: Mapping[str, ScalarValue], device: str) -> dict[str, Any] | None:
         """The entry of `tuned/<device>.json` for this shape class and kind of call."""
         assert operator.folder is not None
-        path = operator.folder / "tuned" / f"{detect(device).name}.json"
+        path = operator.folder / "tuned" / f"{self._name(device)}.json"
         if not path.is_file():
             return None
         wanted = shape_class(axes)

@@ -37,6 +37,8 @@ _any_autocast = torch._C._is_any_autocast_enabled
 _is_grad_enabled = torch.is_grad_enabled
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
+MOST = 1000
+"""Classes of tensors and parameters that are kept, then all are forgotten: a seed or a length that is new at every step must not fill the memory."""
 _SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
@@ -94,6 +96,10 @@ class Function:
             return self._first(key, tensors, scalars)
         return call(tensors)
 
+    def __reduce__(self) -> str:
+        """By name, as functions are: a copy of a model calls this very one, and another process finds its own (`opforge.ops.NAME`)."""
+        return self.__name__
+
     def why(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Choice:
         """Which implementation this call takes, and why."""
         return self._kernel(tensors, scalars)[1]
@@ -101,6 +107,11 @@ class Function:
     def compute(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """The result, by the chosen implementation, without autograd."""
         return self._kernel(tensors, scalars)[0].run(tensors)
+
+    def forget(self) -> None:
+        """Prepare every class of tensors and parameters again at its next call."""
+        for kept in (self._quick, self._calls, self._prepared):
+            kept.clear()
 
     def _watched(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """A call that something watches or transforms."""
@@ -129,12 +140,17 @@ class Function:
         return call(tensors)
 
     def _kernel(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Prepared, Choice]:
-        key = (*(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)), *scalars.items())
-        found = self._prepared.get(key)
+        try:
+            key = (*(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)), *scalars.items())
+            found = self._prepared.get(key)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise self._misfit(tensors, scalars) from error
         if found is None:
             made, choice = self._prepare(tensors, scalars)
             if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
                 made = Prepared(self._without_negation(made.run, scalars))
+            if len(self._prepared) >= MOST:
+                self.forget()
             found = self._prepared[key] = made, choice
         return found
 
@@ -233,7 +249,8 @@ class Function:
         if name is None:
             return Backward(operator=self.operator)
         gradient = function_of(name, self.chooser)
-        return Backward(operator=self.operator, wiring=wire(self.operator, gradient.operator), call=gradient)
+        custom = lambda *tensors, **scalars: gradient._watched(tensors, scalars)  # noqa: E731
+        return Backward(operator=self.operator, wiring=wire(self.operator, gradient.operator), call=gradient, custom=custom)
 
     def _misfit(self, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> UsageError:
         """What is wrong with arguments that are too many, too few, or no tensors in plain memory; or with parameters that are no plain values."""
@@ -262,6 +279,8 @@ class Function:
                 raise UsageError(
                     f"{self.operator.name}: {scalar.name} is {value!r:.60}, a {type(value).__name__}; it takes a {kind.__name__}, e.g. {scalar.name}={scalar.default!r}."
                 )
+            elif kind is int and not -(2**63) <= int(value) < 2**63:
+                raise UsageError(f"{self.operator.name}: {scalar.name} is {value}; it takes 64 bits with a sign. Leave its upper ones away: {scalar.name} % 2**63.")
         return values
 
     def _register(self) -> Any:

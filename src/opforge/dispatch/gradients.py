@@ -14,6 +14,10 @@ import torch
 from opforge.core.gradient import Wiring
 from opforge.core.operator import Operator, ScalarValue
 
+# the vmap that autograd runs a graph under for many gradients at once: older than torch.func, which knows nothing of it
+_VMAP = torch._C._dispatch_key_parse("VmapMode")
+_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
@@ -21,11 +25,14 @@ class Backward:
 
     wiring, call   how its gradient operator is joined, and the function that is it. Without one (None) the reference is differentiated,
                    in float32 at the least; so are the inputs that the gradient operator says nothing about
+    custom         the same function as PyTorch's dispatcher sees it, tensors and then scalars: for many gradients at once (is_grads_batched=True),
+                   whose tensors look like one gradient each
     """
 
     operator: Operator
     wiring: Wiring | None = None
     call: Callable[..., Any] | None = None
+    custom: Callable[..., Any] | None = None
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -59,7 +66,8 @@ class Backward:
             if any(need and place is not None for need, place in zip(left, gives, strict=True)):
                 # kernels take neighbours: the gradient of a sum arrives expanded
                 row = (*kept, *[gradient.contiguous() for gradient in incoming])
-                returned = self.call(*[row[place] for place in self.places], **{name: scalars[name] for name in self.wiring.scalars})
+                call = self.call if self.custom is None or not _is_included(_VMAP) else self.custom
+                returned = call(*[row[place] for place in self.places], **{name: scalars[name] for name in self.wiring.scalars})
                 results = returned if isinstance(returned, tuple) else (returned,)
                 found = [results[place] if need and place is not None else None for need, place in zip(left, gives, strict=True)]
                 left = [need and place is None for need, place in zip(left, gives, strict=True)]

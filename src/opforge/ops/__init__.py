@@ -24,6 +24,8 @@ def __getattr__(name: str) -> Function:
         function = function_of(name, chooser)
     except UsageError as error:
         raise AttributeError(str(error)) from error
+    # where it is looked for when a copy of it is asked for
+    function.__module__ = __name__
     # kept, so that the next access is an ordinary attribute (and torch.compile can trace through it)
     globals()[name] = function
     return function
