@@ -146,7 +146,6 @@ def test_nothing_outlives_a_parent_that_is_killed():
     """kill -9 of the parent: its server and its workers go too."""
     code = textwrap.dedent("""
         import time
-from pathlib import Path
         from opforge.runner import Isolated
         host = Isolated(); worker = host.worker({})
         print(worker.pid, host.servers[()].process.pid, flush=True)
@@ -154,6 +153,7 @@ from pathlib import Path
     """)
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     pids = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(_alive, pids))
     parent.kill()
     parent.wait()
     parent.stdout.close()
