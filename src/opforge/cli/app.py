@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import select
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -68,12 +71,53 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     made.callback()(everything)
     for verb in [verb for verb in VERBS if verb in words] or VERBS:
         module, function = VERBS[verb].split(":")
-        made.command(verb)(getattr(importlib.import_module(f"opforge.cli.{module}"), function))
+        made.command(verb)(_with_reason(getattr(importlib.import_module(f"opforge.cli.{module}"), function)))
     return made
+
+
+def _with_reason(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with an end that is always explained: click ends silently on an interrupt, and with the code of a failed verdict on any
+    broken pipe or end of file, which may be that of a compiler or of a worker."""
+
+    @functools.wraps(verb)
+    def explained(*args: Any, **options: Any) -> None:
+        try:
+            verb(*args, **options)
+        except KeyboardInterrupt as error:
+            raise typer.Exit(_interrupted(error)) from None
+        except (EOFError, BrokenPipeError) as error:
+            if isinstance(error, BrokenPipeError) and _nobody_listens():
+                raise
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+
+    return explained
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as batch systems and `timeout` send it: an interrupt, so that everything is put away."""
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated
+
+
+def _interrupted(error: KeyboardInterrupt) -> int:
+    """Says so; the exit code."""
+    print(f"opforge: {'terminated' if isinstance(error, Terminated) else 'interrupted'}; what was recorded until now is kept", file=sys.stderr)
+    return 143 if isinstance(error, Terminated) else 130
+
+
+def _nobody_listens() -> bool:
+    """Whether who reads standard output or standard error has gone, as `head` does."""
+    waiting = select.poll()
+    for number in (1, 2):
+        waiting.register(number, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(0))
 
 
 def main() -> None:
     """Entry point: an OpforgeError becomes one line and its exit code (1 a verdict failed, 2 usage, 3 the environment lacks something)."""
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         command_line(sys.argv[1:])()
     except OpforgeError as error:
@@ -85,6 +129,7 @@ def main() -> None:
             raise
         print(f"opforge: {error.filename}: {error.strerror}. Name a place that exists and that you may read or write.", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("opforge: interrupted; what was recorded until now is kept", file=sys.stderr)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        sys.exit(_interrupted(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)

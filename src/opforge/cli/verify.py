@@ -90,6 +90,7 @@ def verify(
     ensure_chosen(registry, names, options)
     host = make_host(in_process)
     records: list[Record] = []
+    ended: Exception | None = None
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
             found = verify_all(registry, names, options, host, listener=watcher)
@@ -98,8 +99,12 @@ def verify(
             for record in found:
                 store.add([record])
                 records.append(record)
+    except Exception as error:  # noqa: BLE001 - raised below, when what was found before it has been shown
+        ended = error
     finally:
         host.close()
+    if ended is not None and not records:
+        raise ended
     if json:
         print_json(records)
     else:
@@ -107,6 +112,8 @@ def verify(
         verifying.print_replays(records)
     for path in _write_pages(records, page):
         typer.echo(f"wrote {path}", err=True)
+    if ended is not None:
+        raise ended
     raise typer.Exit(exit_code(records))
 
 

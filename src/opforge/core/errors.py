@@ -24,6 +24,10 @@ class EnvironmentLacks(OpforgeError):
     exit_code = 3
 
 
+class NotNow(EnvironmentLacks):
+    """What is needed is not to be had at this moment: a process, memory of a device. It says nothing of a kernel, and is no verdict on one."""
+
+
 A_LINE = 12
 """So many names a reader takes in at a glance."""
 

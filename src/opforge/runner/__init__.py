@@ -2,6 +2,7 @@
 
 from opforge.runner.arena import Arena as Arena
 from opforge.runner.hosts import (
+    RELIEF as RELIEF,
     Host as Host,
     InProcess as InProcess,
     Isolated as Isolated,

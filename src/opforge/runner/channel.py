@@ -13,6 +13,8 @@ from typing import Any
 LARGEST_MESSAGE = 1 << 24
 WATCH_S = 0.03
 SEND_LIMIT_S = 30.0
+REST_S = 10.0
+"""What a message that has begun may take to arrive, whatever the deadline: what was read of it cannot be put back."""
 
 
 class Closed(Exception):
@@ -27,8 +29,8 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
     """One message, with descriptors. Raises Closed when nobody listens."""
     body = json.dumps(message).encode()
     frame = struct.pack("!I", len(body)) + body
-    sock.settimeout(SEND_LIMIT_S)
     try:
+        sock.settimeout(SEND_LIMIT_S)
         sent = socket.send_fds(sock, [frame], list(fds)) if fds else 0
         sock.sendall(frame[sent:])
     except OSError as error:
@@ -38,6 +40,7 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
 def receive(sock: socket.socket, timeout_s: float | None = None, watch: Callable[[], None] | None = None) -> tuple[dict[str, Any], list[int]]:
     """One message and its descriptors. Raises Closed, Late, or Closed again when what comes is not a message.
 
+    What has arrived is taken even when this process was kept from looking until after the deadline.
     watch   called every WATCH_S while nothing comes; what it raises ends the wait
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -46,7 +49,7 @@ def receive(sock: socket.socket, timeout_s: float | None = None, watch: Callable
         (length,) = struct.unpack("!I", _exactly(sock, 4, deadline, fds, watch))
         if length > LARGEST_MESSAGE:
             raise Closed(f"a message of {length} bytes")
-        message = json.loads(_exactly(sock, length, deadline, fds, watch))
+        message = json.loads(_exactly(sock, length, None if deadline is None else max(deadline, time.monotonic() + REST_S), fds, watch))
         if not isinstance(message, dict):
             raise Closed("not a message")
     except (ValueError, RecursionError) as error:
@@ -67,13 +70,13 @@ def close_all(fds: Sequence[int]) -> None:
 def _exactly(sock: socket.socket, count: int, deadline: float | None, fds: list[int], watch: Callable[[], None] | None) -> bytes:
     data = bytearray()
     while len(data) < count:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise Late
-        sock.settimeout(left if watch is None else WATCH_S if left is None else min(left, WATCH_S))
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
+            sock.settimeout(left if watch is None else WATCH_S if left is None else min(left, WATCH_S))
             piece, new, _, _ = socket.recv_fds(sock, min(count - len(data), 1 << 16), 4)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
+            if left == 0.0:
+                raise Late from None
             if watch is not None:
                 watch()
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import backend, cache
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.errors import EnvironmentLacks, NotNow
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
 from opforge.runner import device_clocks, sampling, sandbox
@@ -66,7 +66,7 @@ class Executor:
                 return {"status": "failed", "reason": f"replaced {', '.join(found[:5])}; a kernel must leave clocks and other people's functions alone"}
             return answer
         except EnvironmentLacks as error:
-            return {"status": "lacks", "reason": str(error)}
+            return {"status": "lacks", "reason": str(error), "later": isinstance(error, NotNow)}
         except Exception as error:  # noqa: BLE001 - the boundary to foreign code: every exception becomes a verdict in the parent
             trace = "".join(traceback.format_exception(error)[-4:])
             return {"status": "failed", "reason": f"{type(error).__name__}: {error}", "trace": trace[-4000:]}
@@ -98,7 +98,7 @@ class Executor:
         self.seal(implementation, config, message["device"], message["homes"])
         whole = arena.bytes()
         if message["device"] != "cpu":
-            whole = whole.to(message["device"])
+            whole = self.uploaded(whole, message["device"])
         launch = bind_to(whole)
         if isinstance(launch, Rejected):
             arena.close()
@@ -107,6 +107,15 @@ class Executor:
         self.launches[self.next] = (launch, arena, whole)
         self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards.cold)
         return {"status": "bound", "launch": self.next, "notes": list(launch.notes), "confined": self.confined}
+
+    def uploaded(self, whole: Any, device: str) -> Any:
+        """The arena's bytes in a device's memory. Raises NotNow where there is no room before any kernel has run here: others have taken it."""
+        try:
+            return whole.to(device)
+        except RuntimeError as error:
+            if self.next or "out of memory" not in str(error).lower():
+                raise
+            raise NotNow(f"the device has no room for {whole.numel()} bytes beside what others hold; run it again when they are done ({str(error).splitlines()[0]})") from error
 
     def seal(self, implementation: Implementation, config: Config | None, device: str, homes: Sequence[str]) -> None:
         """Once, before any of the kernel's own code runs: compile what can be compiled, then give up the right to write."""

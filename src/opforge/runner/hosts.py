@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from opforge.backends.cache import cache_root
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.errors import EnvironmentLacks, NotNow
 from opforge.runner import processes
 from opforge.runner.channel import Closed, Late, close_all, receive, send
 from opforge.runner.executor import Executor
@@ -31,8 +31,9 @@ from opforge.runner.guards import ALL, Guards, Limits, default_limits
 from opforge.runner.sandbox import Level, environment_for_workers
 
 STDERR_KEPT = 8000
-START_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
 END_LIMIT_S = 5.0
+RELIEF = "Run the command again when less runs beside it; see what a process may use with: ulimit -a"
 ANSWERS = ("bound", "rejected", "lacks", "failed", "ok", "unfit")
 
 
@@ -77,7 +78,7 @@ class Host(Protocol):
         """What is in force, in words."""
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
-        """A fresh worker whose process started with these variables."""
+        """A fresh worker whose process started with these variables. Raises NotNow, or EnvironmentLacks for what must be there first."""
 
     def close(self) -> None:
         """End everything that was started."""
@@ -164,9 +165,12 @@ class ForkedWorker:
             raise WorkerDied(-signal.SIGKILL, str(error)) from error
         except Closed as error:
             # the process may still be running with its socket closed: its exit code is waited for, briefly
-            status = self.server.status(self.inner, 2.0)
+            status = self.server.status(self.inner, END_LIMIT_S)
             said = self._said()
+            ended = self.server.closed
             self.close()
+            if ended:
+                raise NotNow("The process that workers come from was ended while this one ran, and it with it. Run the command again.") from error
             raise WorkerDied(-signal.SIGKILL if status is None else status, said) from error
         if problem is not None:
             self.close()
@@ -217,6 +221,7 @@ class ForkedWorker:
             return
         self.sock.close()
         family = processes.tree([self.pid])
+        self.server.ends(family[1:])
         processes.kill_group(self.pid)
         processes.kill(family[1:])
         self.server.forget(self.pid, ended=self.server.status(self.inner, END_LIMIT_S) is not None)
@@ -240,7 +245,7 @@ def _malformed(answer: Mapping[str, Any], nonce: int | None) -> str | None:
     """What is wrong with an answer, or None. Its values are used by this process, so that their types are checked here."""
     if nonce is not None and answer.get("nonce") != nonce:
         return "it answered a question that was not asked"
-    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "pieces": int, "busy": float, "reason": str, "trace": str}
+    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "later": bool, "pieces": int, "busy": float, "reason": str, "trace": str}
     fine = answer.get("status") in ANSWERS and all(type(answer[name]) is kind for name, kind in shapes.items() if name in answer)
     fine = fine and all(isinstance(item, str) for item in _listed(answer.get("notes", [])))
     fine = fine and all(isinstance(item, float | int) and not isinstance(item, bool) for item in _listed(answer.get("samples", [])))
@@ -262,8 +267,12 @@ class _Server:
         self.ending: set[int] = set()
         self.level = Level()
         self.pid = 0
+        self.closed = False
         self.lock = threading.RLock()
-        self.folder = Path(tempfile.mkdtemp(prefix="opforge-"))
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix="opforge-"))
+        except OSError as error:
+            raise NotNow(f"No folder for workers can be made ({error.strerror}: {error.filename}). Free some space, or point TMPDIR elsewhere.") from error
         scrubbed = environment_for_workers(os.environ.items())
         if "PYTHONPATH" in scrubbed:
             # workers change into their own folder
@@ -280,30 +289,48 @@ class _Server:
         scrubbed["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         home = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "OPFORGE_CACHE": str(cache_root()), "OPFORGE_SCRATCH": str(self.folder)}
         # -P keeps the working directory off the module path: a file called torch.py there must not be imported
-        self.process = subprocess.Popen(
-            [python, "-P", "-m", "opforge.runner.server", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env={**scrubbed, **home, **environment},
-            stdin=subprocess.DEVNULL,
-            # Ctrl-C and a signal to the whole group are the parent's business: the server ends, and cleans up, when the socket closes
-            start_new_session=True,
-        )
-        theirs.close()
+        try:
+            self.process = subprocess.Popen(
+                [python, "-P", "-m", "opforge.runner.server", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**scrubbed, **home, **environment},
+                stdin=subprocess.DEVNULL,
+                # Ctrl-C and a signal to the whole group are the parent's business: the server ends, and cleans up, when the socket closes
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.sock.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise NotNow(f"No process can be started ({error.strerror}). {RELIEF}") from error
+        finally:
+            theirs.close()
         try:
             ready, _ = receive(self.sock, START_LIMIT_S)
-        except (Closed, Late) as error:
+        except Late as error:
+            self.close()
+            raise NotNow(f"The process that workers come from was not ready after {START_LIMIT_S:g} s. {RELIEF}") from error
+        except Closed as error:
             self.close()
             raise EnvironmentLacks(f"The worker process did not start ({error}). Run `{python} -m opforge.runner.server 0` to see why.") from error
+        except BaseException:
+            self.close()
+            raise
         self.pid = int(ready["pid"])
         self.level = Level(**ready["level"])
 
     def spawn(self, sock: int, output: int, ours: socket.socket, limits: Limits, guards: Guards) -> tuple[int, str, int]:
-        """Fork a worker: its process id as the server knows it, its folder, its process id as this process knows it."""
+        """Fork a worker: its process id as the server knows it, its folder, its process id as this process knows it.
+
+        Raises NotNow where the machine refuses, Closed when the server has gone, Late when it is of no use any more: what it answers
+        now could be taken for the answer to another question.
+        """
         with self.lock:
             # a worker that is not kept from signalling may have stopped it
             processes.kill([self.pid], signal.SIGCONT)
             send(self.sock, {"do": "spawn", "limits": vars(limits), "lowered": guards.lowered()}, [sock, output])
             answer = self._until("spawned", None, START_LIMIT_S)
+            if "reason" in answer:
+                raise NotNow(f"No worker can be started ({answer['reason']}). {RELIEF}")
             here, _ = receive(ours, START_LIMIT_S)
             self.workers.add(int(here["pid"]))
             # its number may be that of one that has ended since
@@ -326,6 +353,12 @@ class _Server:
                 self.workers.discard(pid)
             else:
                 self.ending.add(pid)
+
+    def ends(self, pids: Sequence[int]) -> None:
+        """What a worker started is killed with it. Until it has ended it is the server's child, and nothing that another worker has left behind."""
+        with self.lock:
+            self.workers.update(pids)
+            self.ending.update(pids)
 
     def adopted(self) -> list[int]:
         """Processes that a worker started and that left it: the server is their parent now."""
@@ -355,6 +388,10 @@ class _Server:
                 return message
 
     def close(self) -> None:
+        self.closed = True
+        with contextlib.suppress(OSError):
+            # who waits for an answer in another thread is told
+            self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
         try:
             self.process.wait(END_LIMIT_S)
@@ -383,6 +420,7 @@ class Isolated:
         self.guards = guards
         self.servers = {} if servers is None else servers
         self._last: _Server | None = None
+        self._closed = False
         self._starting: defaultdict[tuple[tuple[str, str], ...], threading.Lock] = defaultdict(threading.Lock)
 
     @property
@@ -391,28 +429,38 @@ class Isolated:
         return "worker process" if self._last is None else str(self._last.level)
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
+        for _ in range(2):
+            if self._closed:
+                raise NotNow("The host was closed: no more workers are given out.")
+            server = self._server(environment)
+            try:
+                return ForkedWorker(server, self.limits, self.guards)
+            except Closed:
+                # something ended the server meanwhile; a second one that ends at once is not a kernel's doing
+                server.close()
+            except Late as error:
+                server.close()
+                raise NotNow(f"No worker was ready after {START_LIMIT_S:g} s. {RELIEF}") from error
+            except OSError as error:
+                raise NotNow(f"No worker can be started ({error.strerror}). {RELIEF}") from error
+        raise NotNow(f"The process that workers come from ends whenever a worker is wanted. {RELIEF}")
+
+    def _server(self, environment: Mapping[str, str]) -> _Server:
+        """The server for an environment, started where there is none that runs."""
         key = tuple(sorted(environment.items()))
         with self._starting[key]:
             server = self.servers.get(key)
-            if server is not None and server.process.poll() is not None:
+            if server is not None and (server.closed or server.process.poll() is not None):
                 server.close()
                 server = None
             if server is None:
                 server = self.servers[key] = _Server(environment, self.python)
             self._last = server
-        try:
-            return ForkedWorker(server, self.limits, self.guards)
-        except Closed:
-            # something ended the server meanwhile; a second one that ends at once is not a kernel's doing
-            with self._starting[key]:
-                if self.servers.get(key) is server:
-                    server.close()
-                    self.servers[key] = _Server(environment, self.python)
-                self._last = server = self.servers[key]
-            return ForkedWorker(server, self.limits, self.guards)
+            return server
 
     def close(self) -> None:
-        for server in self.servers.values():
+        self._closed = True
+        for server in list(self.servers.values()):
             server.close()
         self.servers.clear()
 

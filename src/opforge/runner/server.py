@@ -140,10 +140,18 @@ class Server:
                     self.spawn(message, fds)
 
     def spawn(self, message: dict[str, object], fds: list[int]) -> None:
-        scratch = Path(tempfile.mkdtemp(prefix="worker-", dir=self.folder))
         limits = Limits(**message["limits"])  # type: ignore[arg-type]
         guards = Guards.from_lowered(message["lowered"])  # type: ignore[arg-type]
-        pid = os.fork()
+        try:
+            self.folder.mkdir(exist_ok=True)  # who tidies up a folder of temporary files may have taken it
+            scratch = Path(tempfile.mkdtemp(prefix="worker-", dir=self.folder))
+            pid = os.fork()
+        except OSError as error:
+            # a full disk, or no process left: the workers that there are must not end for it
+            for received in fds:
+                os.close(received)
+            send(self.sock, {"status": "spawned", "reason": f"{error.strerror}"})
+            return
         if pid == 0:
             signal.set_wakeup_fd(-1)
             for descriptor in (self.sock, self.wake, self.theirs):

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from opforge.core import units
+from opforge.core.errors import NotNow
 from opforge.machine import warnings
 from opforge.runner import Worker, WorkerDied, WorkerLate
 from opforge.timing.measure import Ask
@@ -40,8 +41,13 @@ class Loop:
 
 
 def look_at_clocks(worker: Worker, device: str) -> Loop:
-    """The Loop of a worker whose kernels run on a torch device type. On a GPU the cold cache is put to the test."""
+    """The Loop of a worker whose kernels run on a torch device type. On a GPU the cold cache is put to the test.
+
+    Raises NotNow where that fails, WorkerDied and WorkerLate.
+    """
     answer = worker.request({"do": "overhead", "batch": 1000, "count": 20, "device": device})
+    if answer["status"] != "ok":
+        raise NotNow(f"The clocks of {device} cannot be looked at: {answer.get('reason')}. See what is here with: opforge doctor")
     found = [f"threads {answer['threads']} on {answer['cpus']} processors", *(f"warning: {words}" for words in warnings(device, load=False))]
     if "cold_s" in answer:
         warm, cold = float(answer["warm_s"]), float(answer["cold_s"])

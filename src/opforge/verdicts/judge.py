@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.errors import EnvironmentLacks, NotNow
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Operator
 from opforge.core.verdict import Broken, Checked, Mismatch, Policy
@@ -115,7 +115,7 @@ def first_run(bench: Bench, worker: Worker, implementation: Implementation, case
     if answer["status"] == "rejected":
         return str(answer["reason"])
     if answer["status"] == "lacks":
-        raise EnvironmentLacks(answer["reason"])
+        raise (NotNow if answer.get("later") else EnvironmentLacks)(answer["reason"])
     if answer["status"] == "bound":
         launch = int(answer["launch"])
         answer = worker.request({"do": "run", "launch": launch}, (), bench.run_limit_s)

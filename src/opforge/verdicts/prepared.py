@@ -61,13 +61,21 @@ class Bench:
         if key not in self.prepared:
             seeded = case if case.seed is not None else dataclasses.replace(case, seed=fresh_seed())
             assert seeded.seed is not None
-            self.prepared[key] = self._filled(seeded, dtype, allocate(self.operator, seeded, dtype))
+            arena = allocate(self.operator, seeded, dtype)
+            try:
+                self.prepared[key] = self._filled(seeded, dtype, arena)
+            except BaseException:
+                arena.close()
+                raise
         return self.prepared[key]
 
     def prepare_if_defined(self, case: Case, dtype: str) -> Prepared | None:
         """As `prepare`, or None where the reference itself refuses such axes: a drawn case may lie outside what is defined."""
         try:
             return self.prepare(case, dtype)
+        except (OSError, MemoryError):
+            # this machine has no room for it: that says nothing of the case
+            raise
         except Exception:  # noqa: BLE001 - the reference is a guest's code: what it raises on axes nobody declared says that they are not meant
             return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from opforge.backends import Missing, Stood, backend
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.errors import EnvironmentLacks, NotNow
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case
 from opforge.core.verdict import FAILURES, Checked, Crash, Mismatch, Pass, Statement, Timeout, Unsupported, Verdict, Window
@@ -42,7 +42,7 @@ def verify(
     effort   suite.DEFAULT, suite.QUICK, or suite.EXACT (the default when `cases` are given: these and nothing else)
 
     Stops at the first failure, which is then shrunk. A case that the implementation's own statements refuse is noted in the
-    Pass; when it refuses all of them the verdict is Unsupported.
+    Pass; when it refuses all of them the verdict is Unsupported. Raises NotNow where this machine has no process or no memory to run it in.
     """
     operator = bench.operator
     way = backend(implementation.backend).way(bench.device)
@@ -117,6 +117,9 @@ class _Run:
                 if failure is not None:
                     return failure
                 self.hidden_done += 1
+        except NotNow:
+            # the machine's trouble of this moment says nothing of the kernel, and is no verdict
+            raise
         except EnvironmentLacks as error:
             return Unsupported(reason=str(error))
         except WorkerDied as error:
@@ -160,7 +163,11 @@ class _Run:
 
     def explained(self, failure: Verdict) -> Verdict:
         """The failure on the smallest case that still shows it, with what the other cases say of its cause."""
-        shrunk = shrink(self.bench.operator, self.dtype, failure, self._attempt, self.effort.shrink_s)
+        try:
+            shrunk = shrink(self.bench.operator, self.dtype, failure, self._attempt, self.effort.shrink_s)
+        except (NotNow, OSError, MemoryError):
+            # found is found, on whatever case: what the machine lacks for smaller ones is no reason to lose it
+            return failure
         verdict = shrunk.verdict
         if isinstance(verdict, Mismatch) and isinstance(failure, Mismatch):
             right = [reduction_length(self.bench.operator, checked.case, self.dtype) for checked in self.checked]

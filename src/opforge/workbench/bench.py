@@ -9,11 +9,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from opforge.backends import Native, Stood, backend, backends
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import EnvironmentLacks, UsageError, unknown
+from opforge.core.errors import EnvironmentLacks, NotNow, UsageError, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.record import Environment, Record
@@ -22,7 +23,7 @@ from opforge.core.verdict import Broken, Checked, Crash, Pass, Timeout, Unsuppor
 from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.roofline import bound, suspect
-from opforge.runner import Host, Worker, WorkerDied, WorkerLate
+from opforge.runner import RELIEF, Host, Worker, WorkerDied, WorkerLate
 from opforge.timing import Contestant, Plan, Probe, measure
 from opforge.timing.asking import Loop, asker, look_at_clocks
 from opforge.verdicts import BRIEF, QUICK, Bench, Effort, Prepared, bind_blind, run_bound, verify
@@ -119,6 +120,7 @@ class _Job:
     environment: Environment
     run: str
     cases: Bench
+    unjudged: list[tuple[str, Exception]]
     loops: list[Loop] = field(default_factory=list)
     done: int = 0
     total: int = 0
@@ -169,15 +171,32 @@ class _Job:
 def bench(registry: Registry, names: Sequence[str], options: Options, host: Host, *, listener: Listener = lambda event: None) -> Iterator[Record]:
     """Records for every chosen implementation × workload × dtype of the named operators, as they are found.
 
-    On a device where a backend's kernels are stood in for (interpreter, emulator), the record has a verdict and no timing.
+    On a device where a backend's kernels are stood in for (interpreter, emulator), the record has a verdict and no timing. What keeps one
+    from its verdict (no process, no memory, a defect) costs the others nothing: it is raised when they have all been given.
     """
     run = uuid.uuid4().hex[:12]
     wanted = [implementation for name in names for implementation in chosen(registry, registry.operator(name), options)]
+    unjudged: list[tuple[str, Exception]] = []
     with compiling_ahead(wanted, options.device):
-        yield from _bench_all(registry, names, options, host, listener, run)
+        yield from _bench_all(registry, names, options, host, listener, run, unjudged)
+    if unjudged:
+        raise _reason(unjudged)
 
 
-def _bench_all(registry: Registry, names: Sequence[str], options: Options, host: Host, listener: Listener, run: str) -> Iterator[Record]:
+def _reason(unjudged: Sequence[tuple[str, Exception]]) -> Exception:
+    """What to tell of those that got no verdict: the machine lacked something, or there is a defect, whose trace is wanted."""
+    what, error = unjudged[0]
+    words = f"{what} got no verdict" + (f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else "")
+    if isinstance(error, (EnvironmentLacks, OSError, MemoryError)) or "out of memory" in str(error).lower():
+        reason = str(error) if isinstance(error, EnvironmentLacks) else f"{type(error).__name__}: {error}".removesuffix(".").removesuffix(": ") + f". {RELIEF}"
+        lacks = EnvironmentLacks(f"{words}; all others are recorded. {reason}")
+        lacks.__cause__ = error
+        return lacks
+    error.add_note(f"{words}; all others are recorded.")
+    return error
+
+
+def _bench_all(registry: Registry, names: Sequence[str], options: Options, host: Host, listener: Listener, run: str, unjudged: list[tuple[str, Exception]]) -> Iterator[Record]:
     for name in names:
         operator = registry.operator(name)
         cases = Bench(registry=registry, operator=operator, host=host, device=options.device)
@@ -190,6 +209,7 @@ def _bench_all(registry: Registry, names: Sequence[str], options: Options, host:
             environment=_environment(operator, options.device),
             run=run,
             cases=cases,
+            unjudged=unjudged,
         )
         try:
             yield from _bench_operator(job)
@@ -226,19 +246,33 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
     workloads = workloads_for(operator, options) if options.timed else ()
     taken = {dtype: tuple(workload for workload in workloads if operator.takes(workload, dtype)) for dtype in dtypes}
     job.total = sum(len(implementations) + len(taken[dtype]) for dtype in dtypes)
-    verdicts = _verified(job, implementations, dtypes)
+    verdicts = _verified(job, implementations, dtypes, beside=any(taken.values()))
     for dtype in dtypes:
         passed: list[tuple[Implementation, Pass]] = []
         for implementation in implementations:
             verdict = next(verdicts)
+            if verdict is None:
+                continue
             way = backend(implementation.backend).way(options.device)
             if isinstance(verdict, Pass) and isinstance(way, Native) and taken[dtype]:
                 passed.append((implementation, verdict))
             else:
                 yield job.record(implementation, None, dtype, verdict, None)
+        recorded: set[str] = set()
         for workload in taken[dtype]:
             job.step("time", f"{workload.name} {dtype}")
-            yield from _time_workload(job, workload, dtype, passed)
+            try:
+                for record in _time_workload(job, workload, dtype, passed):
+                    recorded.add(record.implementation)
+                    yield record
+            except UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as with verdicts
+                job.unjudged.append((f"{operator.name} {workload.name} {dtype}", error))
+        for implementation, proof in passed:
+            if implementation.name not in recorded:
+                # it could not be timed, and was right
+                yield job.record(implementation, None, dtype, proof, None)
 
 
 def at_once(device: str) -> int:
@@ -246,9 +280,12 @@ def at_once(device: str) -> int:
     return 1 if device == "cpu" else max(1, min(8, (os.cpu_count() or 2) // 2))
 
 
-def _verified(job: _Job, implementations: Sequence[Implementation], dtypes: Sequence[str]) -> Iterator[Verdict]:
-    """The Verdict of each implementation in each dtype, in this order. Side by side they are all known before the first is
-    given, so that nothing is timed meanwhile."""
+def _verified(job: _Job, implementations: Sequence[Implementation], dtypes: Sequence[str], *, beside: bool) -> Iterator[Verdict | None]:
+    """The Verdict of each implementation in each dtype, in this order; None for one that got none, which is then among `job.unjudged`.
+
+    beside   something is timed between them: side by side they are all known before the first is given. Else each is given
+             as soon as it and those before it are known
+    """
     options = job.options
     wanted = [(implementation, dtype) for dtype in dtypes for implementation in implementations]
 
@@ -260,17 +297,29 @@ def _verified(job: _Job, implementations: Sequence[Implementation], dtypes: Sequ
         with contextlib.closing(Bench(registry=job.registry, operator=job.operator, host=job.host, device=options.device)) as cases:
             return one(implementation, dtype, cases)
 
+    def told(implementation: Implementation, dtype: str, ask: Callable[[], Verdict]) -> Verdict | None:
+        job.step("verify", f"{implementation.name} {dtype}")
+        try:
+            return ask()
+        except UsageError:
+            # the definition itself is wrong: so it is for all of them
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is raised when the others are on record
+            job.unjudged.append((f"{job.operator.name} {implementation.name} {dtype}", error))
+            return None
+
     if at_once(options.device) == 1:
         for implementation, dtype in wanted:
-            job.step("verify", f"{implementation.name} {dtype}")
-            yield one(implementation, dtype, job.cases)
+            yield told(implementation, dtype, partial(one, implementation, dtype, job.cases))
         return
-    found: list[Verdict] = []
-    with ThreadPoolExecutor(max_workers=at_once(options.device)) as pool:
-        for (implementation, dtype), future in [(item, pool.submit(alone, *item)) for item in wanted]:
-            job.step("verify", f"{implementation.name} {dtype}")
-            found.append(future.result())
-    yield from found
+    pool = ThreadPoolExecutor(max_workers=at_once(options.device))
+    try:
+        futures = [(item, pool.submit(alone, *item)) for item in wanted]
+        found = (told(*item, future.result) for item, future in futures)
+        yield from list(found) if beside else found
+    finally:
+        # when this is given up, nothing more is begun
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[tuple[Implementation, Pass]]) -> Iterator[Record]:
@@ -288,6 +337,10 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
             try:
                 worker, answer = bound.result()
                 found = run_bound(bench_cases, worker, implementation, prepared, answer)
+                if not job.loops and not isinstance(found, str) and isinstance(found[1], Checked):
+                    job.loops.append(look_at_clocks(worker, options.device))
+            except NotNow:
+                raise
             except WorkerDied as error:
                 verdict = Crash(case=prepared.case, dtype=dtype, status=error.status, stderr=error.stderr, isolation=job.host.isolation)
             except WorkerLate as error:
@@ -300,8 +353,6 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[t
                 elif isinstance(found[1], Checked):
                     verdict = replace(proof, checked=(*proof.checked, found[1]))
                     contestants.append(Contestant(name=implementation.name, proof=verdict, ask=asker(worker), launch=found[0]))
-                    if not job.loops:
-                        job.loops.append(look_at_clocks(worker, options.device))
                 else:
                     verdict = found[1]
             verdicts[implementation.name] = verdict

@@ -23,19 +23,31 @@ def asked_further(
 
     sanitize   a tool of compute-sanitizer ("memcheck", "racecheck", …), "" for none
     huge       whether to verify on more than 2^31 elements; the memory is shared by the implementations of an operator and dtype
-    Raises EnvironmentLacks where the tool is not here.
+    What ends a verification, or keeps one from being asked further, is raised when all records have been given, that one as it was.
     """
     # all of them first: workers of the small cases hold memory too
-    for (operator, dtype), group in groupby(list(records), key=lambda record: (record.operator, record.dtype)):
+    known: list[Record] = []
+    ended: Exception | None = None
+    try:
+        for record in records:
+            known.append(record)
+    except Exception as error:  # noqa: BLE001 - raised below
+        ended = error
+    for (operator, dtype), group in groupby(known, key=lambda record: (record.operator, record.dtype)):
         bench = Bench(registry=registry, operator=registry.operator(operator), host=host, device=device)
         with contextlib.closing(bench), contextlib.closing(Huge(bench=bench, dtype=dtype)) as large:
             for record in group:
                 implementation = registry.implementation(operator, record.implementation)
                 verdict: Verdict = record.verdict
-                if sanitize and isinstance(verdict, Pass):
-                    progress(f"{operator} {record.implementation} {dtype} under {sanitize}")
-                    verdict = sanitized(bench, implementation, dtype, sanitize, verdict)
-                if huge and isinstance(verdict, Pass):
-                    progress(f"{operator} {record.implementation} {dtype} beyond 2^31")
-                    verdict = large.judged(implementation, verdict)
+                try:
+                    if sanitize and isinstance(verdict, Pass):
+                        progress(f"{operator} {record.implementation} {dtype} under {sanitize}")
+                        verdict = sanitized(bench, implementation, dtype, sanitize, verdict)
+                    if huge and isinstance(verdict, Pass):
+                        progress(f"{operator} {record.implementation} {dtype} beyond 2^31")
+                        verdict = large.judged(implementation, verdict)
+                except Exception as error:  # noqa: BLE001 - raised below
+                    ended = ended or error
                 yield replace(record, verdict=verdict)
+    if ended is not None:
+        raise ended
