@@ -496,6 +496,29 @@ def test_several_threads_at_once(ops):
         close(found, (x + x).softmax(-1))
 
 
+def test_an_operator_that_several_threads_ask_for_first_is_made_once():
+    """A server's threads all begin with it. Registered twice, it was "Library object has been destroyed", or a crash, for one of them."""
+    chooser, x, found = Chooser(load()), torch.randn(4, 6, requires_grad=True), []
+    start, interval = threading.Barrier(6), sys.getswitchinterval()
+
+    def work():
+        start.wait()
+        softmax = function_of("softmax", chooser)
+        torch.autograd.grad(softmax(x).square().sum(), x)
+        found.append(softmax)
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(found) == 6 and set(found) == {chooser.functions["softmax"]}
+
+
 # models
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "transformer_block.py"

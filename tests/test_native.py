@@ -10,6 +10,7 @@ import pytest
 from opforge.backends import cache, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
+from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Config, Implementation
 from opforge.inspect.tools import tool
 from opforge.registry import load
@@ -61,6 +62,24 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
     with pytest.raises(RuntimeError):
         cache.obtain(tmp_path, "k", "f", fail)
     assert not (tmp_path / "k").exists() and not list(tmp_path.glob("new-*"))
+
+
+def test_a_cache_that_cannot_be_written_says_where_to_put_one(tmp_path):
+    """A home that is for reading only is common where models are served."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentLacks, match=r"cannot be kept in .*file/native \(Not a directory\)\. Point OPFORGE_CACHE at"):
+        cache.obtain(tmp_path / "file" / "native", "k", "f", make_text("one"))
+
+
+def test_an_entry_is_found_where_nothing_can_be_written(tmp_path, monkeypatch):
+    """Of a cache that others filled: when it was last used is theirs to know."""
+    cache.obtain(tmp_path, "k", "f", make_text("one"))
+
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.utime", refused)
+    assert cache.obtain(tmp_path, "k", "f", make_text("two")).how == "cached"
 
 
 def test_processes_that_want_one_entry_make_it_once(tmp_path):

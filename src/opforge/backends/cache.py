@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from opforge.core.errors import EnvironmentLacks
 from opforge.core.places import cache_folder
 
 DIGITS = 32
@@ -75,9 +76,13 @@ def lookup(folder: Path, name: str, how: str = "cached") -> Entry | None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; other processes wait."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
+    """Hold the lock file `path`; other processes wait. Raises EnvironmentLacks where nothing can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise EnvironmentLacks(f"Compiled kernels cannot be kept in {path.parent} ({error.strerror}). Point OPFORGE_CACHE at a folder of yours.") from error
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -98,7 +103,9 @@ def obtain(root: Path, key: str, name: str, make: Callable[[Path], Mapping[str, 
     with contextlib.suppress(Damaged):  # looked at again under the lock, where it can be set aside
         found = lookup(folder, name)
         if found is not None:
-            os.utime(folder)
+            # one that others keep may be for reading only
+            with contextlib.suppress(OSError):
+                os.utime(folder)
             return found
     with locked(root / f"{key}.lock"):
         try:

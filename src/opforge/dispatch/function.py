@@ -11,6 +11,7 @@ the transforms of torch.func that differentiate follow the reference too.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
@@ -39,6 +40,9 @@ _ORDINARY = (torch.Tensor, torch.nn.Parameter)
 _AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 MOST = 1000
 """Classes of tensors and parameters that are kept, then all are forgotten: a seed or a length that is new at every step must not fill the memory."""
+FIRST_TIMES = threading.RLock()
+"""Held by what is done once for an operator or a class of tensors. Two threads that register one name leave PyTorch with a library that is gone, and
+neither Python's parser (3.11) nor the store is made for two that begin at the same moment."""
 _SCHEMA_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
 
 
@@ -145,13 +149,17 @@ class Function:
             found = self._prepared.get(key)
         except (AttributeError, RuntimeError, TypeError) as error:
             raise self._misfit(tensors, scalars) from error
-        if found is None:
-            made, choice = self._prepare(tensors, scalars)
-            if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
-                made = Prepared(self._without_negation(made.run, scalars))
-            if len(self._prepared) >= MOST:
-                self.forget()
-            found = self._prepared[key] = made, choice
+        if found is not None:
+            return found
+        with FIRST_TIMES:
+            found = self._prepared.get(key)
+            if found is None:
+                made, choice = self._prepare(tensors, scalars)
+                if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
+                    made = Prepared(self._without_negation(made.run, scalars))
+                if len(self._prepared) >= MOST:
+                    self.forget()
+                found = self._prepared[key] = made, choice
         return found
 
     def _tracked(self, run: Run, scalars: Mapping[str, ScalarValue]) -> Run:
@@ -338,7 +346,8 @@ def _signature(operator: Operator) -> str:
 
 def function_of(name: str, chooser: Chooser) -> Function:
     """The operator of that name as a function; one for each chooser, because it registers a custom operator of that name."""
-    if name not in chooser.functions:
-        chooser.functions[name] = Function(chooser.registry.operator(name), chooser)
-    found: Function = chooser.functions[name]
+    with FIRST_TIMES:
+        if name not in chooser.functions:
+            chooser.functions[name] = Function(chooser.registry.operator(name), chooser)
+        found: Function = chooser.functions[name]
     return found

@@ -16,14 +16,15 @@ def __getattr__(name: str) -> Function:
     if name.startswith("__"):
         raise AttributeError(name)
     from opforge.core.errors import UsageError
-    from opforge.dispatch import Chooser, function_of
+    from opforge.dispatch import FIRST_TIMES, Chooser, function_of
     from opforge.registry import load
 
-    chooser = globals().get("_chooser") or globals().setdefault("_chooser", Chooser(load()))
-    try:
-        function = function_of(name, chooser)
-    except UsageError as error:
-        raise AttributeError(str(error)) from error
+    with FIRST_TIMES:
+        chooser = globals().get("_chooser") or globals().setdefault("_chooser", Chooser(load()))
+        try:
+            function = function_of(name, chooser)
+        except UsageError as error:
+            raise AttributeError(str(error)) from error
     # where it is looked for when a copy of it is asked for
     function.__module__ = __name__
     # kept, so that the next access is an ordinary attribute (and torch.compile can trace through it)
