@@ -21,7 +21,7 @@ from opforge.core.operator import Case, Cost
 from opforge.core.record import Environment, Record, to_json
 from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
-from opforge.store import Damaged, Store, read_lines
+from opforge.store import Damaged, Store, read_lines, records
 from opforge.store.files import network_file_system
 
 PASS = Pass(checked=(), not_taken=(("empty", "rows > 0 does not hold"),), isolation="process")
@@ -408,6 +408,33 @@ def test_a_damaged_file_is_set_aside_and_what_is_readable_kept(place, where):
         assert kept == 0 if where == "head" else 0 < kept < 400
         assert store.add([record(1)]) == 1
         assert store.doctor().problems == ()
+
+
+@pytest.mark.parametrize("way", ["removed", "set aside", "replaced while it is written"])
+def test_what_is_added_after_the_file_has_gone_is_found(file_store, place, way, monkeypatch):
+    """An open file takes records after its name is another's: they were acknowledged, and nobody found them."""
+    first, second = record(1), record(2)
+    file_store.add([first])
+    if way == "set aside":
+        with Store.open(place) as other:
+            other._replace()
+    elif way == "removed":
+        for path in place.parent.iterdir():
+            path.unlink()
+    else:
+        insert = records._insert
+
+        def meanwhile(database, rows):
+            monkeypatch.setattr(records, "_insert", insert)
+            place.rename(place.with_name("aside"))
+            return insert(database, rows)
+
+        monkeypatch.setattr(records, "_insert", meanwhile)
+    assert file_store.add([second]) == 1
+    with Store.open(place) as fresh:
+        assert [found.id for found in fresh.query()] == ([first.id, second.id] if way == "set aside" else [second.id])
+    assert any("begun again" in notice for notice in file_store.notices)
+    assert [found.id for found in file_store.query()][-1] == second.id
 
 
 def test_files_of_others_are_not_touched(tmp_path):

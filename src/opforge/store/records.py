@@ -259,10 +259,27 @@ class Store:
             with self._engine.execution_options(writes=writes).begin() as database:
                 return work(database)
 
-        try:
-            return connection.patiently(once, self.url)
-        except Damaged as error:
-            raise self._set_aside(error) from error
+        while True:
+            self._follow()
+            try:
+                found = connection.patiently(once, self.url)
+            except Damaged as error:
+                raise self._set_aside(error) from error
+            # moved away while it was written to: what was acknowledged must be where the next one looks. Adding again is safe
+            if not writes or _identity(self._path) == self._file:
+                return found
+
+    def _follow(self) -> None:
+        """Go on with the file that the store's name means now: an open one that was removed, or set aside by another process, takes
+        records that nobody finds."""
+        if self._path is None or _identity(self._path) == self._file:
+            return
+        self._engine.dispose()
+        files.prepare(self._path)
+        notices = _rebuild(self._path, None) if files.refuse_foreign(self._path) else ()
+        connection.make_file(self._engine, self.url)
+        self._file = _identity(self._path)
+        self.notices += (*notices, f"The store {self._path} was moved or removed while it was open, and begun again.")
 
     def _set_aside(self, error: Damaged) -> Damaged:
         return Damaged(f"{error}. {' '.join(self._replace())} Run the command again.") if self._path is not None else error
