@@ -15,10 +15,12 @@ from xml.etree import ElementTree
 import pytest
 
 from opforge import report
+from opforge.cli.app import command_line
 from opforge.core.device import Ceiling, DeviceSpec
+from opforge.core.errors import UsageError
 from opforge.core.implementation import Config
 from opforge.core.operator import Case, Cost
-from opforge.core.record import Environment, Record, from_json
+from opforge.core.record import Environment, Record, from_json, to_json
 from opforge.core.timing import Moment, Timing
 from opforge.core.verdict import Broken, Checked, Crash, Metrics, Mismatch, Pass, Policy, Statement, Timeout, Unsupported, Window
 from opforge.report import Past, svg
@@ -596,3 +598,65 @@ def test_records_of_two_devices_are_kept_apart():
     text = page([record(), record("cpp_a", id="a"), other])
     assert text.count("<h3>Example GPU</h3>") == 1 and text.count("<h3>Example CPU</h3>") == 1
     assert Page(text).text.count("no roofs are drawn") == 1
+
+
+def test_each_config_stands_with_its_own_time():
+    """The rows of a tuning run share a name: the slowest time of all must not stand in each of them."""
+    items = [record("cpp_a", id=str(block), config=Config((("block", block),)), timing=timing(block * 1e-5)) for block in (64, 128)]
+    eager = record(timing=timing(128e-5))
+    lines = [line.split("|") for line in report.implementation_table([*items, eager]).splitlines() if "cpp" in line]
+    assert [(cells[4].strip(), cells[7].strip()) for cells in lines] == [("640 us", "2.00x"), ("1.28 ms", "1.00x")]
+
+
+def test_a_suspect_time_is_marked_in_tables_and_has_no_ratio():
+    """A table in which the bold time is not the least one must say why."""
+    odd = [record(name, timing=dataclasses.replace(timing(1e-6), suspect="faster than memory")) for name in ("compile_default", "cpp_odd")]
+    records = [*odd, record(timing=timing(2e-3)), record("cpp_a", timing=timing(1e-3))]
+    rows = {line.split("|")[3].strip(): line for line in report.implementation_table(records).splitlines() if line.startswith("| attention")}
+    assert "ns (suspect)" in rows["cpp_odd"] and rows["cpp_odd"].endswith("|  |")
+    assert rows["**cpp_a**"].endswith("| 2.00x |")
+    assert report.benchmark_table([*odd[:1], *records[2:]]).count("(suspect)") == 1
+    for made in (report.implementation_table, report.benchmark_table):
+        assert "Suspect: faster than the device" in made(records) and "uspect" not in made(records[2:])
+
+
+def test_the_roof_of_vector_arithmetic_stands_whatever_the_dtype():
+    """A softmax in bfloat16 computes in float32: the matrix units' roof alone would be one that it can never reach."""
+    vector = Ceiling(name="vector_float32", value=5e10, unit="FLOP/s", measured_at="2026-01-02", how="")
+    assert "vector_float32" in [roof.name for roof in roofs(dataclasses.replace(SPEC, ceilings=(*SPEC.ceilings, vector)), ["bfloat16"])]
+    bare = dataclasses.replace(SPEC, ceilings=(), nominal_flops_per_s={"vector_float32": 5e10, "bfloat16": 9e11, "int8": 9e11})
+    assert [roof.name for roof in roofs(bare, ["bfloat16"]) if not roof.memory] == ["vector_float32, vendor's figure", "bfloat16, vendor's figure"]
+
+
+def test_a_ceiling_in_seconds_is_said_in_seconds():
+    """1.33e-06 s is for a machine to read."""
+    call = Ceiling(name="call", value=1.33e-6, unit="s", measured_at="2026-01-02", how="")
+    assert "1.33 us; ; 2026-01-02" in Page(page([record()], device=dataclasses.replace(SPEC, ceilings=(*SPEC.ceilings, call)))).text
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dtype", "float12"), "No dtype named 'float12'"),
+        (("--dtype", "float64"), "No records of float64 to report"),
+        (("sofmax",), "No records of sofmax to report"),
+        (("--run", "none"), "No records of run none to report"),
+        (("--table", "--ratios", "cpb"), "No backend named 'cpb'. Did you mean 'cpp'"),
+    ],
+)
+def test_a_report_of_nothing_says_what_was_asked(tmp_path, words, said):
+    """Neither a trace nor an empty table: what was asked for, and where to look."""
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps(to_json(record(id="0" * 32))) + "\n")
+    with pytest.raises(UsageError, match=said):
+        command_line(["report"])(["report", "--from", str(file), *words], standalone_mode=False)
+
+
+def test_what_a_table_shows_asks_for_the_table(tmp_path, monkeypatch, capsys):
+    """--each alone wrote four files and showed nothing."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps(to_json(record(id="0" * 32))) + "\n")
+    for words in (["--each"], ["--verdicts"], ["--ratios", "own"]):
+        command_line(["report"])(["report", "--from", str(file), *words], standalone_mode=False)
+        assert capsys.readouterr().out.strip() and not (tmp_path / "reports").exists()

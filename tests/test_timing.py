@@ -452,7 +452,7 @@ def test_axes_are_understood(text, values):
     assert parse_axis(text).values == values
 
 
-@pytest.mark.parametrize("text", ["", "n", "n=", "n=a", "n=5:1", "n=0:4", "n=1:10:0", "n=1:100000:1", "=1:2", "n=1:2:log:3"])
+@pytest.mark.parametrize("text", ["", "n", "n=", "n=a", "n=5:1", "n=0:4", "n=1:10:0", "n=1:100000:1", "=1:2", "n=1:2:log:3", "n=0,4", f"n=1:1{'0' * 400}:log5"])
 def test_axes_that_mean_nothing_are_refused(text):
     """With the form that does."""
     from opforge.core.errors import UsageError
@@ -471,3 +471,17 @@ def test_a_sweep_can_be_drawn():
     lines = {"a<b>": [(128.0, 1e-5), (256.0, 2e-5)], "c": [(128.0, 3e-5)]}
     picture = sweep_picture("softmax & co", "cols", lines, {"c": [(128.0, 0.5)]})
     assert xml.fromstring(picture).tag.endswith("svg")
+
+
+def test_a_range_of_more_values_than_it_has_still_ends_at_its_end():
+    """Ten sizes asked for in a hundred steps are ten, and not the first four."""
+    from opforge.timing.curve import parse_axis
+
+    assert parse_axis("n=1:10:log100").values == tuple(range(1, 11))
+    assert parse_axis("n=1:1000000:log100").values[-1] == 1000000
+
+
+def test_an_unsteady_row_asks_for_what_would_help():
+    """Sampling goes on until the budget is spent: more samples in the same budget are not taken."""
+    (words,) = timing([1.0, 2.0] * 5, batch=1000).unsteady
+    assert "twice the --budget" in words and "--samples" not in words

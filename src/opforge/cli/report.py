@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.shared import Dtypes, Json, print_json, settings
+from opforge.cli.shared import Dtypes, Json, checked, dtypes, print_json, settings
+from opforge.core import units
 from opforge.core.errors import UsageError
 from opforge.core.record import Record
+from opforge.registry.sources import BACKENDS
 
 if TYPE_CHECKING:
     from opforge.report import Past
@@ -24,30 +26,36 @@ def report(
     source: Annotated[Path | None, typer.Option("--from", help="Read records from a JSON-lines file instead of the store.")] = None,
     output: Annotated[Path | None, typer.Option(help="Folder to write to. Default: reports/<run>.")] = None,
     table: Annotated[bool, typer.Option("--table", help="Print the README's benchmark table (Markdown) and write nothing.")] = False,
-    each: Annotated[bool, typer.Option("--each", help="With --table: a row per implementation, as in the operators' own pages.")] = False,
+    each: Annotated[bool, typer.Option("--each", help="As --table, with a row per implementation, as in the operators' own pages.")] = False,
     ratios: Annotated[
-        str, typer.Option(help="With --table: ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp; own: of the fastest of all others.")
+        str, typer.Option(help="As --table, with ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp; own: of the fastest of all others.")
     ] = "",
-    verdicts: Annotated[bool, typer.Option("--verdicts", help="With --table: what each implementation was found to be, dtype by dtype.")] = False,
-    dtypes: Dtypes = None,
+    verdicts: Annotated[bool, typer.Option("--verdicts", help="As --table, with what each implementation was found to be, dtype by dtype.")] = False,
+    dtype: Dtypes = None,
     json: Json = False,
 ) -> None:
     """Write report.html, report.md, report.json and report.csv for one run, without measuring anything again."""
     from opforge.cli.reports import write_reports
     from opforge.machine import descriptors, detect
+    from opforge.report.ratios import OWN
     from opforge.store import read_file, read_lines
 
+    kinds = dtypes(dtype)
     pasts: dict[str, Past] = {}
     if source is not None:
-        records = [record for record in read_lines(read_file(source)) if not operators or record.operator in operators]
+        records = [record for record in read_lines(read_file(source)) if (not operators or record.operator in operators) and (not run or record.run == run)]
     else:
         with settings(context).open_store() as store:
             records, pasts = of_newest_run(store, operators, run)
+    records = [record for record in records if not kinds or record.dtype in kinds]
     if not records:
+        asked = [units.listed(words) for words in (operators, kinds) if words] + ([f"run {run}"] if run else [])
+        if asked:
+            raise UsageError(f"No records of {', '.join(asked)} to report. See what there is with: opforge records. Make some with: opforge bench --all")
         raise UsageError("No records to report. Make some with: opforge bench --all")
-    if dtypes:
-        records = [record for record in records if record.dtype in dtypes]
-    if table:
+    if ratios:
+        checked("backend", [ratios], {OWN, "compile", *BACKENDS, *(record.backend for record in records)})
+    if table or each or ratios or verdicts:
         typer.echo(table_of(records, each=each, ratios=ratios, verdicts=verdicts))
         return
     if json:

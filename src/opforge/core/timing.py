@@ -137,8 +137,7 @@ class Timing:
             word, remedy = ("slower", "the machine may be heating up or others began to work") if moved > 0 else ("faster", "it was still warming up")
             found.append(f"unsteady: {units.percent(abs(moved))} {word} in the second half; {remedy}: measure again with twice the --budget")
         if not found and not self.spread <= UNSTEADY:
-            more = 2 * max(len(self.samples_s), 10)
-            found.append(f"unsteady: samples spread over {units.percent(self.spread)} of the median; try --samples {more} on a quieter machine")
+            found.append(f"unsteady: samples spread over {units.percent(self.spread)} of the median; measure again with twice the --budget, on a quieter machine")
         share = self.resolution_s / (self.median_s * self.batch) if self.median_s > 0 else math.inf
         if share > COARSE:
             found.append(f"coarse: the clock's step of {units.seconds(self.resolution_s)} is {units.percent(share)} of a sample; use a larger workload")

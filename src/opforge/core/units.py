@@ -9,18 +9,19 @@ def _scaled(value: float, unit: str, prefixes: tuple[tuple[float, str], ...]) ->
     if not math.isfinite(value):
         return f"{value} {unit}"
     for factor, prefix in prefixes:
-        if abs(value) >= factor:
-            scaled = value / factor
-            digits = 0 if abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
-            return f"{scaled:.{digits}f} {prefix}{unit}"
+        scaled = value / factor
+        # as it will be read: 999.7 us is 1.00 ms, and 9.996 us is 10.0 us
+        size = abs(float(f"{scaled:.3g}"))
+        if size >= 1:
+            return f"{scaled:.{0 if size >= 100 else 1 if size >= 10 else 2}f} {prefix}{unit}"
     return f"{value:.3g} {unit}"
 
 
 def seconds(value: float) -> str:
     """A duration in words.
 
-    >>> seconds(222e-6), seconds(1.5e-3), seconds(0.9e-6)
-    ('222 us', '1.50 ms', '900 ns')
+    >>> seconds(222e-6), seconds(1.5e-3), seconds(0.9e-6), seconds(999.7e-6), seconds(9.996e-6)
+    ('222 us', '1.50 ms', '900 ns', '1.00 ms', '10.0 us')
     """
     return _scaled(value, "s", ((1.0, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n")))
 

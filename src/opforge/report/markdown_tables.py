@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from opforge.core import units
@@ -12,7 +12,7 @@ from opforge.report.bars import rate
 from opforge.report.sections import failures, not_run, stood_in
 from opforge.report.summary import comparable, sentences
 from opforge.report.tabular import speedup_words
-from opforge.report.view import BACKENDS, Group, memory_bound, of_roof, timing_of, unique
+from opforge.report.view import BACKENDS, Group, memory_bound, of_roof, sound, timing_of, unique
 from opforge.report.words import axes, clean, notes, saved, verdict_word
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -92,14 +92,15 @@ def benchmark_table(records: Sequence[Record]) -> str:
         rows = [_benchmark_row(group, columns) for group in latest if group.device == device]
         dates = sorted(date_of(group)[:10] for group in latest if group.device == device)
         span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-        parts.append(f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from.")
+        doubts = _told(group for group in latest if group.device == device)
+        parts.append(f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from.{doubts}")
         parts.append(pipe_table(["operator", "workload", "dtype", *(escaped(name) for name in columns), "of roof"], rows, "lll" + "r" * (len(columns) + 1)))
     return "\n\n".join(parts) + "\n"
 
 
 def implementation_table(records: Sequence[Record]) -> str:
     """The table of an operator's own page: a row per implementation, workload and dtype, with the share of the roof and the
-    ratio to the best alternative, which is the faster of torch eager and torch.compile in the same run."""
+    ratio to the best alternative, which is the fastest of torch eager, torch.compile and other libraries in the same run."""
     latest = newest(records)
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
@@ -107,7 +108,7 @@ def implementation_table(records: Sequence[Record]) -> str:
     for device in unique(group.device for group in latest):
         groups = [group for group in latest if group.device == device]
         dates = sorted(date_of(group)[:10] for group in groups)
-        parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns.")
+        parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns.{_told(groups)}")
         parts.append(
             pipe_table(
                 ["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr"
@@ -121,12 +122,10 @@ ALTERNATIVES = {"torch": "torch eager", "compile": "torch.compile", "library": "
 
 
 def _rows(group: Group) -> list[list[str]]:
-    medians = {record.implementation: timing.median_s for record in group.timed if (timing := timing_of(record)) is not None}
-    others = [medians[record.implementation] for record in group.timed if record.backend in ALTERNATIVES and record.implementation in medians]
+    medians = {record.id: timing.median_s for record in group.timed if (timing := timing_of(record)) is not None}
+    others = [medians[record.id] for record in group.timed if record.backend in ALTERNATIVES and sound(record)]
     rows = []
     for record in group.timed:
-        if record.implementation not in medians:
-            continue
         fraction = of_roof(record)
         limit = "memory" if memory_bound(record) else "arithmetic"
         name = escaped(group.label(record))
@@ -135,13 +134,24 @@ def _rows(group: Group) -> list[list[str]]:
                 escaped(f"{group.workload} ({axes_words(record)})"),
                 escaped(group.dtype),
                 f"**{name}**" if record in group.leaders else name,
-                units.seconds(medians[record.implementation]),
+                units.seconds(medians[record.id]) + _doubt(record),
                 rate(record),
                 f"{units.percent(fraction)} of {limit}" if fraction is not None else "",
-                "" if record.backend in ALTERNATIVES or not others else units.ratio(min(others) / medians[record.implementation]),
+                "" if record.backend in ALTERNATIVES or not others or not sound(record) else units.ratio(min(others) / medians[record.id]),
             ]
         )
     return rows
+
+
+def _doubt(record: Record) -> str:
+    """What stands behind a time that cannot be true."""
+    return "" if sound(record) else " (suspect)"
+
+
+def _told(groups: Iterable[Group]) -> str:
+    """What "(suspect)" means, where it stands in a table."""
+    doubted = any(not sound(record) for group in groups for record in group.timed)
+    return " Suspect: faster than the device was measured to be able to do; it takes no part in a comparison." if doubted else ""
 
 
 def axes_words(record: Record) -> str:
@@ -163,7 +173,7 @@ def _benchmark_row(group: Group, columns: Sequence[str]) -> list[str]:
         if mine is None or timing is None:
             cells.append("")
             continue
-        words = f"{units.seconds(timing.median_s)} ({rate(mine)})"
+        words = f"{units.seconds(timing.median_s)} ({rate(mine)}){_doubt(mine)}"
         cells.append(f"**{words}**" if mine in leaders else words)
     fraction = of_roof(group.timed[0])
     limit = "memory" if memory_bound(group.timed[0]) else "arithmetic"

@@ -126,7 +126,8 @@ def _machines(records: Sequence[Record], device: DeviceSpec | None) -> list[dict
 
 
 def _ceiling(value: float, unit: str) -> str:
-    return units.flops_per_s(value) if unit.lower().startswith("flop") else units.bytes_per_s(value) if unit.lower().startswith(("b/", "byte")) else f"{units.number(value)} {unit}"
+    words = units.flops_per_s if unit.lower().startswith("flop") else units.bytes_per_s if unit.lower().startswith(("b/", "byte")) else units.seconds if unit == "s" else None
+    return words(value) if words is not None else f"{units.number(value)} {unit}"
 
 
 def _swatch(slot: int) -> str:

@@ -17,6 +17,8 @@ from opforge.report.words import axes, clean, short
 WIDTH, HEIGHT = 1080.0, 540.0
 LEFT, RIGHT, TOP, BOTTOM = 92.0, 846.0, 16.0, 482.0
 LABEL_GAP = 15.0
+VECTOR = "vector_float32"
+"""The arithmetic of all that is no product of matrices, whatever the dtype of its tensors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,7 @@ def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
         unit = ceiling.unit.lower()
         memory = unit.startswith(("b/", "byte"))
         named = [name for name in DTYPES if ceiling.name.endswith(name)]
-        wanted = memory or (unit.startswith("flop") and (not named or any(name in dtypes for name in named)))
+        wanted = memory or (unit.startswith("flop") and (not named or ceiling.name == VECTOR or any(name in dtypes for name in named)))
         if wanted and math.isfinite(ceiling.value) and ceiling.value > 0:
             kind, _, size = ceiling.name.rpartition("_")
             if memory and kind and size.isdigit():
@@ -58,7 +60,7 @@ def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
     if not any(roof.memory for roof in found) and device.nominal_bytes_per_s > 0:
         found.append(Roof(name="memory, vendor's figure", value=device.nominal_bytes_per_s, memory=True, nominal=True))
     if not any(not roof.memory for roof in found):
-        levels = {name: value for name, value in device.nominal_flops_per_s.items() if name in dtypes and value > 0}
+        levels = {name: value for name, value in device.nominal_flops_per_s.items() if (name in dtypes or name == VECTOR) and value > 0}
         found += [Roof(name=f"{name}, vendor's figure", value=value, memory=False, nominal=True) for name, value in levels.items()]
     if cached:
         found.append(max(cached, key=lambda roof: roof.value))

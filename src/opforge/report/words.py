@@ -85,7 +85,7 @@ def notes(record: Record) -> tuple[str, ...]:
     found += timing.unsteady
     count = len(timing.samples_s)
     if count < FEW_SAMPLES:
-        found.append(f"only {units.plural(count, 'sample')}: the interval means little; try --samples {3 * FEW_SAMPLES}")
+        found.append(f"only {units.plural(count, 'sample')}: the interval means little; measure again with {math.ceil(3 * FEW_SAMPLES / count)} times the --budget")
     share = timing.overhead_s / timing.median_s
     if not share <= NOTABLE_OVERHEAD:
         found.append(f"the timing loop itself takes {units.percent(share)} of this; prefer a larger workload")

@@ -15,6 +15,8 @@ CLIFF = 1.3
 """Factor by which the cost per unit of work must jump from one size to the next to be called a cliff."""
 
 MOST = 64
+LONGEST_NUMBER = 15
+"""Digits: more is no size of anything, and not exact as a float."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,8 @@ def parse_axis(text: str) -> Axis:
     if found is None:
         raise UsageError(f"{text!r} is no axis. {form}.")
     name, values = found.groups()
+    if len(values) > 100 * MOST or any(len(number) > LONGEST_NUMBER for number in re.findall(r"\d+", values)):
+        raise UsageError(f"That is too long for values of {name}. {form}.")
     if re.fullmatch(r"\d+(,\d+)*", values):
         chosen = sorted({int(value) for value in values.split(",")})
     else:
@@ -70,8 +74,10 @@ def parse_axis(text: str) -> Axis:
         if first < 1 or last < first:
             raise UsageError(f"{name} cannot go from {first} to {last}. {form}.")
         chosen = _log(first, last, how.removeprefix("log")) if how.startswith("log") else _linear(first, last, int(how), form)
+    if chosen[0] < 1:
+        raise UsageError(f"{name} = 0 leaves no work to time. {form}.")
     if len(chosen) > MOST:
-        raise UsageError(f"{name} would take {len(chosen)} values; {MOST} at most. {form}.")
+        raise UsageError(f"{name} would take more than {MOST} values, which is the most. {form}.")
     return Axis(name=name, values=tuple(chosen))
 
 
@@ -79,8 +85,9 @@ def _log(first: int, last: int, count: str) -> list[int]:
     if not count:
         powers = [first * 2**power for power in range(MOST + 1) if first * 2**power <= last]
         return sorted({*powers, last})
-    number = max(2, int(count)) if last > first else 1
-    return sorted({round(first * (last / first) ** (position / max(1, number - 1))) for position in range(min(number, MOST + 1))})
+    # one more than there may be is enough to be refused, and spans the range all the same
+    number = min(max(2, int(count)), MOST + 1) if last > first else 1
+    return sorted({round(first * (last / first) ** (position / max(1, number - 1))) for position in range(number)})
 
 
 def _linear(first: int, last: int, step: int, form: str) -> list[int]:
