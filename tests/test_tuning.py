@@ -17,6 +17,7 @@ from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
 from opforge.dispatch.choose import Chooser, shape_class
+from opforge.machine import detect
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.timing import Plan
@@ -238,7 +239,7 @@ default = {STEPS = 8}
 #include "opforge/host.h"
 namespace {
 void twice(opforge::TensorView x, opforge::TensorView y) {
-  std::this_thread::sleep_for(std::chrono::microseconds(200 * STEPS));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2 * STEPS));
   for (int64_t i = 0; i < x.numel(); ++i) static_cast<float*>(y.data_ptr())[i] = static_cast<const float*>(x.data_ptr())[i] * 2.0f;
 }
 }  // namespace
@@ -568,3 +569,56 @@ def test_trials_are_no_steps_in_a_history(tmp_path):
         store.add([record(1e-3, day=0, run="bench"), record(9e-3, day=1, run="tune-1"), record(1e-3, day=2, run="bench")])
         (series,) = series_of(store.series(operator="softmax", timed=True))
     assert [point.run for point in series.points] == ["bench", "bench"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"choices": 3}', '{"choices": [3]}', '{"choices": [{"dtype": "float32"}]}'])
+def test_damaged_choices_are_said_before_the_search(home, text):
+    """After an hour of measuring is too late, and a trace is no answer."""
+    path = choices_path(load([home]).operator("twice"), detect("cpu").name)
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UsageError, match="Remove it and tune again"):
+        next(tune(load([home]), "twice", Options(), None, add=lambda record: None))
+
+
+def test_a_choice_that_cannot_be_written_leaves_nothing_behind(home, monkeypatch):
+    """A full disk must not fill the operator's folder with the beginnings of files."""
+    path = choices_path(load([home]).operator("twice"), "here")
+
+    def full(*words, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("opforge.tuning.choices.json.dump", full)
+    with pytest.raises(UsageError, match="No space left"):
+        keep(path, record(), over_default=None, trials=1, failed=0)
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"choices": [{"dtype": "float32"}]}', '{"choices": [{"dtype": "float32", "shape_class": {"cols": 8, "rows": 6}}]}'])
+def test_a_call_goes_on_beside_damaged_choices(home, tmp_path, text):
+    """A file that only says how to be faster must not end a model's call with a trace; why() says what to do."""
+    registry = load([home])
+    path = choices_path(registry.operator("twice"), detect("cpu").name)
+    path.parent.mkdir()
+    path.write_text(text)
+    chooser = Chooser(registry, f"sqlite:///{tmp_path / 'none.sqlite'}")
+    choice = chooser.choose(registry.operator("twice"), {"rows": 60, "cols": 250}, "float32", {}, "cpu", ["contiguous"])
+    assert choice.implementation.name == "torch_eager"
+    assert any("it is damaged" in reason and "opforge tune twice" in reason for _, reason in choice.passed_over)
+
+
+@pytest.mark.campaign
+def test_a_search_cut_short_does_not_replace_what_was_better(home):
+    """Ctrl-C after the default was measured must not put the default in the place of what a whole search had found."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    first, _, _ = tuned(home)
+    assert first.record.config.as_dict() == {"STEPS": 1}
+    asked = []
+    host = Isolated()
+    try:
+        options = Options(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        (second,) = tune(load([home]), "twice", options, host, add=lambda record: None, listener=asked.append, stop=lambda: len(asked) >= 1)
+    finally:
+        host.close()
+    assert [trial.config.as_dict() for trial in asked] == [{"STEPS": 8}]
+    assert second.record.config.as_dict() == {"STEPS": 1}

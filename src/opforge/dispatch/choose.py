@@ -123,11 +123,16 @@ class Chooser:
                 passed_over.append((item.name, reason))
         form = operator.format_of_factors(dtype, scalars)
         kind = operator.kind_of_call(scalars)
-        tuned = self._tuned(operator, axes, form, kind, device)
-        if tuned is not None and tuned["implementation"] in fit:
-            found, where = fit[tuned["implementation"]], f"tuned/{self._name(device)}.json"
-            if tuned.get("source_sha256") == source_sha256(found.source):
-                return Choice(implementation=found, config=Config(tuple(tuned["config"].items())), why=f"chosen for this shape class in {where}", passed_over=tuple(passed_over))
+        try:
+            tuned = self._tuned(operator, axes, form, kind, device)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # a call that worked yesterday must not fail for a file that only says how to be faster
+            tuned = None
+            passed_over.append((f"tuned/{self._name(device)}.json", f"it is damaged ({type(error).__name__}: {error}); remove it and renew it with: opforge tune {operator.name}"))
+        if tuned is not None and tuned[0] in fit:
+            found, where = fit[tuned[0]], f"tuned/{self._name(device)}.json"
+            if tuned[2] == source_sha256(found.source):
+                return Choice(implementation=found, config=tuned[1], why=f"chosen for this shape class in {where}", passed_over=tuple(passed_over))
             passed_over.append((f"{found.name} as in {where}", f"tuned with another version of its source; renew it with: opforge tune {operator.name}"))
         wanted = shape_class(axes)
         timed = [
@@ -166,8 +171,8 @@ class Chooser:
                 return f"an input is {strange[0]}; it takes {', '.join(item.layouts)}"
         return None
 
-    def _tuned(self, operator: Operator, axes: Axes, dtype: str, kind: Mapping[str, ScalarValue], device: str) -> dict[str, Any] | None:
-        """The entry of `tuned/<device>.json` for this shape class and kind of call."""
+    def _tuned(self, operator: Operator, axes: Axes, dtype: str, kind: Mapping[str, ScalarValue], device: str) -> tuple[str, Config, str] | None:
+        """Implementation, config and the source's hash of the entry of `tuned/<device>.json` for this shape class and kind of call."""
         assert operator.folder is not None
         path = operator.folder / "tuned" / f"{self._name(device)}.json"
         if not path.is_file():
@@ -175,4 +180,5 @@ class Chooser:
         wanted = shape_class(axes)
         choices: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["choices"]
         same = (choice for choice in choices if choice["dtype"] == dtype and choice.get("kind", {}) == kind)
-        return next((choice for choice in same if tuple(sorted(choice["shape_class"].items())) == wanted), None)
+        chosen = next((choice for choice in same if tuple(sorted(choice["shape_class"].items())) == wanted), None)
+        return None if chosen is None else (chosen["implementation"], Config(tuple(chosen["config"].items())), chosen.get("source_sha256", ""))

@@ -44,9 +44,16 @@ def entries(path: Path) -> list[dict[str, Any]]:
         return []
     try:
         found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["choices"]
-    except (ValueError, KeyError, TypeError) as error:
+        for entry in found:
+            _place(entry), entry["implementation"], entry["config"].items()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is not a file of tuned choices ({type(error).__name__}: {error}). Remove it and tune again.") from error
     return found
+
+
+def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What an entry is for: there is one of each."""
+    return entry["dtype"], sorted(entry["shape_class"].items()), sorted(entry.get("kind", {}).items())
 
 
 def before(path: Path, dtype: str, axes: Axes, kind: Mapping[str, Any]) -> Chosen | None:
@@ -106,13 +113,15 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _put(path: Path, device: str, entry: dict[str, Any]) -> None:
-    def place(item: dict[str, Any]) -> tuple[Any, ...]:
-        return item["dtype"], sorted(item["shape_class"].items()), sorted(item.get("kind", {}).items())
-
-    others = [item for item in entries(path) if place(item) != place(entry)]
+    others = [item for item in entries(path) if _place(item) != _place(entry)]
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as scratch:
-        json.dump({"device": device, "choices": sorted([*others, entry], key=place)}, scratch, indent=1)
-        scratch.write("\n")
-    with contextlib.suppress(OSError):  # a file system without modes keeps its own
-        Path(scratch.name).chmod(0o644)
-    Path(scratch.name).replace(path)
+        try:
+            json.dump({"device": device, "choices": sorted([*others, entry], key=_place)}, scratch, indent=1)
+            scratch.write("\n")
+            scratch.close()
+            with contextlib.suppress(OSError):  # a file system without modes keeps its own
+                Path(scratch.name).chmod(0o644)
+            Path(scratch.name).replace(path)
+        except BaseException:
+            Path(scratch.name).unlink(missing_ok=True)
+            raise

@@ -30,7 +30,7 @@ from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.timing.asking import asker
-from opforge.tuning.choices import before, choices_path, keep
+from opforge.tuning.choices import before, choices_path, entries, keep
 from opforge.tuning.codes import Code, Codes, Refused
 from opforge.tuning.compilers import LATER, NOW, Compilers, default_jobs
 from opforge.tuning.job import Champion, Job, attempt, explained
@@ -68,10 +68,11 @@ def tune(
     add     gets the Record of every trial, failures and points with known code too
     write   False leaves `tuned/<device>.json` as it is
     stop    asked between points; once it says True no more are begun, and what was found until then is verified and kept
-    Raises UsageError for unknown names, and where the choices cannot be written.
+    Raises UsageError for unknown names, and where the choices cannot be read or written.
     """
     operator = registry.operator(name)
     require(operator)
+    entries(choices_path(operator, detect(options.device).name))  # better refused now than after the search
     bench = Bench(registry=registry, operator=operator, host=host, device=options.device, run_limit_s=options.hang_s)
     here = environment(options.device, operator.folder)
     run = f"tune-{uuid.uuid4().hex[:8]}"
@@ -203,8 +204,8 @@ def _tune_workload(job: Job, spaces: Sequence[_Space], write: bool) -> Tuned:
             for place, name in enumerate(names):
                 now = time.monotonic()
                 _search(job, known[name], now + (job.until - now) * (1 - FINAL_SHARE) / (len(names) - place), champions)
-        if not job.stop():
-            _previous(job, champions)
+        # stopped or not: a search cut short must not put its default in the place of what was found before
+        _previous(job, champions)
         return _final(job, champions, write)
     finally:
         for champion in champions:
