@@ -37,3 +37,38 @@ def test_at_most_so_many_workloads():
     whole = workloads_for(operator, Options(device="cpu"))
     assert len(whole) >= 2
     assert workloads_for(operator, Options(device="cpu", most=1)) == whole[:1]
+
+
+@pytest.mark.parametrize(("words", "cache"), [((), "cold"), (("--warm",), "warm"), (("--cold",), "cold")])
+def test_a_warm_cache_is_measured_where_it_is_asked_for(monkeypatch, tmp_path, words, cache):
+    """Beside a GPU --warm was taken for nothing said, and cold times came under its name."""
+    import opforge.cli.bench
+    import opforge.machine
+    import opforge.workbench
+    from opforge.cli.app import command_line
+
+    class Asked(Exception):
+        pass
+
+    def bench_of(registry, names, options, host, listener):
+        raise Asked(options.plan.cache)
+
+    monkeypatch.setattr(opforge.cli.bench, "device_to_time", lambda given: "cuda")
+    monkeypatch.setattr(opforge.machine, "detect", lambda device: next(iter(opforge.machine.descriptors().values())))
+    monkeypatch.setattr(opforge.machine, "measure_ceilings", lambda device: None)
+    monkeypatch.setattr(opforge.workbench, "bench", bench_of)
+    with pytest.raises(Asked, match=cache):
+        command_line(["bench"])(["--store", f"sqlite:///{tmp_path / 's.sqlite'}", "bench", "softmax", *words], standalone_mode=False)
+
+
+@pytest.mark.parametrize(("device", "cache", "apart"), [("cuda", "warm", True), ("cuda", "cold", False), ("cpu", "warm", False)])
+def test_warm_times_have_a_history_of_their_own(monkeypatch, device, cache, apart):
+    """Beside a GPU everything else is measured cold: three warm runs would be a step, and a baseline of them a regression."""
+    import sys
+
+    from opforge.core.record import Environment
+
+    module = sys.modules["opforge.workbench.bench"]
+    monkeypatch.setattr(module, "environment", lambda device, home: Environment(device=device, host="here", facts={}))
+    facts = [module._environment(load([]).operator("softmax"), Options(device=device, plan=Plan(cache=kind))) for kind in (cache, "cold" if device == "cuda" else "warm")]
+    assert (facts[0].fingerprint != facts[1].fingerprint) == apart

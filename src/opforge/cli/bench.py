@@ -41,7 +41,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Verify on a selection of the cases before timing; the workload itself is verified in any case.")] = False,
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each implementation × workload × dtype.")] = 1.0,
     samples: Annotated[int, typer.Option(min=5, help="Samples to take at least, budget permitting.")] = 30,
-    cold: Annotated[bool, typer.Option("--cold/--warm", help="Flush the last-level cache before every sample (GPU). Default: cold on a GPU, warm on a CPU.")] = False,
+    cold: Annotated[bool | None, typer.Option("--cold/--warm", help="Flush the last-level cache before every sample (GPU). Default: cold on a GPU, warm on a CPU.")] = None,
     report: Annotated[Path | None, typer.Option(help="Folder for report.html, report.md, report.json and report.csv. Default: reports/<run>.")] = None,
     in_process: InProcess = False,
     json: Json = False,
@@ -65,7 +65,7 @@ def bench(
     if cold and where == "cpu":
         raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")
     _known_workloads(registry, names, workload)
-    plan = Plan(samples=samples, budget_s=budget, cache="cold" if cold or where != "cpu" else "warm")
+    plan = Plan(samples=samples, budget_s=budget, cache="cold" if (where != "cpu" if cold is None else cold) else "warm")
     options = Options(
         device=where,
         dtypes=known_dtypes,

@@ -206,7 +206,7 @@ def _bench_all(registry: Registry, names: Sequence[str], options: Options, host:
             options=options,
             host=host,
             listener=listener,
-            environment=_environment(operator, options.device),
+            environment=_environment(operator, options),
             run=run,
             cases=cases,
             unjudged=unjudged,
@@ -217,12 +217,13 @@ def _bench_all(registry: Registry, names: Sequence[str], options: Options, host:
             cases.close()
 
 
-def _environment(operator: Operator, device: str) -> Environment:
+def _environment(operator: Operator, options: Options) -> Environment:
     """Where this run happens, and how each backend's kernels are executed here: natively, or by what stands in for the device."""
-    found = environment(device, operator.folder)
-    ways: dict[str, str] = {}
+    found = environment(options.device, operator.folder)
+    # times with a warm cache are no step in the history of those with a cold one, which are what is measured beside a GPU
+    ways = {"timing.cache": options.plan.cache} if options.timed and options.device != "cpu" and options.plan.cache != "cold" else {}
     for name, item in backends().items():
-        way = item.way(device)
+        way = item.way(options.device)
         ways[f"way.{name}"] = f"native: {way.how}" if isinstance(way, Native) else way.how if isinstance(way, Stood) else f"missing: {way.what}"
     return replace(found, facts={**found.facts, **ways})
 
