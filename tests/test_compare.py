@@ -7,6 +7,7 @@ from statistics import median
 
 import pytest
 
+from opforge.backends import Stood
 from opforge.cli.app import command_line
 from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE
 from opforge.core.errors import UsageError
@@ -404,3 +405,30 @@ def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys)
     assert picture.read_text().count("<circle") >= 4
     with pytest.raises(UsageError, match="no axis 'depth'"):
         command_line()(["--home", str(home), "sweep", "twice", "--axis", "depth=1:4", "--in-process"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--workload", "some", "--workload", "sone"), "No workload named 'sone'. Did you mean 'some'"),
+        (("--dtype", "float64"), "No dtype named 'float64'. Did you mean 'float32'"),
+    ],
+)
+def test_what_the_operator_does_not_have_is_not_compared(home, words, said):
+    """A misspelt workload beside a right one was left out in silence, and a dtype that is not defined was called broken."""
+    with pytest.raises(UsageError, match=said):
+        command_line(["compare"])(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", *words], standalone_mode=False)
+
+
+@pytest.mark.parametrize("verb", [("compare", "twice:torch_slow", "twice:torch_eager"), ("tune", "twice")])
+def test_where_no_workload_fits_the_ones_there_are_are_named(home, verb):
+    """Nothing to measure ended without a word, or with a trace."""
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("scale='laptop'", "scale='gpu'"))
+    with pytest.raises(UsageError, match=r"twice has no workload sized for cpu\. It has: some\. Name one with: --workload"):
+        command_line([verb[0]])(["--home", str(home), *verb, "--device", "cpu"], standalone_mode=False)
+
+
+def test_what_stands_in_for_a_device_is_said_in_words():
+    """Nobody should have to read Stood(how='interpreter')."""
+    assert str(Stood(how="interpreter")) == "verified by interpreter here, never timed"

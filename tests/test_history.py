@@ -5,9 +5,11 @@ import random
 
 import pytest
 
+from opforge.cli.app import command_line
 from opforge.core.verdict import Unsupported
 from opforge.gate import history, segments
 from opforge.gate.pictures import picture_of
+from opforge.store import Store
 from simulated import record
 
 
@@ -111,3 +113,13 @@ def test_a_history_can_be_drawn():
     assert xml.fromstring(picture).tag.endswith("svg")
     assert picture.count('class="level"') == 2
     assert "x1.50" in picture
+
+
+def test_what_is_named_twice_is_read_once(tmp_path, monkeypatch, capsys):
+    """A timing that counts twice makes a spike look like a step."""
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    with Store.open(store) as opened:
+        opened.add([record(1e-3, day=day) for day in range(2)])
+    twice = ["softmax", "--dtype", "float32", "-i", "torch_eager", "--workload", "some"]
+    command_line(["history"])(["--store", store, "history", *twice, *twice], standalone_mode=False)
+    assert ": 2 timings," in capsys.readouterr().out

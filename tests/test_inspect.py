@@ -159,6 +159,11 @@ def test_what_cannot_be_inspected_says_what_to_do_instead():
         inspect_implementation(registry, "matmul", "cuda_wgmma", target="sm_90a", dtype="float32")
     with pytest.raises(UsageError, match="Did you mean"):
         inspect_implementation(registry, "matmul", "cuda_tild", target="sm_90a", dtype="float32")
+    # a dtype that the operator does not have showed the kernels of another one
+    with pytest.raises(UsageError, match=r"softmax is not defined for float64\. Choose from: float32"):
+        inspect_implementation(registry, "softmax", "cuda_block", target="sm_90a", dtype="float64")
+    with pytest.raises(UsageError, match=r"No CUDA target named 'hopper'\. Choose one such as: sm_80"):
+        inspect_implementation(registry, "softmax", "cuda_block", target="hopper", dtype="float32")
 
 
 @needs_nvcc

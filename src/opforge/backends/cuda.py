@@ -3,6 +3,7 @@ emulator of the CUDA execution model (blocks, warps, barriers, shared memory): v
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from opforge.backends.cpp import host_compiler, native_kernel
 from opforge.backends.modules import installed
 from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Stood, Way
 from opforge.backends.torch_eager import torch_runs_on
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Config, Implementation
 
 DEVICE_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
@@ -115,6 +116,8 @@ class Cuda:
         return native_kernel(entry, call)
 
     def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+        if not re.fullmatch(r"sm_\d+[af]?", target):
+            raise UsageError(f"No CUDA target named {target!r}. Choose one such as: {', '.join(TARGETS)}.")
         if shutil.which("nvcc") is None:
             raise EnvironmentLacks(f"Compiling {implementation.source.name} needs nvcc: {NVCC_INSTALL}.")
         _require(implementation, target)

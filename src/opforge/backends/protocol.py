@@ -25,6 +25,9 @@ class Stood:
 
     how: str
 
+    def __str__(self) -> str:
+        return f"verified by {self.how} here, never timed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Missing:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from opforge.cli.shared import Device, Dtypes, InProcess, Json, device_to_time, dtypes, make_host, print_json, settings
+from opforge.cli.shared import Device, Dtypes, InProcess, Json, checked, device_to_time, make_host, print_json, settings, workloads_to_time
 from opforge.core.errors import OpforgeError, UsageError
 
 SIDE = "OPERATOR:IMPLEMENTATION[@REVISION][[NAME=VALUE,…]], e.g. softmax:cpp_twopass@main or 'softmax:triton_onepass[BLOCK=256]'"
@@ -33,7 +33,7 @@ def compare(
     their number (Holm). Exit code 0 whatever the word; 1 when a side is wrong or cannot take part anywhere.
     """
     from opforge.timing import Plan, Rule, geometric_mean, sentence
-    from opforge.workbench import Options, compare_sides, corrected_outcomes, parse_side, workloads_for
+    from opforge.workbench import compare_sides, corrected_outcomes, parse_side
 
     registry = settings(context).registry()
     mine, theirs = parse_side(a, python_a), parse_side(b, python_b)
@@ -41,14 +41,12 @@ def compare(
         raise UsageError(f"{mine.operator} and {theirs.operator} are different operators; compare two implementations of one.")
     where = device_to_time(device)
     operator = registry.operator(mine.operator)
-    chosen = workloads_for(operator, Options(device=where, workloads=tuple(workload or ())))
-    if not chosen:
-        raise UsageError(f"No such workload. {operator.name} has: {', '.join(found.name for found in operator.workloads)}.")
+    kinds = checked("dtype", dtype, operator.dtypes) or operator.dtypes
+    chosen = workloads_to_time(operator, where, workload, kinds)
     plan = Plan(budget_s=budget, cache="warm" if where == "cpu" else "cold")
     host = make_host(in_process)
     try:
         found = []
-        kinds = dtypes(dtype) or operator.dtypes
         for outcome in compare_sides(registry, mine, theirs, host, device=where, dtypes=kinds, workloads=chosen, rule=Rule(band=band), plan=plan):
             found.append(outcome)
             if not json:

@@ -34,7 +34,8 @@ def history(
     kinds = dtypes(dtype)
     with settings(context).open_store() as store:
         every: list[str | None] = [None]
-        asked = itertools.product(names, implementation or every, workload or every, kinds or every)
+        # each once: a timing that is read twice would be two points
+        asked = itertools.product(names, dict.fromkeys(implementation or every), dict.fromkeys(workload or every), kinds or every)
         points = [point for name, one, case, kind in asked for point in store.series(operator=name, implementation=one, workload=case, dtype=kind, limit=limit, timed=True)]
     found = series_of(points, smallest=smallest)
     if json:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from opforge.core import units
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
 from opforge.registry import Registry, load
 from opforge.registry.sources import BACKENDS
 
 if TYPE_CHECKING:
+    from opforge.core.operator import Operator, Workload
     from opforge.core.record import Record
     from opforge.runner import Host
     from opforge.store import Store
@@ -71,9 +73,9 @@ def selected(registry: Registry, names: Sequence[str] | None, everything: bool) 
 
 
 def checked(kind: str, given: Iterable[str] | None, known: Iterable[str]) -> tuple[str, ...]:
-    """Values of a repeatable option, each known. Raises UsageError with the nearest one."""
+    """Values of a repeatable option, each known and each once. Raises UsageError with the nearest one."""
     known = tuple(known)
-    values = tuple(given or ())
+    values = tuple(dict.fromkeys(given or ()))
     for value in values:
         if value not in known:
             raise unknown(kind, value, known)
@@ -88,6 +90,18 @@ def dtypes(given: Iterable[str] | None) -> tuple[str, ...]:
 def backend_names(given: Iterable[str] | None) -> tuple[str, ...]:
     """Checked --backend values."""
     return checked("backend", given, (*BACKENDS, "compile"))
+
+
+def workloads_to_time(operator: Operator, device: str, named: Iterable[str] | None, kinds: Sequence[str]) -> tuple[Workload, ...]:
+    """The workloads that are named, or those sized for the device. Raises UsageError where one is unknown, or none is there in any of these dtypes."""
+    from opforge.workbench import Options, workloads_for
+
+    known = [workload.name for workload in operator.workloads]
+    found = workloads_for(operator, Options(device=device, workloads=checked("workload", named, known)))
+    if not any(operator.takes(workload, kind) for workload in found for kind in kinds or operator.dtypes):
+        what = f"takes none of these workloads in {units.listed(list(kinds or operator.dtypes))}" if found else f"has no workload sized for {device}"
+        raise UsageError(f"{operator.name} {what}. It has: {', '.join(known) or 'none'}. Name one with: --workload")
+    return found
 
 
 def device_or_default(given: str) -> str:

@@ -10,7 +10,6 @@ import typer
 
 from opforge.cli.shared import Backends, Device, Implementations, InProcess, Json, backend_names, checked, device_to_time, make_host, print_json, selected, settings
 from opforge.core import units
-from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,14 +40,14 @@ def sweep(
     from opforge.registry import Registry
     from opforge.timing import Plan
     from opforge.timing.curve import parse_axis, words
-    from opforge.workbench import Options, bench, workloads_for
+    from opforge.workbench import Options, bench, ensure_chosen, workloads_for
 
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
     definition = registry.operator(name)
     where = device_to_time(device)
     swept = parse_axis(axis)
-    (kind,) = checked("dtype", [dtype or definition.dtypes[0]], DTYPES)
+    (kind,) = checked("dtype", [dtype or definition.dtypes[0]], definition.dtypes)
     known = {found.name: found for found in definition.workloads}
     (base_name,) = checked("workload", [workload], known) if workload else (next((found.name for found in workloads_for(definition, Options(device=where))), ""),)
     sizes = sized(definition, known.get(base_name), swept)
@@ -61,6 +60,7 @@ def sweep(
         workloads=tuple(found.name for found in sizes.values()),
         plan=Plan(budget_s=budget, samples=15, cache="warm" if where == "cpu" else "cold"),
     )
+    ensure_chosen(around, (name,), options)
     host = make_host(in_process)
     records: list[Record] = []
     try:

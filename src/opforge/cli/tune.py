@@ -15,11 +15,11 @@ from opforge.cli.shared import (
     backend_names,
     checked,
     device_or_default,
-    dtypes,
     make_host,
     print_json,
     selected,
     settings,
+    workloads_to_time,
 )
 from opforge.core import units
 
@@ -70,7 +70,7 @@ def tune(
     where = device_or_default(device)
     options = Options(
         device=where,
-        dtypes=dtypes(dtype),
+        dtypes=checked("dtype", dtype, definition.dtypes),
         backends=backend_names(backend),
         implementations=checked("implementation", implementation, (item.name for item in registry.implementations(name))),
         workloads=checked("workload", workload, (item.name for item in definition.workloads)),
@@ -80,6 +80,7 @@ def tune(
         jobs=jobs,
         limit_s=limit or None,
     )
+    workloads_to_time(definition, where, options.workloads, options.dtypes)
     if compile_only:
         made, asked = compile_first(registry, name, options)
         print_json({"compiled": made, "asked": asked}) if json else typer.echo(f"{name}: {made} of {asked} points compiled")

@@ -51,6 +51,8 @@ def inspect_implementation(
     """
     operator = registry.operator(operator_name)
     implementation = registry.implementation(operator_name, implementation_name)
+    if dtype not in operator.dtypes:
+        raise UsageError(f"{operator_name} is not defined for {dtype}. Choose from: {', '.join(operator.dtypes)}.")
     first = _first_workload(operator) if axes is None else None
     values = operator.scalar_values(scalars if scalars is not None else first.scalars if first else {})
     shape = operator.completed(first.axes if first else axes or {}, values)

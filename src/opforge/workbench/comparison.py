@@ -72,7 +72,7 @@ class _Corner:
         """The Pass on the operator's cases, asked for once per dtype. Raises NotComparable."""
         way = backend(self.implementation.backend).way(self.bench.device)
         if not isinstance(way, Native):
-            raise NotComparable(f"{self.name} is not timed on this device: {way}")
+            raise NotComparable(f"{self.name} cannot be timed on {self.bench.device}: {way}")
         if dtype not in self.verdicts:
             ensure_adequate(self.bench.operator)
             self.verdicts[dtype] = verify(self.bench, self.implementation, dtype, config=self.config, effort=BRIEF)
