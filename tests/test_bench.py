@@ -11,7 +11,7 @@ from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.timing import Plan
 from opforge.verdicts.suite import QUICK
-from opforge.workbench import Options, bench
+from opforge.workbench import Options, bench, environment_of
 
 
 @pytest.mark.campaign
@@ -70,5 +70,5 @@ def test_warm_times_have_a_history_of_their_own(monkeypatch, device, cache, apar
 
     module = sys.modules["opforge.workbench.bench"]
     monkeypatch.setattr(module, "environment", lambda device, home: Environment(device=device, host="here", facts={}))
-    facts = [module._environment(load([]).operator("softmax"), Options(device=device, plan=Plan(cache=kind))) for kind in (cache, "cold" if device == "cuda" else "warm")]
+    facts = [environment_of(load([]).operator("softmax"), Options(device=device, plan=Plan(cache=kind))) for kind in (cache, "cold" if device == "cuda" else "warm")]
     assert (facts[0].fingerprint != facts[1].fingerprint) == apart

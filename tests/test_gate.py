@@ -1,5 +1,6 @@
 """The gate: what it concludes, and that a baseline only changes when told to. Looks are simulated; one goes the whole way."""
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -216,6 +217,8 @@ def test_thresholds_only_tighten():
     assert 1.015 < threshold < 1.025
     noisy_week = tightened(steady, {key_of(kept): [1e-3, 1.5e-3] * 10})
     assert noisy_week.thresholds == steady.thresholds
+    # where there is no threshold yet, what a check allows anyhow is the loosest
+    assert tightened(baseline, {key_of(kept): [1e-3, 1.5e-3] * 10}).thresholds == {}
     assert tightened(baseline, {key_of(kept): [1e-3] * 5}).thresholds == {}
     assert tightened(baseline, {key_of(kept): [0.5e-3] * 50}).thresholds == {str(key_of(kept)): 1.01}
 
@@ -264,3 +267,26 @@ def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch):
     assert xml.parse("junit.xml").getroot().get("failures") == "1"
     git("checkout", "-q", ".")
     assert opforge(*check_words, "--all") in (0, 4)
+
+
+def test_what_has_not_changed_is_told_by_what_a_bench_records(home, tmp_path, monkeypatch):
+    """The record says how each backend runs here: a fingerprint taken without that was never the same, and everything was measured again."""
+    import opforge
+    from opforge.backends.shared_code import source_sha256
+    from opforge.cli.looking import unchanged
+    from opforge.registry import load
+    from opforge.timing import Plan
+    from opforge.workbench import Options, environment_of
+
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(home), *words], check=True, capture_output=True)
+    # as installed: in no repository of its own
+    monkeypatch.setattr(opforge, "__file__", str(tmp_path / "site" / "opforge" / "__init__.py"))
+    registry, plan = load([home]), Plan()
+    operator, implementation = registry.operator("twice"), registry.implementation("twice", "torch_eager")
+    here = {"environment": environment_of(operator, Options(device="cpu", plan=plan)), "source_sha256": source_sha256(implementation.source)}
+    kept = dataclasses.replace(record(1e-3, operator="twice"), **here)
+    baseline = Baseline(name="main", promoted_at="", run="run", records=(kept,))
+    assert unchanged(registry, baseline, "cpu", plan) == (key_of(kept),)
+    (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
+    assert unchanged(load([home]), baseline, "cpu", plan) == ()

@@ -42,10 +42,10 @@ def check(
     wanted = checked("operator", operators, {record.operator for record in baseline.records})
     keys = [key for key in baseline.by_key() if not wanted or key.operator in wanted]
     where = device_to_time(device)
-    same = () if everything else unchanged(registry, baseline, where)
+    plan = Plan(budget_s=budget, cache="warm" if where == "cpu" else "cold")
+    same = () if everything else unchanged(registry, baseline, where, plan)
     host = make_host(in_process)
     policy = Policy(allowed=allowed, accuracy=accuracy)
-    plan = Plan(budget_s=budget, cache="warm" if where == "cpu" else "cold")
     try:
         with tempfile.TemporaryDirectory(prefix="opforge-check-") as scratch:
             look = looker(registry, baseline, host, policy, plan, device=where, scratch=Path(scratch))
@@ -54,7 +54,7 @@ def check(
         host.close()
     if write_thresholds:
         with settings(context).open_store() as store:
-            tighter = tightened(baseline, histories(store, baseline))
+            tighter = tightened(baseline, histories(store, baseline), allowed=allowed)
         changed = sum(tighter.thresholds.get(name) != baseline.thresholds.get(name) for name in tighter.thresholds)
         save_baseline(tighter, path)
         report = replace(report, notes=(*report.notes, f"tightened {units.plural(changed, 'threshold')} in {path}"))

@@ -15,12 +15,11 @@ from opforge.core.record import Record
 from opforge.core.timing import Timing
 from opforge.core.verdict import Pass
 from opforge.gate import Baseline, Key, Policy, Sight, key_of, settled_for
-from opforge.machine import environment
 from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.store import Store
 from opforge.timing import Plan, Rule, compare_recorded
-from opforge.workbench.bench import Options, bench
+from opforge.workbench.bench import Options, bench, environment_of
 from opforge.workbench.comparison import compare_sides
 from opforge.workbench.sides import Side, folder_at
 
@@ -56,20 +55,20 @@ def looker(registry: Registry, baseline: Baseline, host: Host, policy: Policy, p
     return look
 
 
-def unchanged(registry: Registry, baseline: Baseline, device: str) -> tuple[Key, ...]:
+def unchanged(registry: Registry, baseline: Baseline, device: str, plan: Plan) -> tuple[Key, ...]:
     """The cases whose implementation, operator and opforge itself are byte for byte what the baseline measured, on a machine
     with its fingerprint. Where that cannot be told, a case is not among them."""
     found = []
     for record in baseline.records:
         if record.operator not in registry.names():
             continue
-        folder = registry.operator(record.operator).folder
-        facts = record.environment.facts
+        operator = registry.operator(record.operator)
+        folder, facts = operator.folder, record.environment.facts
         if folder is None or facts.get("git.dirty") != "no" or not facts.get("git.commit"):
             continue
         with contextlib.suppress(UsageError):  # an implementation that is gone has changed
             source = registry.implementation(record.operator, record.implementation).source
-            same_machine = environment(device, folder).fingerprint == record.environment.fingerprint
+            same_machine = environment_of(operator, Options(device=device, plan=plan)).fingerprint == record.environment.fingerprint
             if same_machine and source_sha256(source) == record.source_sha256 and _same_since(facts["git.commit"], folder):
                 found.append(key_of(record))
     return tuple(found)

@@ -133,10 +133,11 @@ def load_baseline(path: Path) -> Baseline:
     return found
 
 
-def tightened(baseline: Baseline, histories: Mapping[Key, Iterable[float]], *, kept: int = 100, least: float = 1.01) -> Baseline:
+def tightened(baseline: Baseline, histories: Mapping[Key, Iterable[float]], *, allowed: float = 1.05, kept: int = 100, least: float = 1.01) -> Baseline:
     """The baseline with adaptive thresholds: (mean + 3 sigma of the last `kept` medians) over the baseline's own median.
 
-    Only tighter ones are taken, none below `least`; a Key with fewer than 10 timings keeps what it has.
+    Only tighter ones than there are, or than `allowed` where there is none, are taken, none below `least`; a Key with fewer than 10
+    timings keeps what it has.
     """
     thresholds = dict(baseline.thresholds)
     for key, record in baseline.by_key().items():
@@ -145,8 +146,9 @@ def tightened(baseline: Baseline, histories: Mapping[Key, Iterable[float]], *, k
             continue
         mean = sum(medians) / len(medians)
         sigma = (sum((value - mean) ** 2 for value in medians) / (len(medians) - 1)) ** 0.5
-        allowed = max(least, (mean + 3 * sigma) / record.timing.median_s)
-        thresholds[str(key)] = min(allowed, thresholds.get(str(key), allowed))
+        seen = max(least, (mean + 3 * sigma) / record.timing.median_s)
+        if seen < thresholds.get(str(key), allowed):
+            thresholds[str(key)] = seen
     return replace(baseline, thresholds=thresholds)
 
 

@@ -5,6 +5,7 @@ from opforge.workbench.bench import (
     Options as Options,
     bench as bench,
     ensure_chosen as ensure_chosen,
+    environment_of as environment_of,
     verify_all as verify_all,
     workloads_for as workloads_for,
 )

@@ -206,7 +206,7 @@ def _bench_all(registry: Registry, names: Sequence[str], options: Options, host:
             options=options,
             host=host,
             listener=listener,
-            environment=_environment(operator, options),
+            environment=environment_of(operator, options),
             run=run,
             cases=cases,
             unjudged=unjudged,
@@ -217,7 +217,7 @@ def _bench_all(registry: Registry, names: Sequence[str], options: Options, host:
             cases.close()
 
 
-def _environment(operator: Operator, options: Options) -> Environment:
+def environment_of(operator: Operator, options: Options) -> Environment:
     """Where this run happens, and how each backend's kernels are executed here: natively, or by what stands in for the device."""
     found = environment(options.device, operator.folder)
     # times with a warm cache are no step in the history of those with a cold one, which are what is measured beside a GPU
