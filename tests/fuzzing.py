@@ -111,7 +111,8 @@ def lines(chance: random.Random) -> Callable[[], object]:
 def definitions(chance: random.Random) -> Callable[[], object]:
     source = (
         "from opforge.core.operator import Case, Operator, TensorSpec\noperator = Operator(name='bad', about='', inputs=(TensorSpec(name='x', shape='rows cols'),),\n"
-        "    outputs=(TensorSpec(name='y', shape='rows cols'),), reference=lambda x: x, flops='rows', cases=(), implementations=('torch_a',))\n"
+        "    outputs=(TensorSpec(name='y', shape='rows cols'),), reference=lambda x: x, flops='rows',\n"
+        "    cases=(Case(name='one', axes={'rows': 1, 'cols': 1}, why='small'),), implementations=('torch_a',))\n"
     )
     kernel = '"""Idea."""\nSPACE = {"block": (1, 2)}\nDEFAULT = {"block": 1}\nSUPPORTS = {"a": "rows > 0"}\n\n\ndef run(x):\n    return x\n'
     which = chance.random() < 0.5

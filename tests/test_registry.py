@@ -81,21 +81,66 @@ def test_a_home_that_is_not_there_says_how_to_make_one(tmp_path):
         ("cpp_x.cpp", "// idea\n/* opforge\nflags = 3\n*/", "FLAGS must be a tuple"),
         ("cpp_x.cpp", "// idea\n/* opforge\ncolour = 3\n*/", "unknown keys"),
         ("cpp_x.cpp", "// idea\n/* opforge\nflags = [\n*/", "not TOML"),
+        ("torch_x.py", "SPACE: dict = {'B': (1, 2)}\nDEFAULT: dict = {'B': 3}\n", "not in its SPACE"),
+        ("torch_x.py", "DEFAULT = {[]: 1}\n", "must be a literal"),
+        ("torch_x.py", "DTYPES = ('flaot32',)\n", "no dtype"),
+        ("torch_x.py", b"# gr\xf6\xdfe\n", "not UTF-8"),
+        ("torch_x.py", b"x = 1\0\n", "must parse"),
+        ("cpp_x.cpp", b"// gr\xf6\xdfe\n", "not UTF-8"),
     ],
 )
 def test_malformed_statements_name_the_file(guest, name, text, words):
     """What a file says of itself is checked where it is read."""
     home = guest(eager="def run(x, bias):\n    return x + bias\n")
     folder = home / "guest_add"
-    (folder / name).write_text(text)
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     definition = (folder / "op.py").read_text().replace('"torch_eager",', f'"{name.split(".")[0]}",')
     (folder / "op.py").write_text(definition)
     with pytest.raises(UsageError, match=words):
         load([home]).implementations("guest_add")
 
 
-def test_a_definition_that_raises_is_reported_with_its_file(guest):
+@pytest.mark.parametrize(("text", "words"), [("1 / 0\n", "ZeroDivisionError"), ("raise SystemExit(0)\n", "SystemExit")])
+def test_a_definition_that_raises_is_reported_with_its_file(guest, text, words):
     home = guest(eager="def run(x, bias):\n    return x + bias\n")
-    (home / "guest_add" / "op.py").write_text("1 / 0\n")
-    with pytest.raises(UsageError, match=r"op\.py cannot be loaded: ZeroDivisionError"):
+    (home / "guest_add" / "op.py").write_text(text)
+    with pytest.raises(UsageError, match=rf"op\.py cannot be loaded: {words}"):
         load([home]).operator("guest_add")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "words"),
+    [
+        ('laws=(Law(name="never_negative", about="squares", holds=never_negative),)', 'laws=Law(name="never_negative", about="squares", holds=never_negative)', "tuple of Law"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", dtypes=("float32")', "tuple of texts"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", dtypes=("flaot32",)', "Did you mean 'float32'"),
+        ('flops="prod(shape)"', 'flops="prod(shpe)"', "uses 'shpe'"),
+        ('flops="prod(shape)"', "flops=3", "is no text"),
+        ('flops="prod(shape)"', "flops=\"'a'\"", "no number"),
+        ("tolerance=Tolerance()", 'tolerance=Tolerance(length="colz")', "uses 'colz'"),
+        ('shape="*shape"', 'shape="[rows, cols]"', "is no axis"),
+        ('TensorSpec(name="x"', 'TensorSpec(name="class"', "cannot name a tensor"),
+        ('axes={"shape": (1,)}', 'axes={"shap": (1,)}', "has the axes shap; it needs shape"),
+        ('axes={"shape": (1,)}', 'axes={"shape": (1,), "cols": 3}', "has the axes shape, cols"),
+        ('axes={"shape": (1,)}', 'axes={"shape": (-1,)}', "none below 0"),
+        ('axes={"shape": (1024, 1024)}', 'axes={"shape": [1024, 1024]}', "tuple of whole numbers"),
+        ('distribution="large"', 'distribution="large", dtype="float64"', "never be run"),
+        ('distribution="large"', 'distribution="large", scalars={"eps": 3}', "has no parameter 'eps'"),
+        ('scale="laptop"', 'scale="labtop"', "never be timed"),
+        ('name="one"', 'name="empty"', "'empty' stands 2 times among its cases"),
+        ('name="small"', 'name="large"', "'large' stands 2 times among its workloads"),
+        ('"cpp_flat", "torch_eager"', '"cpp_flat", "cpp_flat"', "'cpp_flat' stands 2 times among its implementations"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="shape", default=1),)', "something else in expressions"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default="c", choices=("a", "b")),)', "by default is not one of"),
+    ],
+)
+def test_a_slip_in_a_definition_is_named_before_anything_is_done_with_it(tmp_path, written, instead, words):
+    """Each of these was met later: as a trace, as a case that nobody ran, or as a history of two workloads in one."""
+    create(load(), "squares", tmp_path)
+    file = tmp_path / "squares" / "op.py"
+    text = file.read_text()
+    assert written in text
+    file.write_text(text.replace(written, instead).replace("Operator, TensorSpec", "Operator, Scalar, TensorSpec"))
+    with pytest.raises(UsageError, match=words) as raised:
+        load([tmp_path]).operator("squares")
+    assert str(raised.value).startswith(str(file))

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,13 +15,15 @@ from hypothesis import given, settings, strategies as st
 
 from opforge.core.activation import activated, linear_magnitude
 from opforge.core.dtypes import DTYPES
-from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Tolerance
+from opforge.core.errors import UsageError
+from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance
 from opforge.core.record import from_json, to_json
 from opforge.core.verdict import Broken, Mismatch, Pass
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.runner.inputs import allocate, fill
 from opforge.verdicts import DEFAULT, QUICK, Bench, Expectation, compare, verify
+from opforge.verdicts.judge import _broken_law
 from opforge.verdicts.oracle import consult
 from opforge.verdicts.quantisation import clip_ratio, two_errors
 from opforge.verdicts.shrink import shrink
@@ -54,6 +57,43 @@ operator = Operator(
     implementations=(%s),
 )
 """
+
+
+def an_operator(**changes):
+    values = {"reference": lambda x: 2 * x, "cases": (Case(name="plain", axes={"n": 4}, why="some"),)} | changes
+    return Operator(name="twice", about="", inputs=(TensorSpec(name="x", shape="n"),), outputs=(TensorSpec(name="y", shape="n"),), flops="n", dtypes=("float32",), **values)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"reference": lambda x, y: x}, "reference of twice raises TypeError.*op.py"),
+        ({"reference": lambda x: x @ torch.ones(7, dtype=x.dtype)}, "reference of twice raises RuntimeError"),
+        ({"reference": lambda x: None}, "reference of twice returns NoneType"),
+        ({"reference": lambda x: [x]}, "reference of twice returns list"),
+        ({"tolerance": Tolerance(magnitude=lambda inputs, outputs, scalars: {"y": inputs["z"]})}, "tolerance of twice raises KeyError"),
+    ],
+)
+def test_what_a_definition_raises_is_said_to_be_its_own(changes, words):
+    """A slip in op.py must not look like a defect of opforge."""
+    operator = an_operator(**changes)
+    with pytest.raises(UsageError, match=words):
+        consult(operator, operator.cases[0], "float32", {"x": torch.ones(4)})
+
+
+@pytest.mark.parametrize(("holds", "words"), [(lambda i, o, s: o["z"], "law odd of twice raises KeyError"), (lambda i, o, s: True, "law odd of twice answers True")])
+def test_a_law_answers_with_a_sentence_or_nothing(holds, words):
+    operator = an_operator(laws=(Law(name="odd", about="", holds=holds),))
+    prepared = SimpleNamespace(case=operator.cases[0], dtype="float32", truth=SimpleNamespace(inputs={"x": torch.ones(4).double()}))
+    with pytest.raises(UsageError, match=words):
+        _broken_law(prepared, operator, {"y": torch.ones(4)}, "in process")
+
+
+def test_a_layout_that_nobody_knows_is_no_contiguous_one():
+    """A misspelt layout was laid out contiguous: a case that tested nothing."""
+    operator = an_operator()
+    with pytest.raises(UsageError, match="Did you mean 'misaligned'"):
+        allocate(operator, dataclasses.replace(operator.cases[0], layout="misalignd"), "float32")
 
 
 @pytest.fixture(scope="module")

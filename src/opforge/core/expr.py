@@ -125,6 +125,8 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
                 pass
         raise UsageError(f"Expression {text!r} uses something outside the expression language ({ast.dump(node)[:60]}).")
 
+    if not isinstance(text, str):
+        raise UsageError(f"Expression {text!r:.200} is no text. Write it as Python in quotes, over axis names.")
     try:
         return walk(_parse(text))
     except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, MemoryError, RecursionError) as error:

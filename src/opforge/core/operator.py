@@ -291,9 +291,16 @@ class Operator:
                 total += elements * DTYPES[spec.dtype_for(dtype, values)].itemsize
             return total
 
+        def number(field: str) -> int:
+            text = getattr(self, field)
+            value = evaluate(text, names)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise UsageError(f"{self.name}: {field} {text!r} is {value!r:.80}, no number. Write an expression over axes, itemsize and parameters.")
+            return int(value)
+
         return Cost(
-            flops=int(evaluate(self.flops, names)),
-            bytes_read=int(evaluate(self.bytes_read, names)) if self.bytes_read else traffic(self.inputs),
-            bytes_written=int(evaluate(self.bytes_written, names)) if self.bytes_written else traffic(self.outputs),
-            bytes_saved=int(evaluate(self.bytes_saved, names)) if self.bytes_saved else 0,
+            flops=number("flops"),
+            bytes_read=number("bytes_read") if self.bytes_read else traffic(self.inputs),
+            bytes_written=number("bytes_written") if self.bytes_written else traffic(self.outputs),
+            bytes_saved=number("bytes_saved") if self.bytes_saved else 0,
         )

@@ -21,6 +21,7 @@ from opforge.core.errors import OpforgeError, UsageError, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator
 from opforge.core.plugins import plugged
+from opforge.registry.definitions import check_definition
 from opforge.registry.sources import find_source, read_implementation
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
@@ -139,11 +140,15 @@ def _load_definition(name: str, folder: Path) -> Operator:
         spec.loader.exec_module(module)
     except OpforgeError as error:
         raise UsageError(f"{path}: {error}") from error
-    except Exception as error:  # op.py is a guest's code: whatever it raises is reported with its file
+    except (Exception, SystemExit) as error:  # op.py is a guest's code: whatever it raises is reported with its file
         raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
     operator = getattr(module, "operator", None)
     if not isinstance(operator, Operator):
         raise UsageError(f"{path} defines no `operator = Operator(...)`. See: opforge show softmax --source")
     if operator.name != name:
         raise UsageError(f"{path} defines operator {operator.name!r} in a folder named {name!r}. Let them agree.")
+    try:
+        check_definition(operator)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
     return dataclasses.replace(operator, folder=folder)

@@ -16,6 +16,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.implementation import LAYOUTS, Config, Implementation
 
@@ -63,6 +64,9 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
     layouts = said.get("LAYOUTS", ("contiguous",))
     if not all(layout in LAYOUTS for layout in layouts):
         raise UsageError(f"{source}: LAYOUTS {layouts} has a layout outside {LAYOUTS}.")
+    for dtype in said.get("DTYPES", ()):
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise UsageError(f"{source}: DTYPES has {dtype!r}, which is no dtype. Known: {', '.join(DTYPES)}.")
     for key, values in said.get("SPACE", {}).items():
         if not isinstance(key, str) or not isinstance(values, list | tuple):
             raise UsageError(f"{source}: SPACE {key!r} must be a name with a tuple of values, not {values!r:.80}.")
@@ -105,23 +109,33 @@ def _python(source: Path) -> tuple[str, dict[str, Any]]:
     return (doc[0] if doc else source.stem), said
 
 
+def _text(source: Path) -> str:
+    try:
+        return source.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8.") from error
+
+
 def _parsed(source: Path) -> ast.Module:
     try:
-        return ast.parse(source.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        raise UsageError(f"{source}:{error.lineno}: {error.msg}. The file must parse before it can be listed.") from error
+        return ast.parse(_text(source))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", None) or 1
+        raise UsageError(f"{source}:{line}: {getattr(error, 'msg', error)}. The file must parse before it can be listed.") from error
 
 
 def _assigned(node: ast.stmt) -> str:
-    """The one name that a statement assigns to, or an empty string."""
+    """The one name that a statement assigns to, with an annotation or without, or an empty string."""
+    if isinstance(node, ast.AnnAssign):
+        return node.target.id if isinstance(node.target, ast.Name) and node.value is not None else ""
     return node.targets[0].id if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) else ""
 
 
 def _literal(source: Path, node: ast.stmt, key: str) -> Any:
-    assert isinstance(node, ast.Assign)
+    assert isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None
     try:
         return ast.literal_eval(node.value)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise UsageError(f"{source}:{node.lineno}: {key} must be a literal, because it is read without running the file.") from error
 
 
@@ -137,7 +151,7 @@ def _shared_literal(source: Path, statement: ast.ImportFrom, name: str) -> Any:
 
 
 def _native(source: Path) -> tuple[str, dict[str, Any]]:
-    text = source.read_text(encoding="utf-8")
+    text = _text(source)
     first = re.match(r"\s*//\s*(.+)", text)
     idea = first.group(1).strip() if first else source.stem
     said = _toml(source, text)
@@ -145,7 +159,7 @@ def _native(source: Path) -> tuple[str, dict[str, Any]]:
         header = PACKAGE / "include" / str(shared)
         if not header.is_file():
             raise UsageError(f"{source}: like = {shared!r} is no header of opforge. Name one of include/opforge, such as opforge/onchip_rows.h.")
-        said = {**_toml(header, header.read_text(encoding="utf-8")), **said}
+        said = {**_toml(header, _text(header)), **said}
     strange = set(said) - set(_KEYS)
     if strange:
         raise UsageError(f"{source}: unknown keys {sorted(strange)} in the /* opforge … */ comment. Known: {', '.join(sorted(_KEYS)).lower()}.")

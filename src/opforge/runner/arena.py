@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.dtypes import DTYPES
+from opforge.core.errors import unknown
 
 GUARD_BYTES = 4096
 ALIGN_BYTES = 256
 POISON = 0xFF
+LAYOUTS = ("contiguous", "misaligned", "transposed", "channels_last", "sliced", "expanded", "strided")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +65,8 @@ def strides_for(layout: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
     channels_last  four axes, the second innermost in memory
     strided     every second element    misaligned  contiguous, one element past an aligned address    expanded  first axis has stride 0
     """
+    if layout not in LAYOUTS:
+        raise unknown("layout", layout, LAYOUTS)
     row_major = contiguous_strides(shape)
     if layout == "misaligned":
         return row_major, 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.errors import EnvironmentLacks, NotNow
+from opforge.core.errors import EnvironmentLacks, NotNow, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Operator
 from opforge.core.verdict import Broken, Checked, Mismatch, Policy
@@ -12,6 +12,7 @@ from opforge.runner import Arena, Worker, bind_message
 from opforge.runner.witness import LAUNCHES
 from opforge.verdicts.cause import likely_cause
 from opforge.verdicts.compare import compare
+from opforge.verdicts.oracle import its_own_words
 from opforge.verdicts.policy import library_calls
 from opforge.verdicts.prepared import Bench, Prepared
 from opforge.verdicts.threads import threads_for
@@ -65,7 +66,10 @@ def _broken_law(prepared: Prepared, operator: Operator, outputs: dict[str, Any],
         return None
     scalars = operator.scalar_values(prepared.case.scalars)
     for law in operator.laws:
-        words = law.holds(prepared.truth.inputs, wide, scalars)
+        with its_own_words(operator, f"law {law.name}"):
+            words = law.holds(prepared.truth.inputs, wide, scalars)
+        if words is not None and not isinstance(words, str):
+            raise UsageError(f"The law {law.name} of {operator.name} answers {words!r:.80}. A law returns None where it holds, or one sentence. Correct op.py.")
         if words is not None:
             first = operator.outputs[0].name
             return Mismatch(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
+from opforge.core.errors import OpforgeError, UsageError
 from opforge.core.expr import evaluate
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import full_shape
@@ -49,8 +50,12 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
     # whole numbers stay what they are: an index in float64 is no index
     wide = {name: tensor.detach().to(torch.float64 if tensor.is_floating_point() else tensor.dtype).clone() for name, tensor in inputs.items()}
     with torch.no_grad():
-        returned = operator.reference(*(wide[spec.name] for spec in operator.inputs), **scalars)
+        with its_own_words(operator, "reference"):
+            returned = operator.reference(*(wide[spec.name] for spec in operator.inputs), **scalars)
         values = returned if isinstance(returned, tuple) else (returned,)
+        if not all(isinstance(value, torch.Tensor) for value in values):
+            given = ", ".join(type(value).__name__ for value in values)
+            raise UsageError(f"The reference of {operator.name} returns {given}, no tensor, or tuple of tensors for several outputs. Correct op.py.")
         if len(values) != len(operator.outputs):
             raise UsageError(f"The reference of {operator.name} returns {len(values)} values for {len(operator.outputs)} outputs. Correct op.py.")
         outputs = {spec.name: value for spec, value in zip(operator.outputs, values, strict=True)}
@@ -59,8 +64,9 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             if tuple(outputs[spec.name].shape) != shape:
                 raise UsageError(f"The reference of {operator.name} gives {spec.name} shape {tuple(outputs[spec.name].shape)}, declared {shape}. Correct op.py.")
         tolerance = operator.tolerance
-        magnitudes = tolerance.magnitude(wide, outputs, scalars) if tolerance.magnitude else {}
-        rounded = tolerance.rounded(wide, outputs, scalars) if tolerance.rounded else {}
+        with its_own_words(operator, "tolerance"):
+            magnitudes = tolerance.magnitude(wide, outputs, scalars) if tolerance.magnitude else {}
+            rounded = tolerance.rounded(wide, outputs, scalars) if tolerance.rounded else {}
         length = reduction_length(operator, case, dtype)
         expectations: list[Expectation] = []
         for spec in operator.outputs:
@@ -78,6 +84,19 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             beyond = torch.isfinite(magnitude) & (magnitude > DTYPES["float32"].largest)
             expectations.append(Expectation(output=spec.name, dtype=stored, expected=expected, bound=bound, beyond=beyond if bool(beyond.any()) else None))
     return Truth(inputs=wide, expectations=tuple(expectations))
+
+
+@contextmanager
+def its_own_words(operator: Operator, part: str) -> Iterator[None]:
+    """What a function of a definition raises becomes a UsageError that says whose it is. Want of memory, a RuntimeError in torch, stays what it is."""
+    try:
+        yield
+    except OpforgeError:
+        raise
+    except Exception as error:  # op.py is a guest's code
+        if isinstance(error, MemoryError) or "memory" in str(error):
+            raise
+        raise UsageError(f"The {part} of {operator.name} raises {type(error).__name__}: {error}. Correct op.py.") from error
 
 
 def reduction_length(operator: Operator, case: Case, dtype: str) -> float:
