@@ -88,7 +88,10 @@ def test_the_main_job_on_a_guest(guest, tmp_path):
     other = {"OPFORGE_STORE": str(tmp_path / "other.sqlite")}
     assert "imported 2 records" in opforge("records", "import", tmp_path / "all.jsonl", **other).stdout
     table = opforge("report", "--from", tmp_path / "all.jsonl", "--table", **other)
-    assert table.returncode == 0 and "guest_add" in table.stdout
+    assert table.returncode == 0 and "guest_add" in table.stdout and "†" not in table.stdout
+    (home / "guest_add" / "torch_eager.py").write_text("def run(x, bias):\n    return bias + x\n")
+    marked = opforge("--home", home, "report", "--from", tmp_path / "all.jsonl", "--table", "--each", **other).stdout
+    assert [line.split("|")[3].strip(" *") for line in marked.splitlines() if " † |" in line] == ["torch_eager"]
 
 
 def test_a_planted_bug_gets_a_mismatch_and_no_time(guest, tmp_path):

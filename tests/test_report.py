@@ -520,6 +520,26 @@ def test_the_readme_table_has_a_row_per_comparison_and_bolds_the_best():
     assert report.benchmark_table([]).startswith("No timed records. Make some with: opforge bench")
 
 
+def test_tables_mark_times_that_are_not_believed_and_those_of_an_earlier_source():
+    """Unmarked, a suspect time seems beaten by the slow row that is bold, and an earlier kernel's time seems that of the kernel that is there."""
+    odd = record("torch_eager", timing=dataclasses.replace(timing(1e-4), suspect="faster than memory"))
+    sides = [odd, record("compile_default", timing=timing(9e-4)), record("cpp_twopass", timing=timing(1e-3))]
+    head, _, _, _, row = report.benchmark_table(sides, {"cpp_twopass-id"}).splitlines()
+    assert head.endswith(
+        "cannot be told from; ?: more than the device was measured to be able to do, so it is not compared; †: the source, or shared code that it reaches, has changed since."
+    )
+    cells = [cell.strip() for cell in row.strip("|").split("|")][3:6]
+    assert [cell[-3:] for cell in cells] == [") ?", ")**", ") †"]
+    assert cells[1].startswith("**")
+    text = report.implementation_table(sides, {"cpp_twopass-id"})
+    rows = {cells[2]: cells for line in text.splitlines()[4:] if (cells := [cell.strip() for cell in line.strip("|").split("|")])}
+    assert rows["cpp_twopass"][3:] == ["999 us †", "6.29 GB/s", "45% of memory", "0.90x"]
+    assert rows["torch_eager"][3].endswith(" us ?") and rows["torch_eager"][6] == ""
+    assert "999 us † | 900 us |" in re.sub(r" +", " ", report.ratio_table([record("torch_eager", timing=timing(9e-4)), sides[2]], "cpp", {"cpp_twopass-id"}))
+    plain = [report.benchmark_table(sides[1:]), report.implementation_table(sides[1:]), report.ratio_table(sides[1:]), report.verdict_table(sides)]
+    assert not any("†" in table or "?:" in table for table in plain)
+
+
 def test_a_ratio_is_against_the_better_alternative_of_the_same_run():
     """The mean of both, or a time of another run, would flatter the kernel."""
     facts = {**CPU.facts, "host.copy_bytes_per_s": "2e10"}
@@ -553,6 +573,23 @@ def test_the_verdict_table_shows_the_newest_of_each_and_what_failed():
     assert lines[0] == "Example CPU, 2026-01-01: 1 Pass of 2."
     assert [line for line in lines if line.startswith("| softmax")] == [f"| softmax | cpp_twopass | Pass ({len(passed().checked)}) | **Crash** |"]
     assert report.verdict_table(records[3:]).startswith("No verdicts. Make some with: opforge verify --all")
+
+
+def test_a_later_quick_pass_hides_neither_a_failure_of_the_same_source_nor_a_verification_of_more_cases():
+    """A bench verifies a selection of the cases before it times; that these pass takes nothing back of what a whole verification found."""
+    at = "2026-01-0{}T00:00:00.000+00:00".format
+    whole = passed(checked=passed().checked * 3)
+    crash = Crash(case=CASE, dtype="float32", status=-11, stderr="", isolation=ISOLATION)
+
+    def cell(*found: Record) -> str:
+        return report.verdict_table(found).splitlines()[-1].strip("| ").split(" | ")[-1]
+
+    assert cell(record(created_at=at(1), workload="", verdict=crash, timing=None), record(created_at=at(2))) == "**Crash**"
+    assert cell(record(created_at=at(1), workload="", verdict=whole, timing=None), record(created_at=at(2))) == "Pass (3)"
+    assert cell(record(created_at=at(1), workload="", verdict=whole, timing=None), record(created_at=at(2), verdict=crash, timing=None), record(created_at=at(3))) == "**Crash**"
+    assert cell(record(created_at=at(1), verdict=crash, timing=None), record(created_at=at(2), workload="", verdict=whole, timing=None)) == "Pass (3)"
+    assert cell(record(created_at=at(1), workload="", verdict=crash, timing=None), record(created_at=at(2), source_sha256="cd" * 32)) == "Pass (1)"
+    assert report.verdict_table([record()], {"torch_eager-id"}).splitlines()[0].endswith("1 Pass of 1. †: the source, or shared code that it reaches, has changed since.")
 
 
 def test_markdown_tables_keep_their_columns():
@@ -606,18 +643,6 @@ def test_each_config_stands_with_its_own_time():
     eager = record(timing=timing(128e-5))
     lines = [line.split("|") for line in report.implementation_table([*items, eager]).splitlines() if "cpp" in line]
     assert [(cells[4].strip(), cells[7].strip()) for cells in lines] == [("640 us", "2.00x"), ("1.28 ms", "1.00x")]
-
-
-def test_a_suspect_time_is_marked_in_tables_and_has_no_ratio():
-    """A table in which the bold time is not the least one must say why."""
-    odd = [record(name, timing=dataclasses.replace(timing(1e-6), suspect="faster than memory")) for name in ("compile_default", "cpp_odd")]
-    records = [*odd, record(timing=timing(2e-3)), record("cpp_a", timing=timing(1e-3))]
-    rows = {line.split("|")[3].strip(): line for line in report.implementation_table(records).splitlines() if line.startswith("| attention")}
-    assert "ns (suspect)" in rows["cpp_odd"] and rows["cpp_odd"].endswith("|  |")
-    assert rows["**cpp_a**"].endswith("| 2.00x |")
-    assert report.benchmark_table([*odd[:1], *records[2:]]).count("(suspect)") == 1
-    for made in (report.implementation_table, report.benchmark_table):
-        assert "Suspect: faster than the device" in made(records) and "uspect" not in made(records[2:])
 
 
 def test_the_roof_of_vector_arithmetic_stands_whatever_the_dtype():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +15,7 @@ from opforge.core.record import Record
 from opforge.registry.sources import BACKENDS
 
 if TYPE_CHECKING:
+    from opforge.registry import Registry
     from opforge.report import Past
     from opforge.store import Store
 
@@ -56,7 +57,7 @@ def report(
     if ratios:
         checked("backend", [ratios], {OWN, "compile", *BACKENDS, *(record.backend for record in records)})
     if table or each or ratios or verdicts:
-        typer.echo(table_of(records, each=each, ratios=ratios, verdicts=verdicts))
+        typer.echo(table_of(records, each=each, ratios=ratios, verdicts=verdicts, changed=of_other_sources(records, settings(context).registry())))
         return
     if json:
         print_json(records)
@@ -67,11 +68,28 @@ def report(
         typer.echo(f"wrote {path}")
 
 
-def table_of(records: Sequence[Record], *, each: bool = False, ratios: str = "", verdicts: bool = False) -> str:
-    """The Markdown table that `--table` prints, by the options beside it."""
+def table_of(records: Sequence[Record], *, each: bool = False, ratios: str = "", verdicts: bool = False, changed: Container[str] = ()) -> str:
+    """The Markdown table that `--table` prints, by the options beside it; records whose ids are in `changed` are marked."""
     from opforge.report import benchmark_table, implementation_table, ratio_table, verdict_table
 
-    return verdict_table(records) if verdicts else ratio_table(records, ratios) if ratios else implementation_table(records) if each else benchmark_table(records)
+    if verdicts:
+        return verdict_table(records, changed)
+    if ratios:
+        return ratio_table(records, ratios, changed)
+    return implementation_table(records, changed) if each else benchmark_table(records, changed)
+
+
+def of_other_sources(records: Sequence[Record], registry: Registry) -> frozenset[str]:
+    """The ids of records that speak of another source than the implementation has now, or of one that is gone. Of an operator that is not known here nothing is said."""
+    from opforge.backends.shared_code import source_sha256
+
+    known = set(registry.names())
+    hashes = {
+        (operator, implementation.name): source_sha256(implementation.source)
+        for operator in {record.operator for record in records} & known
+        for implementation in registry.implementations(operator)
+    }
+    return frozenset(record.id for record in records if record.operator in known and hashes.get((record.operator, record.implementation)) != record.source_sha256)
 
 
 def of_newest_run(store: Store, operators: Sequence[str] | None = None, run: str = "") -> tuple[list[Record], dict[str, Past]]:

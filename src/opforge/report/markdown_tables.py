@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from opforge.core import units
@@ -17,6 +17,15 @@ from opforge.report.words import axes, clean, notes, saved, verdict_word
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&commat;", "://": "&colon;//", "#": "&num;"}
+
+
+CHANGED = " †"
+CHANGED_MEANS = "the source, or shared code that it reaches, has changed since"
+"""The mark of a record that speaks of an earlier source than the one that is there, and what it means."""
+
+SUSPECT = " ?"
+SUSPECT_MEANS = "more than the device was measured to be able to do, so it is not compared"
+"""The mark of a time that is not believed, and what it means."""
 
 
 def escaped(text: str) -> str:
@@ -75,11 +84,23 @@ def _comparison(group: Group, several: bool) -> str:
     return "\n\n".join([f"### {head}", body, *(["\n".join(remarks)] if remarks else [])])
 
 
-def benchmark_table(records: Sequence[Record]) -> str:
+def mark(record: Record, changed: Container[str]) -> str:
+    """What is put behind a time: SUSPECT, CHANGED, both or nothing."""
+    return ("" if sound(record) else SUSPECT) + (CHANGED if record.id in changed else "")
+
+
+def legend(shown: Iterable[Record], changed: Container[str]) -> str:
+    """What the marks of the records shown mean, as the rest of a sentence."""
+    marks = {mark(record, changed) for record in shown}
+    return "".join(f"; {sign.strip()}: {means}" for sign, means in ((SUSPECT, SUSPECT_MEANS), (CHANGED, CHANGED_MEANS)) if any(sign in each for each in marks))
+
+
+def benchmark_table(records: Sequence[Record], changed: Container[str] = ()) -> str:
     """The README's table: a row per operator, workload and dtype, a column per backend.
 
     A cell is the median time and the achieved rate of the backend's fastest verified implementation; the fastest of a
     row is bold, with all that its samples cannot tell it from. Of several runs, a row shows the last one on each device.
+    Times that are not believed are marked, and those of records whose ids are in `changed`.
     """
     latest = sorted(newest(records), key=lambda group: (group.operator, group.dtype))
     if not latest:
@@ -89,18 +110,20 @@ def benchmark_table(records: Sequence[Record]) -> str:
     devices = unique(group.device for group in latest)
     parts = []
     for device in devices:
-        rows = [_benchmark_row(group, columns) for group in latest if group.device == device]
+        rows = [_benchmark_row(group, columns, changed) for group in latest if group.device == device]
+        shown = [record for group in latest if group.device == device for record in _fastest(group).values()]
         dates = sorted(date_of(group)[:10] for group in latest if group.device == device)
         span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-        doubts = _told(group for group in latest if group.device == device)
-        parts.append(f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from.{doubts}")
+        parts.append(
+            f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from{legend(shown, changed)}."
+        )
         parts.append(pipe_table(["operator", "workload", "dtype", *(escaped(name) for name in columns), "of roof"], rows, "lll" + "r" * (len(columns) + 1)))
     return "\n\n".join(parts) + "\n"
 
 
-def implementation_table(records: Sequence[Record]) -> str:
+def implementation_table(records: Sequence[Record], changed: Container[str] = ()) -> str:
     """The table of an operator's own page: a row per implementation, workload and dtype, with the share of the roof and the
-    ratio to the best alternative, which is the fastest of torch eager, torch.compile and other libraries in the same run."""
+    ratio to the best alternative, which is the fastest of torch eager, torch.compile and other libraries in the same run. Marks as in `benchmark_table`."""
     latest = newest(records)
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
@@ -108,10 +131,13 @@ def implementation_table(records: Sequence[Record]) -> str:
     for device in unique(group.device for group in latest):
         groups = [group for group in latest if group.device == device]
         dates = sorted(date_of(group)[:10] for group in groups)
-        parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns.{_told(groups)}")
+        marks = legend([record for group in groups for record in group.timed], changed)
+        parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns{marks}.")
         parts.append(
             pipe_table(
-                ["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"], [row for group in groups for row in _rows(group)], "lllrrrr"
+                ["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"],
+                [row for group in groups for row in _rows(group, changed)],
+                "lllrrrr",
             )
         )
     return "\n\n".join(parts) + "\n"
@@ -121,7 +147,7 @@ ALTERNATIVES = {"torch": "torch eager", "compile": "torch.compile", "library": "
 """The backends that a user would take if there were nothing else, and their titles."""
 
 
-def _rows(group: Group) -> list[list[str]]:
+def _rows(group: Group, changed: Container[str]) -> list[list[str]]:
     medians = {record.id: timing.median_s for record in group.timed if (timing := timing_of(record)) is not None}
     others = [medians[record.id] for record in group.timed if record.backend in ALTERNATIVES and sound(record)]
     rows = []
@@ -134,24 +160,13 @@ def _rows(group: Group) -> list[list[str]]:
                 escaped(f"{group.workload} ({axes_words(record)})"),
                 escaped(group.dtype),
                 f"**{name}**" if record in group.leaders else name,
-                units.seconds(medians[record.id]) + _doubt(record),
+                units.seconds(medians[record.id]) + mark(record, changed),
                 rate(record),
                 f"{units.percent(fraction)} of {limit}" if fraction is not None else "",
                 "" if record.backend in ALTERNATIVES or not others or not sound(record) else units.ratio(min(others) / medians[record.id]),
             ]
         )
     return rows
-
-
-def _doubt(record: Record) -> str:
-    """What stands behind a time that cannot be true."""
-    return "" if sound(record) else " (suspect)"
-
-
-def _told(groups: Iterable[Group]) -> str:
-    """What "(suspect)" means, where it stands in a table."""
-    doubted = any(not sound(record) for group in groups for record in group.timed)
-    return " Suspect: faster than the device was measured to be able to do; it takes no part in a comparison." if doubted else ""
 
 
 def axes_words(record: Record) -> str:
@@ -164,17 +179,26 @@ def axes_words(record: Record) -> str:
     return ", ".join(f"{name} {' × '.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in record.axes.items())
 
 
-def _benchmark_row(group: Group, columns: Sequence[str]) -> list[str]:
+def _fastest(group: Group) -> dict[str, Record]:
+    """Of each backend its fastest implementation; one whose time is believed, where there is one."""
+    found: dict[str, Record] = {}
+    for record in group.timed:
+        found.setdefault(record.backend, record)
+    return found
+
+
+def _benchmark_row(group: Group, columns: Sequence[str], changed: Container[str]) -> list[str]:
     leaders = group.leaders
+    fastest = _fastest(group)
     cells = []
     for backend in columns:
-        mine = next((record for record in group.timed if record.backend == backend), None)
+        mine = fastest.get(backend)
         timing = timing_of(mine) if mine is not None else None
         if mine is None or timing is None:
             cells.append("")
             continue
-        words = f"{units.seconds(timing.median_s)} ({rate(mine)}){_doubt(mine)}"
-        cells.append(f"**{words}**" if mine in leaders else words)
+        words = f"{units.seconds(timing.median_s)} ({rate(mine)})"
+        cells.append((f"**{words}**" if mine in leaders else words) + mark(mine, changed))
     fraction = of_roof(group.timed[0])
     limit = "memory" if memory_bound(group.timed[0]) else "arithmetic"
     roof = f"{units.percent(fraction)} of {limit}" if fraction is not None else ""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.report.markdown_tables import ALTERNATIVES, axes_words, date_of, escaped, newest, pipe_table
+from opforge.report.markdown_tables import ALTERNATIVES, axes_words, date_of, escaped, legend, mark, newest, pipe_table
 from opforge.report.view import Group, geometric_mean, of_roof, sound, timing_of, unique
 
 COPY_FACT = "host.copy_bytes_per_s"
@@ -24,11 +24,12 @@ OWN = "own"
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """One comparison in one run: `mine` against the alternatives. `times_s` holds the median of the backend and of each alternative that was timed, by backend;
-    `of_copy` is the achieved share of a copy's rate, None where that was not measured."""
+    """One comparison in one run: `mine` against the alternatives. `sides` and `times_s` hold the fastest record, and its median, of the backend and of each alternative
+    that was timed, by backend; `of_copy` is the achieved share of a copy's rate, None where that was not measured."""
 
     group: Group
     mine: Record
+    sides: dict[str, Record]
     times_s: dict[str, float]
     value: float
     of_copy: float | None
@@ -53,6 +54,7 @@ def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
             Ratio(
                 group=group,
                 mine=mine,
+                sides={name: fastest[name] for name in times},
                 times_s=times,
                 value=min(seconds for name, seconds in times.items() if name != backend) / times[backend],
                 of_copy=rate / float(copy) if copy else None,
@@ -61,7 +63,7 @@ def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
     return found
 
 
-def ratio_table(records: Sequence[Record], backend: str = "cpp") -> str:
+def ratio_table(records: Sequence[Record], backend: str = "cpp", changed: Container[str] = ()) -> str:
     """Markdown: per dtype the geometric mean and the least ratio, then a row per operator, workload and dtype. A ratio is the median
     time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the backend's fastest implementation, both of one run.
 
@@ -76,7 +78,8 @@ def ratio_table(records: Sequence[Record], backend: str = "cpp") -> str:
     bar = wanted - 0.005 if backend == OWN else wanted
     dates = sorted(date_of(ratio.group)[:10] for ratio in found)
     devices = ", ".join(unique(ratio.group.device for ratio in found))
-    parts = [f"{escaped(devices)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a row took turns."]
+    marks = legend([record for ratio in found for record in ratio.sides.values()], changed)
+    parts = [f"{escaped(devices)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a row took turns{marks}."]
     share = "of roof" if backend == OWN else "of copy"
     summary = []
     for dtype in (*unique(ratio.group.dtype for ratio in found), ""):
@@ -102,7 +105,7 @@ def ratio_table(records: Sequence[Record], backend: str = "cpp") -> str:
             escaped(f"{ratio.group.workload} ({axes_words(ratio.group.timed[0])})"),
             escaped(ratio.group.dtype),
             *([escaped(ratio.mine.implementation)] if backend == OWN else []),
-            *(units.seconds(ratio.times_s[name]) if name in ratio.times_s else "" for name in (backend, *others)),
+            *(units.seconds(ratio.times_s[name]) + mark(ratio.sides[name], changed) if name in ratio.times_s else "" for name in (backend, *others)),
             _marked(ratio.value, bar),
             units.percent(part) if (part := _share(ratio, backend)) is not None else "",
         ]
