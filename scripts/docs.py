@@ -2,6 +2,7 @@
 
 docs/map.md        the rooms, their arrows, their sizes, drawn from the imports
 docs/verbs/*.md    one page per verb, from its --help
+signatures         in ops/*/README.md, between `<!-- signature -->` and `<!-- end -->`, from the operator's definition
 tables             in README*.md, docs/results*.md and ops/*/README.md, between `<!-- table: FILE WORD… -->` and `<!-- end -->`,
                    from the records in FILE; the words are operators and options of `opforge report --table`
 
@@ -27,6 +28,7 @@ SOURCE = ROOT / "src" / "opforge"
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 if TYPE_CHECKING:
+    from opforge.core.operator import TensorSpec
     from opforge.core.record import Record
 
 from test_arrows import FLOORS, arrows  # noqa: E402  the test draws them; the page shows what it drew
@@ -107,6 +109,15 @@ def first_workloads(records: Sequence[Record]) -> list[Record]:
     return [record for record in timed if order[record.operator, record.workload] == least[record.operator, record.dtype]]
 
 
+@cache
+def changed_in(file: str) -> frozenset[str]:
+    """The ids of the file's records that speak of an earlier source than the one that is there."""
+    from opforge.cli.report import of_other_sources
+    from opforge.registry import load
+
+    return of_other_sources(records_of(file), load([]))
+
+
 def table_from(file: str, words: list[str]) -> str:
     """What `opforge report --table --from FILE WORD…` prints; with --first, of each operator's first workload."""
     from opforge.cli.report import table_of
@@ -122,7 +133,27 @@ def table_from(file: str, words: list[str]) -> str:
     wanted = [record for record in records_of(file) if (not given.operators or record.operator in given.operators) and (not given.dtype or record.dtype in given.dtype)]
     if given.first:
         wanted = first_workloads(wanted)
-    return table_of(wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts).strip()
+    return table_of(wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts, changed=changed_in(file)).strip()
+
+
+def signature(name: str) -> str:
+    """An operator's inputs, parameters, outputs and dtypes in one line, from its definition."""
+    from opforge.registry import load
+
+    operator = load([]).operator(name)
+
+    def tensor(spec: TensorSpec) -> str:
+        return f"{spec.name}[{', '.join(spec.shape.split())}]" + ("" if spec.dtype == "T" else f" {spec.dtype}")
+
+    given = [*map(tensor, operator.inputs), *(f"{scalar.name}={scalar.default!r}" for scalar in operator.scalars)]
+    wide = sum(workload.scale != "laptop" for workload in operator.workloads)
+    counts = f"{len(operator.cases)} cases, {len(operator.workloads)} workloads ({wide} for a GPU)"
+    return f"`ops.{name}({', '.join(given)}) → {', '.join(map(tensor, operator.outputs))}` in {', '.join(operator.dtypes)}; {counts}: `opforge show {name}`."
+
+
+def with_signature(page: Path, text: str) -> str:
+    """An operator's page with its signature made anew; other pages as they are."""
+    return re.sub(r"<!-- signature -->.*?<!-- end -->", lambda _: f"<!-- signature -->\n{signature(page.parent.name)}\n<!-- end -->", text, flags=re.DOTALL)
 
 
 def with_tables(text: str) -> str:
@@ -142,7 +173,7 @@ def main() -> int:
     check = "--check" in sys.argv[1:]
     pages = {ROOT / "docs" / "map.md": map_page()}
     pages |= {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
-    pages |= {path: with_tables(path.read_text(encoding="utf-8")) for path in pages_with_tables()}
+    pages |= {path: with_tables(with_signature(path, path.read_text(encoding="utf-8"))) for path in pages_with_tables()}
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check:
         for path in stale:

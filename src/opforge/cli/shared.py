@@ -68,7 +68,12 @@ def selected(registry: Registry, names: Sequence[str] | None, everything: bool) 
         raise UsageError("Name an operator, or say --all. See which there are with: opforge list")
     for name in names:
         if name not in registry.names():
-            raise unknown("operator", name, registry.names(), f"See all with: opforge list. Start a new one with: opforge new {name}")
+            raise unknown(
+                "operator",
+                name,
+                registry.names(),
+                f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that holds it: opforge --home FOLDER …",
+            )
     return tuple(dict.fromkeys(names))
 
 

@@ -62,7 +62,9 @@ class Registry:
     def operator(self, name: str) -> Operator:
         """The operator of that name. Raises UsageError with the nearest name, or with what is wrong in its op.py."""
         if name not in self.folders:
-            raise unknown("operator", name, self.folders, f"See all with: opforge list. Start a new one with: opforge new {name}")
+            raise unknown(
+                "operator", name, self.folders, f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that holds it: opforge --home FOLDER …"
+            )
         if name not in self._loaded:
             self._loaded[name] = _load_definition(name, self.folders[name])
         return self._loaded[name]

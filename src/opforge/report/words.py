@@ -91,7 +91,9 @@ def notes(record: Record) -> tuple[str, ...]:
         found.append(f"the timing loop itself takes {units.percent(share)} of this; prefer a larger workload")
     fraction = of_roof(record)
     if fraction is not None and fraction > 1.0 and timing.suspect is None:
-        found.append(f"{units.percent(fraction)} of the roof: data stayed in a cache, or the ceiling was measured too low; renew it with: opforge machine")
+        found.append(
+            f"{units.percent(fraction)} of the roof: data stayed in a cache, or the ceiling was measured too low; renew it on a quiet machine with: opforge machine --again"
+        )
     return tuple(found)
 
 
