@@ -19,6 +19,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,12 +96,32 @@ def records_of(file: str) -> tuple[Record, ...]:
     return tuple(read_lines(read_file(ROOT / file)))
 
 
-def first_workloads(records: Sequence[Record]) -> list[Record]:
-    """Of each operator and dtype the records of one workload alone: the first by the operator's definition that was timed."""
+@cache
+def workloads() -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
+    """Each operator's workloads: their place in its definition, and the names of their axes in the order in which they stand there."""
     from opforge.registry import load
 
     registry = load([])
-    order = {(name, workload.name): place for name in registry.names() for place, workload in enumerate(registry.operator(name).workloads)}
+    return {(name, workload.name): (place, tuple(workload.axes)) for name in registry.names() for place, workload in enumerate(registry.operator(name).workloads)}
+
+
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """Records in the order of the definitions: operators by name, their workloads, dtypes; axes too, which a file keeps by name."""
+    from opforge.core.dtypes import DTYPES
+
+    def place(record: Record) -> tuple[str, int, int]:
+        return record.operator, workloads().get((record.operator, record.workload), (-1,))[0], list(DTYPES).index(record.dtype)
+
+    def with_axes(record: Record) -> Record:
+        names = workloads().get((record.operator, record.workload), (0, ()))[1]
+        return replace(record, axes={**{name: record.axes[name] for name in names if name in record.axes}, **record.axes})
+
+    return [with_axes(record) for record in sorted(records, key=place)]
+
+
+def first_workloads(records: Sequence[Record]) -> list[Record]:
+    """Of each operator and dtype the records of one workload alone: the first by the operator's definition that was timed."""
+    order = {key: place for key, (place, _) in workloads().items()}
     timed = [record for record in records if record.timing is not None and (record.operator, record.workload) in order]
     least: dict[tuple[str, str], int] = {}
     for record in timed:
@@ -119,7 +140,7 @@ def changed_in(file: str) -> frozenset[str]:
 
 
 def table_from(file: str, words: list[str]) -> str:
-    """What `opforge report --table --from FILE WORD…` prints; with --first, of each operator's first workload."""
+    """What `opforge report --table --from FILE WORD…` prints, in the order of the definitions; with --first, of each operator's first workload."""
     from opforge.cli.report import table_of
 
     options = argparse.ArgumentParser()
@@ -130,7 +151,7 @@ def table_from(file: str, words: list[str]) -> str:
     options.add_argument("--verdicts", action="store_true")
     options.add_argument("--ratios", default="")
     given = options.parse_args(words)
-    wanted = [record for record in records_of(file) if (not given.operators or record.operator in given.operators) and (not given.dtype or record.dtype in given.dtype)]
+    wanted = [record for record in in_order(records_of(file)) if (not given.operators or record.operator in given.operators) and (not given.dtype or record.dtype in given.dtype)]
     if given.first:
         wanted = first_workloads(wanted)
     return table_of(wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts, changed=changed_in(file)).strip()

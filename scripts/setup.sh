@@ -13,6 +13,7 @@ wanted=$(cat pyproject.toml scripts/setup.sh | sha256sum | cut -d' ' -f1)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "opforge needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 3; }
+echo "setup: making $venv; this takes a minute or two, and longer where torch has to be downloaded"
 if ! [ -x $venv/bin/python ]; then
   if "$python" -c 'import torch' 2>/dev/null; then
     echo "setup: using the torch that $python has"
