@@ -41,6 +41,8 @@ def opforge(*words, **environment):
         (("bench", "softmax", "-i", "torch_eager", "--report", "/proc/nowhere"), 2, "/proc/nowhere: No such file or directory. Name a place"),
         (("records", "export", "/nowhere/x.jsonl"), 2, "/nowhere/x.jsonl: No such file or directory. Name a place"),
         (("inspect", "softmax", "cpp_twopass", "--target", "sm_90a"), 2, "Leave --target away"),
+        (("inspect", "matmul_fp8", "triton_pipelined", "--dtype", "float16"), 2, "matmul_fp8 takes float8_e4m3fn, float8_e5m2, not float16. Choose one of them with --dtype"),
+        (("show", "sofmax"), 2, "opforge --home FOLDER"),
         (("records", "dance"), 2, "opforge records show"),
         (("frobnicate",), 2, "No such command"),
     ],

@@ -57,6 +57,11 @@ def implementations():
     return {name: {item.name for item in registry.implementations(name)} for name in registry.names()}
 
 
+def test_every_verb_speaks_json(verbs):
+    """The README says so, and scripts rely on it."""
+    assert [name for name, verb in verbs.items() if "--json" not in {option for parameter in verb.params for option in parameter.opts}] == []
+
+
 def test_links_lead_somewhere():
     broken = [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", written(page)) if not (page.parent / link.split("#")[0]).exists()]
     assert broken == []

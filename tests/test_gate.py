@@ -239,7 +239,7 @@ def test_thresholds_come_from_the_same_machine_and_from_passes_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch):
+def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch, capsys):
     """Bench, promote, check: unchanged, fine, then a slower implementation that is found."""
     pytest.importorskip("torch")
     pytest.importorskip("sqlalchemy")
@@ -261,6 +261,12 @@ def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch):
     git("commit", "-q", "-m", "first")
     opforge("bench", "twice", "--in-process", "--budget", "0.2", "--backend", "torch", "-i", "torch_eager")
     assert opforge("baseline", "promote", "main", "--run", "newest") == 0
+    capsys.readouterr()
+    assert opforge("baseline", "--json") == 0
+    (listed,) = json.loads(capsys.readouterr().out)
+    assert listed["name"] == "main" and listed["cases"] > 0
+    assert opforge("baseline", "show", "main", "--json") == 0
+    assert len(json.loads(capsys.readouterr().out)) == listed["cases"]
     check_words = ("check", "--against", "main", "--in-process", "--allowed", "1.5")
     (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
     assert opforge(*check_words, "--junit", "junit.xml", "--markdown", "check.md") == 1

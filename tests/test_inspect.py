@@ -221,3 +221,16 @@ def test_inspecting_imports_no_toolchain():
     path = os.pathsep.join(item for item in sys.path if item)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
     assert done.stdout.strip() == "[]"
+
+
+def test_a_dtype_that_was_not_given_is_one_that_the_kernel_takes():
+    """float16 for all would make FP8 kernels fail inside their compiler."""
+    from opforge.cli.inspect import dtype_to_compile
+    from opforge.registry import load
+
+    registry = load([])
+
+    def of(operator, implementation):
+        return dtype_to_compile(registry.operator(operator), registry.implementation(operator, implementation))
+
+    assert [of("softmax", "cuda_block"), of("matmul", "cuda_tf32"), of("matmul_fp8", "triton_pipelined")] == ["float16", "float32", "float8_e4m3fn"]

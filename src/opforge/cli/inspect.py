@@ -8,6 +8,8 @@ import typer
 
 from opforge.cli.shared import Json, checked, print_json, settings
 from opforge.core.errors import UsageError
+from opforge.core.implementation import Implementation
+from opforge.core.operator import Operator
 
 
 def inspect(
@@ -15,7 +17,7 @@ def inspect(
     operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
     implementation: Annotated[str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations by name.")],
     target: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …. Default: sm_90a; this machine for C++.")] = "",
-    dtype: Annotated[str, typer.Option(help="One of the operator's. Default: float16, or the operator's first.")] = "",
+    dtype: Annotated[str, typer.Option(help="One dtype. Default: float16, or the first that the implementation takes.")] = "",
     workload: Annotated[str, typer.Option(help="Compile for this workload's shape. Default: the operator's first.")] = "",
     json: Json = False,
 ) -> None:
@@ -25,14 +27,22 @@ def inspect(
 
     registry = settings(context).registry()
     definition = registry.operator(operator)
-    target = target or ("host" if registry.implementation(operator, implementation).backend == "cpp" else "sm_90a")
+    chosen = registry.implementation(operator, implementation)
+    target = target or ("host" if chosen.backend == "cpp" else "sm_90a")
     shape = next((item for item in definition.workloads if workload in ("", item.name)), None)
     if shape is None:
         raise UsageError(f"{operator} has no workload{f' {workload!r}' if workload else ''}. It has: {', '.join(item.name for item in definition.workloads) or 'none'}.")
-    (kind,) = checked("dtype", [dtype or ("float16" if "float16" in definition.dtypes else definition.dtypes[0])], definition.dtypes)
-    found = inspect_implementation(registry, operator, implementation, target=target, dtype=kind, axes=shape.axes, scalars=shape.scalars)
+    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtype_to_compile(definition, chosen, dtype), axes=shape.axes, scalars=shape.scalars)
     if json:
         print_json(found)
         return
     for line in inspection_lines(found):
         typer.echo(line)
+
+
+def dtype_to_compile(operator: Operator, implementation: Implementation, given: str = "") -> str:
+    """The dtype that was given; where none was, float16, or the first that operator and implementation take. Raises UsageError for one that the operator does not take."""
+    if given:
+        return checked("dtype", [given], operator.dtypes)[0]
+    taken = [dtype for dtype in operator.dtypes if not implementation.dtypes or dtype in implementation.dtypes] or list(operator.dtypes)
+    return "float16" if "float16" in taken else taken[0]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str, typer.Option(help="Torch device type: cpu, cuda, … Default: the accelerator if there is one.")]
-Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="float32, float16 or bfloat16; may be given several times. Default: all.")]
+Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="float32, float16, bfloat16, float8_e4m3fn, …; may be given several times. Default: all.")]
 Backends = Annotated[list[str] | None, typer.Option("--backend", help="torch, compile, triton, cuda, tilelang, cpp or library; may be given several times. Default: all.")]
 Implementations = Annotated[list[str] | None, typer.Option("--implementation", "-i", help="One implementation by name; may be given several times. Default: all.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Run kernels in this process, for a debugger. A crash ends everything, and the record says so.")]
