@@ -14,7 +14,7 @@ import torch
 from opforge.core.implementation import Rejected
 from opforge.core.operator import Case
 from opforge.registry import load
-from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, bind_message, fill
+from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, bind_message, fill, hosts
 from opforge.runner.arena import GUARD_BYTES
 
 HONEST = "def run(x, bias):\n    return x + bias\n"
@@ -211,3 +211,35 @@ def test_a_killed_worker_that_takes_its_time_to_end_is_no_other_workers_doing(mo
         assert server.adopted() == [pid]
         monkeypatch.undo()
         other.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "fine"),
+    [
+        ("sample", {"status": "ok", "samples": [1e-3, 2e-3], "batch": 4}, True),
+        ("sample", {"status": "unfit", "reason": "no graph can be captured"}, True),
+        ("sample", {"status": "ok", "batch": 4}, False),
+        ("sample", {"status": "ok", "samples": [], "batch": 4}, False),
+        ("sample", {"status": "ok", "samples": [float("nan")], "batch": 4}, False),
+        ("sample", {"status": "ok", "samples": [10**400], "batch": 4}, False),
+        ("sample", {"status": "ok", "samples": [1e-3], "batch": 10**400}, False),
+        ("sample", {"status": "ok", "samples": [-1e-3], "batch": 4}, False),
+        ("run", {"status": "ok", "operations": {"aten.mm": "many"}}, False),
+        ("run", {"status": "bound", "launch": 1}, False),
+        ("overhead", {"status": "ok", "samples": [1e-6], "step": 1e-9, "threads": 2, "cpus": 2}, True),
+        ("overhead", {"status": "ok", "samples": [1e-6], "step": "short", "threads": 2, "cpus": 2}, False),
+        ("bind", {"status": "lacks"}, False),
+        ("work", {"status": "ok", "pieces": 2}, False),
+    ],
+)
+def test_an_answer_holds_what_the_question_asks_for(asked, answer, fine):
+    """What a worker sends is foreign: a missing field, or a number that no float can hold, was a traceback and the end of all verdicts."""
+    assert (hosts._malformed(asked, {**answer, "nonce": 7}, 7) is None) == fine
+    assert hosts._malformed(asked, {**answer, "nonce": 8}, 7) == "it answered a question that was not asked"
+
+
+def test_a_flood_of_words_is_cut():
+    """An exception of megabytes went into the record, the page and the terminal."""
+    answer = {"status": "failed", "reason": "first" + "y" * 10_000_000 + "last"}
+    assert hosts._malformed("run", answer, None) is None
+    assert len(answer["reason"]) < 20_000 and answer["reason"].startswith("first") and answer["reason"].endswith("last")

@@ -18,9 +18,9 @@ from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance
 from opforge.core.record import from_json, to_json
-from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.core.verdict import Broken, Crash, Mismatch, Pass
 from opforge.registry import load
-from opforge.runner import Isolated
+from opforge.runner import Isolated, bind, refused
 from opforge.runner.inputs import allocate, fill
 from opforge.verdicts import DEFAULT, QUICK, Bench, Expectation, compare, verify
 from opforge.verdicts.judge import _broken_law
@@ -381,6 +381,55 @@ def test_shrinking_keeps_the_kind_of_failure():
     found = shrink(operator, "float32", broken, attempt, 5.0).verdict
     assert found.shrunk_from == case
     assert found.case.axes["cols"] == 101 and found.case.layout == "contiguous" and found.case.distribution == "normal"
+
+
+FORGER = """
+import sys
+
+def forge(executor):
+    handle = executor.handle
+
+    def handle_instead(message, fds=()):
+        answer = handle(message, fds)
+        return {**answer, %s} if message["do"] == "bind" else answer
+
+    executor.handle = handle_instead
+
+def run(x, bias):
+    frame = sys._getframe()
+    while frame:
+        if "executor" in frame.f_locals:
+            forge(frame.f_locals["executor"])
+        frame = frame.f_back
+    return x + bias
+"""
+
+
+@pytest.mark.parametrize(
+    ("forged", "kind", "words"),
+    [
+        ('"status": "rejected", "reason": "too hard"', Broken, "refuses what its file takes: too hard"),
+        ('"status": "rejected"', Crash, "not one that a worker gives"),
+        ('"launch": 10**400', Crash, "not one that a worker gives"),
+        ('"status": "ok"', Broken, "status"),
+    ],
+)
+def test_what_a_process_says_of_itself_is_not_believed(judged, forged, kind, words):
+    """A kernel that refused, from inside, every case after its first was given a Pass on that one; a forged field was a traceback."""
+    verdict = judged(FORGER % forged)
+    assert isinstance(verdict, kind) and words in (verdict.reason if isinstance(verdict, Broken) else verdict.stderr)
+
+
+def test_what_a_file_refuses_is_refused_in_the_same_words():
+    """The parent asks the same statements as the worker, of the same memory."""
+    registry = load([])
+    operator, implementation = registry.operator("softmax"), registry.implementation("softmax", "cpp_twopass")
+    for layout, taken in (("contiguous", True), ("transposed", False)):
+        arena = allocate(operator, Case(name="c", axes={"lead": (4,), "cols": 6}, why="", layout=layout), "float32")
+        given = (operator, implementation, arena.tensors("input"), arena.tensors("output"), {}, {"lead": (4,), "cols": 6}, "float32")
+        found = refused(*given)
+        assert (found is None) == taken and (taken or found == bind(*given))
+        arena.close()
 
 
 def test_an_answer_kept_by_address_is_found(judged):

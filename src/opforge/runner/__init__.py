@@ -12,4 +12,4 @@ from opforge.runner.hosts import (
     bind_message as bind_message,
 )
 from opforge.runner.inputs import allocate as allocate, fill as fill, fresh_seed as fresh_seed
-from opforge.runner.launch import ContractBroken as ContractBroken, Launch as Launch, bind as bind, check_returned as check_returned
+from opforge.runner.launch import ContractBroken as ContractBroken, Launch as Launch, bind as bind, check_returned as check_returned, refused as refused

@@ -15,14 +15,12 @@ from opforge.registry import Home, Registry
 from opforge.runner import device_clocks, sampling, sandbox
 from opforge.runner.arena import Arena, view
 from opforge.runner.guards import ALL, Guards, Limits
-from opforge.runner.launch import ContractBroken, Launch, bind, synchronize
+from opforge.runner.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
 from opforge.runner.witness import replaced, snapshot, traced
 
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
 WORTH_PINNING = 1 << 25
-LIBRARY = ("torch", "compile", "library")
-"""Backends whose own work it is to call PyTorch's operations."""
 
 
 class Executor:

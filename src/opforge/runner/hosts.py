@@ -37,6 +37,20 @@ RELIEF = "Run the command again when less runs beside it; see what a process may
 ANSWERS = ("bound", "rejected", "lacks", "failed", "ok", "unfit")
 
 
+NEEDED = {
+    ("bind", "bound"): ("launch",),
+    ("sample", "ok"): ("samples", "batch"),
+    ("launch_cost", "ok"): ("samples",),
+    ("overhead", "ok"): ("samples", "step", "threads", "cpus"),
+    ("work", "ok"): ("pieces", "busy"),
+}
+"""What an answer of this status to this question holds; any other that is not "ok" holds a reason."""
+
+SHAPES: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "later": bool, "pieces": int, "busy": float, "reason": str, "trace": str}
+NUMBERS = ("launch", "batch", "threads", "cpus", "confined", "pieces", "busy", "step", "event_step", "warm_s", "cold_s")
+WORDS_KEPT = 1 << 14
+
+
 class WorkerDied(Exception):
     """The worker ended without an answer. `status` is its exit code (negative: a signal), `stderr` the end of what it wrote."""
 
@@ -156,7 +170,7 @@ class ForkedWorker:
             answer, unasked = receive(self.sock, limit_s, self._watch)
             self._stop()
             close_all(unasked)
-            problem = _malformed(answer, nonce if self.guards.nonce else None) or (self._left_behind() if self.guards.children else None)
+            problem = _malformed(str(message["do"]), answer, nonce if self.guards.nonce else None) or (self._left_behind() if self.guards.children else None)
         except Late as error:
             self.close()
             raise WorkerLate(limit_s) from error
@@ -241,20 +255,33 @@ def _nameless_file() -> int:
     return fd
 
 
-def _malformed(answer: Mapping[str, Any], nonce: int | None) -> str | None:
-    """What is wrong with an answer, or None. Its values are used by this process, so that their types are checked here."""
+def _malformed(asked: str, answer: dict[str, Any], nonce: int | None) -> str | None:
+    """What is wrong with an answer, or None. Its values are used by this process, so that they are checked here: that there are those which
+    the question asks for, of which type and size."""
     if nonce is not None and answer.get("nonce") != nonce:
         return "it answered a question that was not asked"
-    shapes: dict[str, Any] = {"launch": int, "batch": int, "threads": int, "cpus": int, "confined": int, "later": bool, "pieces": int, "busy": float, "reason": str, "trace": str}
-    fine = answer.get("status") in ANSWERS and all(type(answer[name]) is kind for name, kind in shapes.items() if name in answer)
-    fine = fine and all(isinstance(item, str) for item in _listed(answer.get("notes", [])))
-    fine = fine and all(isinstance(item, float | int) and not isinstance(item, bool) for item in _listed(answer.get("samples", [])))
-    fine = fine and isinstance(answer.get("operations", {}), dict)
+    status = answer.get("status")
+    wanted = NEEDED.get((asked, str(status)), ("reason",) if status not in ("ok", "bound") else ())
+    fine = status in ANSWERS and (status == "bound") <= (asked == "bind") and all(name in answer for name in wanted)
+    fine = fine and all(type(answer[name]) is kind for name, kind in SHAPES.items() if name in answer)
+    fine = fine and all(_number(answer[name]) for name in NUMBERS if name in answer)
+    fine = fine and isinstance(answer.get("notes", []), list) and all(isinstance(item, str) for item in answer.get("notes", []))
+    fine = fine and all(map(_number, _listed(answer.get("samples", [0]))))
+    operations = answer.get("operations", {})
+    fine = fine and isinstance(operations, dict) and all(map(_number, operations.values()))
+    for name in ("reason", "trace"):
+        if fine and len(answer.get(name, "")) > WORDS_KEPT:
+            answer[name] = f"{answer[name][: WORDS_KEPT // 2]} … {answer[name][-WORDS_KEPT // 2 :]}"
     return None if fine else "its answer is not one that a worker gives"
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list) else (None,)
+    return value if isinstance(value, list) and value else (None,)
+
+
+def _number(value: Any) -> bool:
+    """A count, or a number of seconds or bytes, that any arithmetic can take."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
 class _Server:

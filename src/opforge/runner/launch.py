@@ -12,6 +12,9 @@ from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, collapsed_shape, full_shape
 from opforge.runner.guards import ALL, Guards
 
+LIBRARY = ("torch", "compile", "library")
+"""Backends whose own work it is to call PyTorch's operations. They take tensors as they are."""
+
 
 class ContractBroken(Exception):
     """What an implementation returned is not what the operator promises: type, shape, dtype, device or aliasing."""
@@ -61,12 +64,9 @@ def bind(
     inputs, outputs   tensors by name, in the operator's shapes; outputs are written (NaN before)
     Raises whatever the backend raises while compiling.
     """
-    violated = operator.violated(axes, dtype, scalars)
-    if violated is not None:
-        return Rejected(f"{violated.name}: {violated.about} ({violated.expression})")
-    answer = implementation.accepts(axes, dtype, scalars)
-    if isinstance(answer, Rejected):
-        return answer
+    outside = _outside(operator, implementation, scalars, axes, dtype)
+    if outside is not None:
+        return outside
     first = next(iter(inputs.values()))
     chosen = implementation.default if config is None else config
     call = Call(operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=chosen, device=first.device.type)
@@ -75,17 +75,9 @@ def bind(
     ordered_outputs = [outputs[spec.name] for spec in operator.outputs]
     if kernel.allocates:
         return _bind_allocating(operator, implementation, kernel, ordered_inputs, scalars, axes, dtype, guards)
-    flat: list[Any] = []
-    for spec, tensor in zip((*operator.inputs, *operator.outputs), (*ordered_inputs, *ordered_outputs), strict=True):
-        collapsed = collapse(tensor, spec.shape, axes)
-        if isinstance(collapsed, Rejected):
-            return Rejected(f"{spec.name}: {collapsed.reason}")
-        layout = layout_of(collapsed)
-        if layout not in implementation.layouts and layout != "contiguous":
-            return Rejected(
-                f"{spec.name} is {layout} (strides {tuple(tensor.stride())}); {implementation.name} takes {', '.join(implementation.layouts)}. Call .contiguous() first"
-            )
-        flat.append(collapsed)
+    flat = _flat(operator, implementation, (*ordered_inputs, *ordered_outputs), axes)
+    if isinstance(flat, Rejected):
+        return flat
     flat_inputs, flat_outputs = flat[: len(ordered_inputs)], flat[len(ordered_inputs) :]
 
     def read() -> Mapping[str, Any]:
@@ -97,6 +89,42 @@ def bind(
         return Launch(implementation=implementation.name, run=lambda: None, read=read, notes=kernel.notes)
     run = kernel.run
     return Launch(implementation=implementation.name, run=lambda: run(flat_inputs, flat_outputs, scalars), read=read, notes=kernel.notes)
+
+
+def refused(
+    operator: Operator, implementation: Implementation, inputs: Mapping[str, Any], outputs: Mapping[str, Any], scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str
+) -> Rejected | None:
+    """Why these tensors are not taken by what the operator and the implementation's file say, as `bind` would find; None when they are. The kernel is not asked."""
+    outside = _outside(operator, implementation, scalars, axes, dtype)
+    if outside is not None or implementation.backend in LIBRARY:
+        return outside
+    tensors = [inputs[spec.name] for spec in operator.inputs] + [outputs[spec.name] for spec in operator.outputs]
+    flat = _flat(operator, implementation, tensors, axes)
+    return flat if isinstance(flat, Rejected) else None
+
+
+def _outside(operator: Operator, implementation: Implementation, scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str) -> Rejected | None:
+    violated = operator.violated(axes, dtype, scalars)
+    if violated is not None:
+        return Rejected(f"{violated.name}: {violated.about} ({violated.expression})")
+    answer = implementation.accepts(axes, dtype, scalars)
+    return answer if isinstance(answer, Rejected) else None
+
+
+def _flat(operator: Operator, implementation: Implementation, tensors: Sequence[Any], axes: Axes) -> list[Any] | Rejected:
+    """The tensors with their variadic axes collapsed, or why their layout is not taken."""
+    flat: list[Any] = []
+    for spec, tensor in zip((*operator.inputs, *operator.outputs), tensors, strict=True):
+        collapsed = collapse(tensor, spec.shape, axes)
+        if isinstance(collapsed, Rejected):
+            return Rejected(f"{spec.name}: {collapsed.reason}")
+        layout = layout_of(collapsed)
+        if layout not in implementation.layouts and layout != "contiguous":
+            return Rejected(
+                f"{spec.name} is {layout} (strides {tuple(tensor.stride())}); {implementation.name} takes {', '.join(implementation.layouts)}. Call .contiguous() first"
+            )
+        flat.append(collapsed)
+    return flat
 
 
 def _bind_allocating(

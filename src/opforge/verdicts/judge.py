@@ -8,7 +8,7 @@ from opforge.core.errors import EnvironmentLacks, NotNow, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Operator
 from opforge.core.verdict import Broken, Checked, Mismatch, Policy
-from opforge.runner import Arena, Worker, bind_message
+from opforge.runner import Arena, Worker, bind_message, refused
 from opforge.runner.witness import LAUNCHES
 from opforge.verdicts.cause import likely_cause
 from opforge.verdicts.compare import compare
@@ -117,7 +117,12 @@ def first_run(bench: Bench, worker: Worker, implementation: Implementation, case
     """What became of a request to bind, once the arena holds its content again: as `start`."""
     host = bench.host
     if answer["status"] == "rejected":
-        return str(answer["reason"])
+        scalars = bench.operator.scalar_values(case.scalars)
+        known = refused(bench.operator, implementation, arena.tensors("input"), arena.tensors("output"), scalars, case.axes, dtype)
+        if known is not None:
+            return known.reason
+        # what is not taken is no part of a Pass: that is for the file to say, and not for the process in which the kernel runs
+        return Broken(case=case, dtype=dtype, reason=f"its process refuses what its file takes: {answer['reason']}", isolation=host.isolation)
     if answer["status"] == "lacks":
         raise (NotNow if answer.get("later") else EnvironmentLacks)(answer["reason"])
     if answer["status"] == "bound":
