@@ -67,6 +67,8 @@ def test_a_control_group_limits_memory(root):
     put(root, "sys/fs/cgroup/memory.current", str(3 * 2**30))
     assert host.look(root).memory_bytes == 4 * 2**30
     assert host.available_bytes(root) == 2**30
+    put(root, "sys/fs/cgroup/memory.stat", f"anon {2**30}\nfile {2 * 2**30}\ninactive_file {2 * 2**30}\n")
+    assert host.available_bytes(root) == 3 * 2**30, "a cache of files is given up for who needs the memory"
 
 
 def test_an_environment_says_where_without_saying_whose(root, monkeypatch):

@@ -16,6 +16,7 @@ from opforge.core.operator import Case
 from opforge.registry import load
 from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, bind_message, fill, hosts
 from opforge.runner.arena import GUARD_BYTES
+from opforge.runner.guards import default_limits
 
 HONEST = "def run(x, bias):\n    return x + bias\n"
 
@@ -236,6 +237,13 @@ def test_an_answer_holds_what_the_question_asks_for(asked, answer, fine):
     """What a worker sends is foreign: a missing field, or a number that no float can hold, was a traceback and the end of all verdicts."""
     assert (hosts._malformed(asked, {**answer, "nonce": 7}, 7) is None) == fine
     assert hosts._malformed(asked, {**answer, "nonce": 8}, 7) == "it answered a question that was not asked"
+
+
+@pytest.mark.parametrize(("available_gib", "limit_gib"), [(0.2, 1), (0, 2), (6, 3), (40, 8), (100, 50)])
+def test_a_worker_may_use_what_its_control_group_has(available_gib, limit_gib, monkeypatch):
+    """Half of a host's memory in a container of a few GiB: a kernel that takes all it may get ends the container, opforge included."""
+    monkeypatch.setattr("opforge.machine.host.available_bytes", lambda: int(available_gib * 2**30))
+    assert default_limits().memory_bytes == limit_gib * 2**30
 
 
 def test_a_flood_of_words_is_cut():

@@ -63,10 +63,12 @@ def look(root: Path = ROOT) -> Host:
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Memory that can be had now without swapping; 0 if unknown."""
+    """Memory that can be had now without swapping, on this machine and in its control group; 0 if unknown."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", text_of(root / "proc/meminfo"), re.MULTILINE)
     free = int(found.group(1)) * 1024 if found else 0
-    limit, used = _group(root, "memory.max"), _group(root, "memory.current")
+    # what was read from files counts as used until somebody wants the memory
+    kept = re.search(r"^inactive_file (\d+)$", text_of(root / "sys/fs/cgroup/memory.stat"), re.MULTILINE)
+    limit, used = _group(root, "memory.max"), _group(root, "memory.current") - (int(kept[1]) if kept else 0)
     return min(free, max(0, limit - used)) if free and limit else free
 
 

@@ -55,6 +55,10 @@ class Guards:
 
 ALL = Guards()
 
+UNKNOWN_BYTES = 4 << 30
+LEAST_BYTES = 1 << 30
+"""What a compiler may need: with less, on a machine that others have filled, honest kernels would be called crashed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -76,13 +80,8 @@ class Limits:
 
 
 def default_limits() -> Limits:
-    """Half of the memory that is available now, at most 8 GiB on a machine with less than 64 GiB."""
-    available = 4 << 30
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123 - a pseudo-file, read line by line
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    available = int(line.split()[1]) << 10
-    except OSError:
-        pass  # no /proc on this system: the careful figure above stands
-    return Limits(memory_bytes=available // 2 if available > 64 << 30 else min(available // 2, 8 << 30))
+    """Half of the memory that is available now, to this machine and to its control group: at most 8 GiB where that is less than 64 GiB, at least LEAST_BYTES."""
+    from opforge.machine.host import available_bytes
+
+    available = available_bytes() or UNKNOWN_BYTES
+    return Limits(memory_bytes=max(LEAST_BYTES, available // 2 if available > 64 << 30 else min(available // 2, 8 << 30)))
