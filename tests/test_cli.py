@@ -1,8 +1,11 @@
 """The verbs, as a script meets them: output, exit codes, errors that end with the next step."""
 
+import gzip
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -41,8 +44,12 @@ def opforge(*words, **environment):
         (("bench", "softmax", "-i", "torch_eager", "--report", "/proc/nowhere"), 2, "/proc/nowhere: No such file or directory. Name a place"),
         (("records", "export", "/nowhere/x.jsonl"), 2, "/nowhere/x.jsonl: No such file or directory. Name a place"),
         (("inspect", "softmax", "cpp_twopass", "--target", "sm_90a"), 2, "Leave --target away"),
-        (("inspect", "matmul_fp8", "triton_pipelined", "--dtype", "float16"), 2, "matmul_fp8 takes float8_e4m3fn, float8_e5m2, not float16. Choose one of them with --dtype"),
+        (("inspect", "matmul_fp8", "triton_pipelined", "--dtype", "float16"), 2, "No dtype named 'float16'. Known here: float8_e4m3fn, float8_e5m2"),
         (("show", "sofmax"), 2, "opforge --home FOLDER"),
+        (("inspect", "softmax", "cpp_twopass", "--dtype", "int8"), 2, "No dtype named 'int8'. Known here: bfloat16"),
+        (("sweep", "softmax", "--axis", "cols=2,4", "--dtype", "int8"), 2, "No dtype named 'int8'. Known here: bfloat16"),
+        (("tune", "softmax", "--dtype", "int8"), 2, "No dtype named 'int8'. Known here: bfloat16"),
+        (("report", "--dtype", "flaot32"), 2, "Did you mean 'float32'"),
         (("records", "dance"), 2, "opforge records show"),
         (("frobnicate",), 2, "No such command"),
     ],
@@ -52,6 +59,37 @@ def test_errors_end_with_the_next_step(words, code, said, tmp_path):
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [("inspect", "guest_add", "torch_eager"), ("tune", "guest_add"), ("compare", "guest_add:torch_eager", "guest_add:torch_twice")])
+def test_an_operator_without_workloads_is_told_so(guest, words):
+    """inspect ended in a trace, tune in nothing but an exit code."""
+    home = guest(eager="def run(x, bias):\n    return x + bias\n", twice="def run(x, bias):\n    return x + bias + 0 * x\n")
+    file = home / "guest_add" / "op.py"
+    file.write_text(re.sub(r"(?m)^    workloads=.*$", "", file.read_text()))
+    done = opforge("--home", home, *words)
+    assert done.returncode == 2 and "guest_add has no workload" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_report_of_a_dtype_that_no_record_has(tmp_path):
+    with gzip.open(Path(__file__).parent.parent / "results" / "cpu-ratios.jsonl.gz", "rt") as lines:
+        (tmp_path / "one.jsonl").write_text(next(lines))
+    done = opforge("report", "--from", tmp_path / "one.jsonl", "--dtype", "float64")
+    assert done.returncode == 2 and "None of these records is of float64" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_an_interrupted_verb_says_what_is_kept(guest):
+    home = guest(eager="def run(x, bias):\n    return x + bias\n")
+    (home / "guest_add" / "op.py").write_text("raise KeyboardInterrupt\n")
+    done = opforge("--home", home, "show", "guest_add")
+    assert done.returncode == 130 and done.stderr == "opforge: interrupted; what was recorded until now is kept\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_is_no_defect_of_opforge():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([sys.executable, "-m", "opforge", "show", "softmax"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 3 and "Free some space" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_list_and_show_speak_json():

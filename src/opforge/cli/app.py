@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import select
@@ -124,6 +125,9 @@ def main() -> None:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f"opforge: {error.filename or 'the output'}: {error.strerror}. Free some space, or write somewhere else.", file=sys.stderr)
+            sys.exit(3)
         # a path that was given and can't be read or written; without a path it is a defect, and its trace is wanted
         if error.filename is None or isinstance(error, BrokenPipeError):
             raise

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Json, checked, print_json, settings
+from opforge.core import units
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator
@@ -30,9 +31,10 @@ def inspect(
     chosen = registry.implementation(operator, implementation)
     target = target or ("host" if chosen.backend == "cpp" else "sm_90a")
     shape = next((item for item in definition.workloads if workload in ("", item.name)), None)
-    if shape is None:
-        raise UsageError(f"{operator} has no workload{f' {workload!r}' if workload else ''}. It has: {', '.join(item.name for item in definition.workloads) or 'none'}.")
-    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtype_to_compile(definition, chosen, dtype), axes=shape.axes, scalars=shape.scalars)
+    if shape is None and workload:
+        raise UsageError(f"{operator} has no workload {workload!r}. It has: {units.listed([item.name for item in definition.workloads])}.")
+    axes, scalars = (shape.axes, shape.scalars) if shape is not None else (None, None)
+    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtype_to_compile(definition, chosen, dtype), axes=axes, scalars=scalars)
     if json:
         print_json(found)
         return

@@ -20,7 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from opforge.backends import Native, backend
+from opforge.core import units
 from opforge.core.dtypes import DTYPES
+from opforge.core.errors import UsageError
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.record import Record
@@ -146,9 +148,15 @@ def _not_begun(operator: Operator, workload: Workload, dtype: str, why: str) -> 
 
 
 def _todo(operator: Operator, options: Options) -> list[tuple[str, Workload]]:
-    """The dtypes and workloads that are asked for, where the operator takes one in the other."""
+    """The dtypes and workloads that are asked for, where the operator takes one in the other. Raises UsageError where it has none of them."""
     dtypes = [dtype for dtype in operator.dtypes if not options.dtypes or dtype in options.dtypes]
-    return [(dtype, workload) for dtype in dtypes for workload in _workloads(operator, options) if operator.takes(workload, dtype)]
+    if not dtypes:
+        raise UsageError(f"{operator.name}: nothing is defined for {', '.join(options.dtypes)}. Choose from: {', '.join(operator.dtypes)}.")
+    workloads = _workloads(operator, options)
+    if not workloads:
+        known = units.listed([workload.name for workload in operator.workloads])
+        raise UsageError(f"{operator.name} has no workload that is sized for {options.device}. It has: {known}. Name one with --workload, or add one to its op.py.")
+    return [(dtype, workload) for dtype in dtypes for workload in workloads if operator.takes(workload, dtype)]
 
 
 def _workloads(operator: Operator, options: Options) -> tuple[Workload, ...]:
