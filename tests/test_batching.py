@@ -85,3 +85,20 @@ def test_vmap_within_vmap(chooser):
     """Two batch axes are two calls of the rule."""
     x, relu = torch.randn(2, 3, 5), function_of("relu", chooser)
     assert torch.equal(torch.vmap(torch.vmap(relu))(x), torch.relu(x))
+
+
+def test_no_entries_at_all_have_the_shape_of_one(chooser):
+    """The last batch of a filter that let nothing pass: an operator that is called entry by entry has nothing to stack."""
+    matmul, cross_entropy = function_of("matmul", chooser), function_of("cross_entropy", chooser)
+    assert torch.vmap(matmul, in_dims=(2, None))(torch.empty(5, 4, 0), torch.empty(4, 3)).shape == (0, 5, 3)
+    found = torch.vmap(cross_entropy)(torch.empty(0, 3, 6, dtype=torch.bfloat16), torch.empty(0, 3, dtype=torch.long))
+    assert found.shape == (0, 3) and found.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["softmax", "mean_var"])
+def test_the_first_vmap_may_be_inside_torch_compile(name):
+    """Whether rows hang together is asked on numbers; tensors without content gave no answer."""
+    x, function = torch.randn(3, 4, 5), function_of(name, Chooser(load()))
+    found = torch.compile(torch.vmap(function), backend="aot_eager", fullgraph=True)(x)
+    wanted = torch.vmap(function)(x)
+    torch.testing.assert_close(found, wanted)

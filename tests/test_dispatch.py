@@ -157,10 +157,9 @@ def test_calls_that_do_not_fit_say_so(registry, store):
         layernorm.compute([x, w, w], {"epsilon": 1.0})
 
 
-def test_the_front_door_under_autograd_and_compile():
+def test_the_front_door_under_autograd_and_compile(front_door):
     """opforge.ops as a user calls it: gradients are those of PyTorch, and torch.compile keeps one graph."""
-    from opforge import ops
-
+    ops = front_door
     x = torch.randn(5, 17, dtype=torch.float32, requires_grad=True)
     w = torch.randn(17, requires_grad=True)
     b = torch.randn(17, requires_grad=True)
@@ -177,8 +176,8 @@ def test_the_front_door_under_autograd_and_compile():
 
 
 @pytest.mark.slow
-def test_the_front_door_inside_torch_compile():
-    from opforge import ops
+def test_the_front_door_inside_torch_compile(front_door):
+    ops = front_door
 
     def model(x, w):
         return ops.rmsnorm(x * 2, w).sum()

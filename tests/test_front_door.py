@@ -240,10 +240,9 @@ class Attention(torch.nn.Module):
         return self.activation(self.norm(x, self.weight))
 
 
-def test_a_copy_of_a_model_calls_the_same_operators():
+def test_a_copy_of_a_model_calls_the_same_operators(front_door):
     """Copies for averaged weights, torch.save of a whole model, and processes that are started with one: an operator goes by its name."""
-    from opforge import ops
-
+    ops = front_door
     model, x, file = Attention(ops.rmsnorm, ops.softmax), torch.randn(2, 8), io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -309,6 +308,9 @@ def test_graphs_hold_the_operator_and_not_a_constant(ops):
         assert "opforge.softmax" in graph.code
         close(graph(other), other.softmax(-1) * 2)
     close(torch.func.functionalize(lambda t: softmax(t).add_(1))(other), other.softmax(-1) + 1)
+    graph = torch.fx.symbolic_trace(Attention(ops("rmsnorm"), softmax))
+    assert "opforge.rmsnorm" in graph.code and "opforge.softmax" in graph.code
+    close(graph(torch.ones(2, 8)), torch.full((2, 8), 1 / 8))
     traced = torch.jit.trace(lambda t: softmax(t) * 2, (x,))
     close(traced(other), other.softmax(-1) * 2)
 
@@ -323,6 +325,53 @@ def test_forward_mode_follows_the_reference(ops):
         close(tuple(forward_ad.unpack_dual(softmax(forward_ad.make_dual(x, t)))), wanted)
     close(torch.func.hessian(lambda v: (softmax(v) ** 2).sum())(x[0]), torch.func.hessian(lambda v: (v.softmax(-1) ** 2).sum())(x[0]))
     close(torch.func.grad(lambda v: (softmax(v) * t).sum())(x), torch.func.grad(lambda v: (v.softmax(-1) * t).sum())(x))
+
+
+@pytest.mark.parametrize("how", ["jvp", "grad", "per sample", "dual"])
+def test_what_differentiates_inside_torch_compile_follows_the_reference_too(ops, how):
+    """A tangent was dropped here: zeros, or None, without a word."""
+    function = ops("softmax")
+    x, t = torch.randn(4, 6), torch.randn(4, 6)
+
+    def of(form):
+        def dual(v):
+            with forward_ad.dual_level():
+                return forward_ad.unpack_dual(form(forward_ad.make_dual(v, t))).tangent
+
+        def gradient(v):
+            return torch.func.grad(lambda v: (form(v) ** 2).sum())(v)
+
+        return {"jvp": lambda v: torch.func.jvp(form, (v,), (t,))[1], "grad": gradient, "per sample": torch.vmap(gradient), "dual": dual}[how]
+
+    # a dual level is no part of a graph
+    compiled = torch.compile(of(function), backend="aot_eager", fullgraph=how != "dual")
+    wanted = of(lambda v: v.softmax(-1))(x)
+    assert wanted.abs().max() > 1e-3
+    close(compiled(x), wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda f, x, w: f(x), "takes 2 tensors .*not 1"),
+        (lambda f, x, w: f(x, [1.0]), "is a list; parameters go by name"),
+        (lambda f, x, w: f(x, w[:4]), "elsewhere it is 4"),
+        (lambda f, x, w: f(x, w[:1]), "elsewhere it is 1"),
+        (lambda f, x, w: f(x, w.half()), "one dtype"),
+        (lambda f, x, w: f(x.double(), w.double()), "not float64"),
+        (lambda f, x, w: f(x, w, eps="small"), "it takes a float"),
+    ],
+)
+def test_what_does_not_fit_is_said_under_transforms_too(native, call, words):
+    """The reference would broadcast and promote, and the custom operator speak of its schema."""
+    rmsnorm, x, w = native("rmsnorm"), torch.randn(3, 8), torch.randn(8)
+    for transformed in (
+        lambda: torch.vmap(lambda x: call(rmsnorm, x, w))(x),
+        lambda: torch.func.grad(lambda x: call(rmsnorm, x, w).sum())(x),
+        lambda: torch.func.jvp(lambda x: call(rmsnorm, x, w), (x,), (x,)),
+    ):
+        with pytest.raises(UsageError, match=words):
+            transformed()
 
 
 def test_inference_and_no_grad_leave_no_graph(ops):
@@ -524,8 +573,8 @@ def test_an_operator_that_several_threads_ask_for_first_is_made_once():
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "transformer_block.py"
 
 
-@pytest.fixture(scope="module")
-def example():
+@pytest.fixture
+def example(front_door):
     spec = importlib.util.spec_from_file_location("transformer_block", EXAMPLE)
     found = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = found

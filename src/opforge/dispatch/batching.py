@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -35,10 +36,13 @@ class Batching:
             ]
             found = self.call(*moved, *scalars)
         else:
-            entries = [
-                self.call(*(tensor if dim is None else tensor.select(dim, entry) for tensor, dim in zip(tensors, dims, strict=True)), *scalars) for entry in range(info.batch_size)
+            # of no entries at all one is made up, for the shapes and dtypes of what is then cut off
+            picked = [[tensor if dim is None else tensor.select(dim, entry) for tensor, dim in zip(tensors, dims, strict=True)] for entry in range(info.batch_size)] or [
+                [tensor if dim is None else tensor.new_zeros(tensor.movedim(dim, 0).shape[1:]) for tensor, dim in zip(tensors, dims, strict=True)]
             ]
-            found = torch.stack(entries) if len(self.operator.outputs) == 1 else tuple(torch.stack(part) for part in zip(*entries, strict=True))
+            entries = [self.call(*row, *scalars) for row in picked]
+            stacked = [torch.stack(part)[: info.batch_size] for part in (zip(*entries, strict=True) if len(self.operator.outputs) > 1 else [entries])]
+            found = stacked[0] if len(self.operator.outputs) == 1 else tuple(stacked)
         return found, 0 if len(self.operator.outputs) == 1 else (0,) * len(self.operator.outputs)
 
     def independent(self, scalars: Sequence[Any]) -> bool:
@@ -46,7 +50,9 @@ class Batching:
         The reference is asked, once, on a small case in float64."""
         key = tuple(scalars)
         if key not in self._independent:
-            self._independent[key] = self._ask_reference(scalars)
+            # in a thread of its own, where no mode is active and nothing is traced: torch.compile's tensors have no content
+            with ThreadPoolExecutor(1) as apart:
+                self._independent[key] = apart.submit(self._ask_reference, scalars).result()
         return self._independent[key]
 
     def _ask_reference(self, scalars: Sequence[Any]) -> bool:

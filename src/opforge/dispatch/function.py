@@ -23,7 +23,7 @@ from opforge.backends import Call, backend
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Operator, ScalarValue
-from opforge.core.shapes import collapsed_shape, full_shape
+from opforge.core.shapes import Axes, collapsed_shape, full_shape
 from opforge.dispatch.batching import Batching
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, by_reference, come_back, remember
@@ -119,14 +119,21 @@ class Function:
 
     def _watched(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """A call that something watches or transforms."""
-        values = self.operator.scalar_values(scalars)
+        if len(tensors) != len(self.operator.inputs) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise self._misfit(tensors, scalars)
         tensors = self._cast(tensors)
-        if not _is_compiling() and (forward_ad._current_level >= 0 or _differentiated()):
+        if forward_ad._current_level >= 0 or _differentiated():
+            values = self._numbers(scalars)
+            # the reference would broadcast, and promote dtypes
+            self._fitting(tensors, values)
             return by_reference(self.operator, tensors, values)
+        values = self.operator.scalar_values(scalars) if _is_compiling() else self._numbers(scalars)
         return self._custom(*tensors, *values.values())
 
     def _first(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """The first call of its class; the others find it prepared."""
+        if any(isinstance(tensor, torch.fx.Proxy) for tensor in tensors):
+            return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
         if any(type(tensor) not in _ORDINARY or tensor.is_meta for tensor in tensors) and len({tensor.device for tensor in tensors}) == 1:
             return self._watched(tensors, scalars)
         cast = self._cast(tensors)
@@ -214,18 +221,7 @@ class Function:
         if len(tensors) != len(operator.inputs) or any(tensor.layout is not torch.strided for tensor in tensors):
             raise self._misfit(tensors, given)
         scalars = self._numbers(given)
-        try:
-            axes = operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}, scalars)
-        except UsageError as error:
-            raise UsageError(f"{operator.name}: {error} It takes {_signature(operator)}; see: opforge show {operator.name}") from error
-        dtype = self._dtype(tensors)
-        for spec, tensor in zip(operator.inputs, tensors, strict=True):
-            if spec.dtype != "T" and str(tensor.dtype).removeprefix("torch.") != spec.dtype_for(dtype, scalars):
-                wanted = spec.dtype_for(dtype, scalars)
-                raise UsageError(f"{operator.name} takes {spec.name} as {wanted}, not {tensor.dtype}. Convert it with {spec.name}.to(torch.{wanted}).")
-        violated = operator.violated(axes, dtype, scalars)
-        if violated is not None:
-            raise UsageError(f"{operator.name}: {violated.name} does not hold ({violated.expression}): {violated.about}.")
+        axes, dtype = self._fitting(tensors, scalars)
         device = tensors[0].device
         flat = [collapse(tensor, spec.shape, axes) for spec, tensor in zip(operator.inputs, tensors, strict=True)]
         layouts = [layout_of(item) if isinstance(item, torch.Tensor) else "strided" for item in flat]
@@ -239,6 +235,23 @@ class Function:
         if choice.implementation.any_rank and all(layout == "contiguous" for layout in layouts):
             flat_in, flat_out = [tuple(tensor.shape) for tensor in tensors], shapes
         return prepared(kernel, tensors, flat_in, shapes, flat_out, [getattr(torch, spec.dtype_for(dtype, scalars)) for spec in operator.outputs], scalars), choice
+
+    def _fitting(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Axes, str]:
+        """The axes and the dtype of a call; raises UsageError where shapes, dtypes, devices or parameters do not fit the operator."""
+        operator = self.operator
+        try:
+            axes = operator.bind({spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}, scalars)
+        except UsageError as error:
+            raise UsageError(f"{operator.name}: {error} It takes {_signature(operator)}; see: opforge show {operator.name}") from error
+        dtype = self._dtype(tensors)
+        for spec, tensor in zip(operator.inputs, tensors, strict=True):
+            if spec.dtype != "T" and str(tensor.dtype).removeprefix("torch.") != spec.dtype_for(dtype, scalars):
+                wanted = spec.dtype_for(dtype, scalars)
+                raise UsageError(f"{operator.name} takes {spec.name} as {wanted}, not {tensor.dtype}. Convert it with {spec.name}.to(torch.{wanted}).")
+        violated = operator.violated(axes, dtype, scalars)
+        if violated is not None:
+            raise UsageError(f"{operator.name}: {violated.name} does not hold ({violated.expression}): {violated.about}.")
+        return axes, dtype
 
     def _dtype(self, tensors: Sequence[torch.Tensor]) -> str:
         operator = self.operator
@@ -338,6 +351,10 @@ def _differentiated() -> bool:
     """Whether torch.func.grad, vjp, jvp or their like are at work: they cannot see into a custom operator."""
     functorch = torch._C._functorch
     return any(level.key() in (functorch.TransformType.Grad, functorch.TransformType.Jvp) for level in functorch.get_interpreter_stack() or ())
+
+
+# asked by torch.compile while it traces, whose levels are those of the call
+_differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _signature(operator: Operator) -> str:
