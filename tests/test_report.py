@@ -649,8 +649,10 @@ def test_the_roof_of_vector_arithmetic_stands_whatever_the_dtype():
     """A softmax in bfloat16 computes in float32: the matrix units' roof alone would be one that it can never reach."""
     vector = Ceiling(name="vector_float32", value=5e10, unit="FLOP/s", measured_at="2026-01-02", how="")
     assert "vector_float32" in [roof.name for roof in roofs(dataclasses.replace(SPEC, ceilings=(*SPEC.ceilings, vector)), ["bfloat16"])]
+    vendors = dataclasses.replace(SPEC, nominal_flops_per_s={"vector_float32": 5e10, "bfloat16": 9e11})
+    assert [roof.name for roof in roofs(vendors, ["bfloat16"]) if not roof.memory] == ["matrix_bfloat16", "vector_float32 (vendor)"]
     bare = dataclasses.replace(SPEC, ceilings=(), nominal_flops_per_s={"vector_float32": 5e10, "bfloat16": 9e11, "int8": 9e11})
-    assert [roof.name for roof in roofs(bare, ["bfloat16"]) if not roof.memory] == ["vector_float32, vendor's figure", "bfloat16, vendor's figure"]
+    assert [roof.name for roof in roofs(bare, ["bfloat16"]) if not roof.memory] == ["vector_float32 (vendor)", "bfloat16 (vendor)"]
 
 
 def test_a_ceiling_in_seconds_is_said_in_seconds():

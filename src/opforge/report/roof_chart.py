@@ -36,7 +36,7 @@ class Roof:
     def words(self) -> str:
         """Its name and value."""
         value = (units.bytes_per_s if self.memory else units.flops_per_s)(self.value)
-        return f"{short(clean(self.name), 20)} {value}"
+        return f"{short(clean(self.name), 24)} {value}"
 
 
 def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
@@ -58,10 +58,10 @@ def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
             else:
                 found.append(Roof(name=ceiling.name, value=ceiling.value, memory=memory, nominal=False))
     if not any(roof.memory for roof in found) and device.nominal_bytes_per_s > 0:
-        found.append(Roof(name="memory, vendor's figure", value=device.nominal_bytes_per_s, memory=True, nominal=True))
-    if not any(not roof.memory for roof in found):
-        levels = {name: value for name, value in device.nominal_flops_per_s.items() if (name in dtypes or name == VECTOR) and value > 0}
-        found += [Roof(name=f"{name}, vendor's figure", value=value, memory=False, nominal=True) for name, value in levels.items()]
+        found.append(Roof(name="memory (vendor)", value=device.nominal_bytes_per_s, memory=True, nominal=True))
+    measured = {roof.name for roof in found if not roof.memory}
+    levels = {name: value for name, value in device.nominal_flops_per_s.items() if value > 0 and (name not in measured if name == VECTOR else name in dtypes and not measured)}
+    found += [Roof(name=f"{name} (vendor)", value=value, memory=False, nominal=True) for name, value in levels.items()]
     if cached:
         found.append(max(cached, key=lambda roof: roof.value))
     return tuple(found)
