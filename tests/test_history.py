@@ -123,3 +123,13 @@ def test_what_is_named_twice_is_read_once(tmp_path, monkeypatch, capsys):
     twice = ["softmax", "--dtype", "float32", "-i", "torch_eager", "--workload", "some"]
     command_line(["history"])(["--store", store, "history", *twice, *twice], standalone_mode=False)
     assert ": 2 timings," in capsys.readouterr().out
+
+
+def test_a_picture_stays_in_its_folder(tmp_path):
+    """A workload called a/b, or ../b, of an imported record is a name and no place."""
+    store = f"sqlite:///{tmp_path / 'history.sqlite'}"
+    with Store.open(store) as opened:
+        opened.add([record(1e-3, workload="a/../../b")])
+    command_line(["history"])(["--store", store, "history", "softmax", "--plot", str(tmp_path / "plots")], standalone_mode=False)
+    (file,) = (tmp_path / "plots").iterdir()
+    assert file.name.startswith("softmax-torch_eager-a_.._.._b-float32-")

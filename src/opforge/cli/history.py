@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -51,6 +52,8 @@ def history(
         plot.mkdir(parents=True, exist_ok=True)
         for series in found:
             key = series.key
-            file = plot / f"{key.operator}-{key.implementation}-{key.workload}-{key.dtype}-{series.fingerprint}.svg"
+            # records may come from elsewhere: a name is no path
+            name = re.sub(r"[^\w.-]+", "_", f"{key.operator}-{key.implementation}-{key.workload}-{key.dtype}-{series.fingerprint}")
+            file = plot / f"{name}.svg"
             file.write_text(picture_of(series), encoding="utf-8")
             typer.echo(f"wrote {file}", err=True)

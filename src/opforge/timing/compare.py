@@ -2,8 +2,8 @@
 
 Per pair the logarithm of time of a / time of b is taken, so that what disturbs both sides of a pair cancels. The median
 of these has a bootstrap interval (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 13.3), and the
-word comes from where that interval lies against a dead band around 1. Measured on identical code, rules in common use
-(two runs one after the other, a t-test, a rank test) raise an alarm in up to 43 % of comparisons; see docs/timing.md.
+word comes from where that interval lies against a dead band around 1. How often that raises an alarm on identical code is
+measured by `make trust`.
 """
 
 from __future__ import annotations
