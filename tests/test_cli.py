@@ -146,6 +146,16 @@ def test_a_planted_bug_gets_a_mismatch_and_no_time(guest, tmp_path):
     assert len(verdict["index"]) == 2 and abs(verdict["expected"] - verdict["actual"]) > verdict["tolerance"] > 0
 
 
+def test_new_writes_where_the_command_says(tmp_path):
+    """`opforge --home my_ops new squares` wrote to ./operators; the page of the new operator named a command that there is not."""
+    home = tmp_path / "my ops"
+    home.mkdir()
+    done = opforge("--home", home, "new", "squares")
+    assert done.returncode == 0 and (home / "squares" / "op.py").is_file() and not (tmp_path / "operators").exists()
+    assert f"next: opforge --home '{home}' bench squares" in done.stdout
+    assert "`opforge --home <this folder's parent> bench squares`" in (home / "squares" / "README.md").read_text()
+
+
 @pytest.mark.campaign
 def test_new_runs_as_it_stands(tmp_path):
     assert opforge("new", "squares", "--home", tmp_path / "mine").returncode == 0

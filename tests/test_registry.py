@@ -60,6 +60,22 @@ def test_installed_plugins_bring_operators_and_backends(tmp_path, monkeypatch):
     assert plugged("opforge.nothing") == {}
 
 
+@pytest.mark.parametrize("name", ["größe", "name", "__init__", "class", "my-op", "A", ""])
+def test_a_name_that_python_or_torch_cannot_take_is_refused(tmp_path, name):
+    """Some of them verified, and failed as a function: torch.ops has no place for them."""
+    with pytest.raises(UsageError, match="cannot name an operator"):
+        create(load(), name, tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_with_such_a_name_is_refused(tmp_path):
+    create(load(), "squares", tmp_path)
+    folder = (tmp_path / "squares").rename(tmp_path / "my-squares")
+    (folder / "op.py").write_text((folder / "op.py").read_text().replace('"squares"', '"my-squares"'))
+    with pytest.raises(UsageError, match=r"op\.py: 'my-squares' cannot name an operator"):
+        load([tmp_path]).operator("my-squares")
+
+
 def test_one_name_twice_is_refused(tmp_path):
     shutil.copytree(PACKAGE / "softmax", tmp_path / "softmax")
     with pytest.raises(UsageError, match="defined twice"):
@@ -120,6 +136,7 @@ def test_a_definition_that_raises_is_reported_with_its_file(guest, text, words):
         ("tolerance=Tolerance()", 'tolerance=Tolerance(length="colz")', "uses 'colz'"),
         ('shape="*shape"', 'shape="[rows, cols]"', "is no axis"),
         ('TensorSpec(name="x"', 'TensorSpec(name="class"', "cannot name a tensor"),
+        ('TensorSpec(name="x"', 'TensorSpec(name="größe"', "cannot name a tensor"),
         ('axes={"shape": (1,)}', 'axes={"shap": (1,)}', "has the axes shap; it needs shape"),
         ('axes={"shape": (1,)}', 'axes={"shape": (1,), "cols": 3}', "has the axes shape, cols"),
         ('axes={"shape": (1,)}', 'axes={"shape": (-1,)}', "none below 0"),

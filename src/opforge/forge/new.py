@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import keyword
 from pathlib import Path
 
 from opforge.core.errors import UsageError
-from opforge.registry import Registry
+from opforge.registry import Registry, fits
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 
@@ -14,9 +13,9 @@ TEMPLATE = Path(__file__).resolve().parent / "template"
 def create(registry: Registry, name: str, home: Path) -> tuple[Path, ...]:
     """Write `home/name/`: an elementwise operator y = x * x, to be changed into what you want. The files written.
 
-    Raises UsageError when the name is no Python identifier, or is taken.
+    Raises UsageError when the name is none for an operator, or is taken.
     """
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower():
+    if not fits(name) or name != name.lower():
         raise UsageError(f"{name!r} cannot name an operator: use lower-case letters, digits and underscores, e.g. rotary_embedding.")
     if name in registry.names():
         raise UsageError(f"There is an operator {name!r} already, in {registry.folders[name]}. Choose another name, or look at it: opforge show {name}")

@@ -27,9 +27,17 @@ KINDS: Mapping[str, type] = {
 SCALES = ("laptop", "gpu")
 
 
+def fits(name: str) -> bool:
+    """Whether an operator may have this name: Python finds it in `opforge.ops`, and torch registers a custom operator of that name."""
+    # "name" is what torch.ops.opforge itself is called
+    return name.isidentifier() and name.isascii() and not keyword.iskeyword(name) and not name.startswith("__") and name != "name"
+
+
 def check_definition(operator: Operator) -> None:
     """Raises UsageError for a definition that would be misread: a field that is no tuple of its noun, a name that is none or means two
     things, a dtype or scale that nobody knows, a case without its axes, an expression without a value."""
+    if not fits(operator.name):
+        raise UsageError(f"{operator.name!r} cannot name an operator, neither in Python nor in torch. Use lower-case letters, digits and underscores, e.g. rotary_embedding.")
     for name, kind in KINDS.items():
         field: Any = getattr(operator, name)
         if not isinstance(field, tuple | list) or not all(isinstance(item, kind) for item in field):
@@ -57,8 +65,8 @@ def _check_names(operator: Operator) -> None:
         if not name.isidentifier():
             raise UsageError(f'{operator.name}: {name!r} is no axis. A shape has names, *names and whole numbers with spaces between them: "*lead cols".')
     for name in (*(spec.name for spec in (*operator.inputs, *operator.outputs)), *(scalar.name for scalar in operator.scalars)):
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise UsageError(f"{operator.name}: {name!r} cannot name a tensor or a parameter: it is an argument of functions in Python. Rename it.")
+        if not name.isidentifier() or not name.isascii() or keyword.iskeyword(name):
+            raise UsageError(f"{operator.name}: {name!r} cannot name a tensor or a parameter: it is an argument of functions in Python and in torch. Rename it.")
     for scalar in operator.scalars:
         if scalar.name in axes or scalar.name in ("dtype", "itemsize") or scalar.name in FUNCTIONS:
             raise UsageError(f"{operator.name}: {scalar.name!r} is a parameter, and something else in expressions. Rename the parameter.")
