@@ -106,7 +106,7 @@ def workloads() -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
 
 
 def in_order(records: Sequence[Record]) -> list[Record]:
-    """Records in the order of the definitions: operators by name, their workloads, dtypes; axes too, which a file keeps by name."""
+    """Records in the order of the definitions: operators by name, their workloads, dtypes; axes too, which a file keeps by name, without those that follow from others."""
     from opforge.core.dtypes import DTYPES
 
     def place(record: Record) -> tuple[str, int, int]:
@@ -114,7 +114,7 @@ def in_order(records: Sequence[Record]) -> list[Record]:
 
     def with_axes(record: Record) -> Record:
         names = workloads().get((record.operator, record.workload), (0, ()))[1]
-        return replace(record, axes={**{name: record.axes[name] for name in names if name in record.axes}, **record.axes})
+        return replace(record, axes={name: record.axes[name] for name in names if name in record.axes} or record.axes)
 
     return [with_axes(record) for record in sorted(records, key=place)]
 
