@@ -98,11 +98,15 @@ def records_of(file: str) -> tuple[Record, ...]:
 
 @cache
 def workloads() -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
-    """Each operator's workloads: their place in its definition, and the names of their axes in the order in which they stand there."""
+    """Each operator's workloads: their place in its definition, and the names of their axes in the order in which they stand there, without those that follow from others."""
     from opforge.registry import load
 
     registry = load([])
-    return {(name, workload.name): (place, tuple(workload.axes)) for name in registry.names() for place, workload in enumerate(registry.operator(name).workloads)}
+    return {
+        (operator.name, workload.name): (place, tuple(axis for axis in workload.axes if axis not in operator.derived))
+        for operator in map(registry.operator, registry.names())
+        for place, workload in enumerate(operator.workloads)
+    }
 
 
 def in_order(records: Sequence[Record]) -> list[Record]:
