@@ -69,6 +69,16 @@ def test_bench_refuses_an_inadequate_operator(guest, monkeypatch, tmp_path):
         assert len(list((tmp_path / "cache" / "adequacy").iterdir())) == 1
 
 
+def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():
+    """Half of the operators take their magnitudes from core: a change there let an old answer stand."""
+    from opforge.workbench.adequate import decisive
+
+    folder = load().operator("softmax").folder
+    names = {path.relative_to(path.parents[1]).as_posix() for path in decisive(folder / "op.py")}
+    assert {"softmax/op.py", "core/operator.py", "core/cases.py", "core/dtypes.py", "verdicts/oracle.py", "verdicts/compare.py", "runner/inputs.py"} <= names
+    assert "core/tolerances.py" in {path.relative_to(path.parents[1]).as_posix() for path in decisive(load().operator("rmsnorm").folder / "op.py")}
+
+
 def test_every_case_and_workload_is_a_situation():
     """A workload too large for this machine is scaled down, never left out."""
     operator = load().operator("matmul")

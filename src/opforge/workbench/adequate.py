@@ -1,8 +1,8 @@
 """No operator is judged by a bound that accepts what is no answer.
 
-`bench`, `verify_all`, `compare` and `opforge.testing` ask this before the first kernel of an operator runs. The answer depends on op.py and on the code
-that checks alone, so a good one is kept in the cache folder under their hash; a bad one is never kept. The registry itself
-does not ask: listing operators needs no toolchain, and asking needs torch.
+`bench`, `verify_all`, `compare` and `opforge.testing` ask this before the first kernel of an operator runs. The answer depends on op.py,
+on the code of opforge that it imports and on the code that checks alone, so a good one is kept in the cache folder under their hash; a
+bad one is never kept. The registry itself does not ask: listing operators needs no toolchain, and asking needs torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 from hashlib import sha256
 from pathlib import Path
 
+from opforge.backends.shared_code import modules_of
 from opforge.core.operator import Operator
 from opforge.core.places import cache_folder
 from opforge.runner import inputs
@@ -35,8 +36,17 @@ def _mark(operator: Operator) -> Path | None:
     if operator.folder is None or not (operator.folder / "op.py").is_file():
         return None
     digest = sha256()
-    checking = Path(adequacy.__file__).parent
-    for path in (checking / "adequacy.py", checking / "compare.py", checking / "oracle.py", Path(inputs.__file__)):
+    for path in decisive(operator.folder / "op.py"):
         digest.update(path.read_bytes())
-    digest.update((operator.folder / "op.py").read_bytes())
     return cache_folder() / "adequacy" / f"{digest.hexdigest()}.adequate"
+
+
+def decisive(definition: Path) -> list[Path]:
+    """The files that decide whether a definition is adequate: itself, what it imports of opforge (magnitudes that operators share), and the code that checks."""
+    checking = Path(adequacy.__file__).parent
+    return [
+        definition,
+        *(path for _, path in sorted(modules_of(definition).items())),
+        *(checking / f"{name}.py" for name in ("adequacy", "compare", "oracle")),
+        Path(inputs.__file__),
+    ]
