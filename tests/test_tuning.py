@@ -622,3 +622,11 @@ def test_a_search_cut_short_does_not_replace_what_was_better(home):
         host.close()
     assert [trial.config.as_dict() for trial in asked] == [{"STEPS": 8}]
     assert second.record.config.as_dict() == {"STEPS": 1}
+
+
+def test_a_folder_that_cannot_be_written_is_said_before_the_search(home, monkeypatch):
+    """The operators of an installed package lie where not everybody may write; a dry run needs no place."""
+    monkeypatch.setattr("opforge.tuning.choices.os.access", lambda folder, mode: False)
+    with pytest.raises(UsageError, match=r"is not writable.*or say --dry-run"):
+        next(tune(load([home]), "twice", Options(), None, add=lambda record: None))
+    assert next(tune(load([home]), "twice", Options(dtypes=("float16",)), None, add=lambda record: None, write=False), None) is None

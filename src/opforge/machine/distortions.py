@@ -73,7 +73,7 @@ def _processor(variables: Mapping[str, str], root: Path, load: bool) -> list[str
         found.append(f"The frequency governor is {chosen}: clocks follow the load. Fix them: sudo cpupower frequency-set -g performance")
     average = host.load_average(root) if load else None
     if average is not None and average > BUSY * cores:
-        found.append(f"Other work is running (load {average:.1f} on {cores} cores). Wait until it is done, or expect wide intervals and ask for more samples.")
+        found.append(f"Other work is running (load {average:.1f} on {cores} cores). Wait until it is done, or expect wide intervals and raise --budget.")
     if host.on_battery(root):
         found.append("The machine runs on battery and saves power. Plug it in.")
     threads = variables.get("OMP_NUM_THREADS", "")

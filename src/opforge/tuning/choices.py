@@ -56,6 +56,18 @@ def _place(entry: Mapping[str, Any]) -> tuple[Any, ...]:
     return entry["dtype"], sorted(entry["shape_class"].items()), sorted(entry.get("kind", {}).items())
 
 
+def ensure_usable(path: Path, *, written: bool) -> None:
+    """Raises UsageError where the file cannot be read, or is to be written and cannot be: better before a search than after it."""
+    entries(path)
+    folder = path.parent if path.parent.is_dir() else path.parent.parent
+    if written and not os.access(folder, os.W_OK):
+        raise _not_written(path, f"{folder} is not writable")
+
+
+def _not_written(path: Path, reason: str | None) -> UsageError:
+    return UsageError(f"{path} cannot be written ({reason}). Tune a copy of the operator in a folder of yours: opforge --home FOLDER tune …, or say --dry-run.")
+
+
 def before(path: Path, dtype: str, axes: Axes, kind: Mapping[str, Any]) -> Chosen | None:
     """What had been chosen for this dtype, shape class and kind of call (Operator.kind_of_call)."""
     wanted = dict(shape_class(axes))
@@ -96,9 +108,7 @@ def keep(path: Path, record: Record, *, over_default: float | None, trials: int,
         with _alone(path.parent):
             _put(path, record.device, entry)
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}). Tune a copy of the operator in a folder of yours: opforge --home FOLDER tune …, or say --dry-run."
-        ) from error
+        raise _not_written(path, error.strerror) from error
 
 
 @contextlib.contextmanager

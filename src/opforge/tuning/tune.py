@@ -32,7 +32,7 @@ from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.timing.asking import asker
-from opforge.tuning.choices import before, choices_path, entries, keep
+from opforge.tuning.choices import before, choices_path, ensure_usable, keep
 from opforge.tuning.codes import Code, Codes, Refused
 from opforge.tuning.compilers import LATER, NOW, Compilers, default_jobs
 from opforge.tuning.job import Champion, Job, attempt, explained
@@ -74,7 +74,7 @@ def tune(
     """
     operator = registry.operator(name)
     require(operator)
-    entries(choices_path(operator, detect(options.device).name))  # better refused now than after the search
+    ensure_usable(choices_path(operator, detect(options.device).name), written=write)
     bench = Bench(registry=registry, operator=operator, host=host, device=options.device, run_limit_s=options.hang_s)
     here = environment(options.device, operator.folder)
     run = f"tune-{uuid.uuid4().hex[:8]}"
