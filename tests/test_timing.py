@@ -471,6 +471,11 @@ def test_a_sweep_can_be_drawn():
     lines = {"a<b>": [(128.0, 1e-5), (256.0, 2e-5)], "c": [(128.0, 3e-5)]}
     picture = sweep_picture("softmax & co", "cols", lines, {"c": [(128.0, 0.5)]})
     assert xml.fromstring(picture).tag.endswith("svg")
+    # matmul has more implementations than there are colours: no two lines look the same, and no name leaves the picture
+    many = {f"cpp_an_implementation_with_a_long_name_{place}": [(128.0, 1e-5), (256.0, 2e-5 * place)] for place in range(1, 21)}
+    lines = [path for path in xml.fromstring(sweep_picture("t", "cols", many, {})).iter() if path.tag.endswith("path") and "L" in path.get("d")]
+    assert len({(line.get("stroke"), line.get("stroke-dasharray")) for line in lines}) == 20
+    assert "with_a_long_name_3<" not in sweep_picture("t", "cols", many, {})
 
 
 def test_a_range_of_more_values_than_it_has_still_ends_at_its_end():

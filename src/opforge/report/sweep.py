@@ -6,10 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from opforge.core import units
 from opforge.report import svg
+from opforge.report.words import clean, short
 
 WIDTH, UPPER, LOWER = 760.0, 300.0, 160.0
-LEFT, RIGHT, TOP, GAP, BOTTOM = 80.0, 190.0, 34.0, 40.0, 44.0
+LEFT, RIGHT, TOP, GAP, BOTTOM = 80.0, 200.0, 34.0, 40.0, 44.0
 COLOURS = ("#4269d0", "#e4572e", "#3a923a", "#9c6ade", "#c98a00", "#17a2b8", "#d6336c", "#6c757d")
+DASHES = ("none", "7 3", "2 3")
+"""Of the lines that the colours are used up for once, twice: a colour and a dash stand for one line alone."""
+LONGEST_NAME = 25
 STYLE = "text{font:12px sans-serif;fill:#222}.grid{stroke:#ddd}.end{text-anchor:end}.middle{text-anchor:middle}"
 
 Line = Sequence[tuple[float, float]]
@@ -37,17 +41,23 @@ def sweep_picture(title: str, axis: str, times: Mapping[str, Line], shares: Mapp
         parts.append(svg.text(f"{size:g}", across(size), floor + 18, "middle"))
     parts.append(svg.text(f"{axis}; time above, share of the roof below", LEFT, floor + 36))
     for place, (name, line) in enumerate(times.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        parts += _line(line, across, up, colour) + _line(shares.get(name, ()), across, share_up, colour)
+        colour, dash = COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
+        parts += _line(line, across, up, colour, dash) + _line(shares.get(name, ()), across, share_up, colour, dash)
         height = TOP + 14 + 18 * place
-        parts += [svg.element("rect", x=WIDTH - RIGHT + 14, y=height - 9, width=10.0, height=10.0, fill=colour), svg.text(name, WIDTH - RIGHT + 30, height)]
+        key = f"M{svg.coordinate(WIDTH - RIGHT + 6)} {svg.coordinate(height - 4)}h20"
+        parts += [_stroke(key, colour, dash), svg.text(short(clean(name), LONGEST_NAME), WIDTH - RIGHT + 30, height)]
+    floor = max(floor, TOP + 18.0 * len(times) - BOTTOM)
     return svg.picture(WIDTH, floor + BOTTOM, title, *parts) + "\n"
 
 
-def _line(line: Line, across: svg.Scale, up: svg.Scale, colour: str) -> list[str]:
+def _stroke(path: str, colour: str, dash: str) -> str:
+    return svg.element("path", d=path, fill="none", stroke=colour, stroke_width=2.0, stroke_dasharray=dash)
+
+
+def _line(line: Line, across: svg.Scale, up: svg.Scale, colour: str, dash: str) -> list[str]:
     points = [(across(size), up(value)) for size, value in sorted(line)]
     if not points:
         return []
     path = "M" + "L".join(f"{svg.coordinate(x)} {svg.coordinate(y)}" for x, y in points)
     marks = [svg.element("circle", cx=x, cy=y, r=3.0, fill=colour) for x, y in points]
-    return [svg.element("path", d=path, fill="none", stroke=colour, stroke_width=2.0), *marks]
+    return [_stroke(path, colour, dash), *marks]
