@@ -204,6 +204,10 @@ def test_get_kernel_names_what_is_there():
 
     with pytest.raises(UsageError, match=r"No backend named 'cud'\. Did you mean 'cuda'"):
         opforge.get_kernel("cud", "softmax")
+    with pytest.raises(UsageError, match="takes float32, float16, bfloat16, not int32"):
+        opforge.get_kernel("torch", "softmax")(torch.ones(2, 2, dtype=torch.int32))
+    with pytest.raises(UsageError, match="takes tensors"):
+        opforge.get_kernel("torch", "softmax")([1.0])
 
 
 WITH_GRADIENT = [operator.name for operator in load().operators() if operator.gradient]
@@ -224,6 +228,13 @@ def full(spec, case):
     from opforge.core.shapes import full_shape
 
     return full_shape(spec.shape, case.axes)
+
+
+def test_a_gradient_operator_that_is_not_there_is_said_to_be_one(registry, store):
+    """The message named an unknown operator alone, on access to one that is there."""
+    orphan = dataclasses.replace(registry.operator("softmax"), name="orphan", gradient="nowhere")
+    with pytest.raises(UsageError, match=r"orphan names 'nowhere' for its gradients.*opforge new nowhere"):
+        Function(orphan, Chooser(registry, store))
 
 
 @pytest.mark.parametrize("name", WITH_GRADIENT)

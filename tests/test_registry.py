@@ -148,6 +148,8 @@ def test_a_definition_that_raises_is_reported_with_its_file(guest, text, words):
         ('name="small"', 'name="large"', "'large' stands 2 times among its workloads"),
         ('"cpp_flat", "torch_eager"', '"cpp_flat", "cpp_flat"', "'cpp_flat' stands 2 times among its implementations"),
         ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="shape", default=1),)', "something else in expressions"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default="plain"),)', "List its choices"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default=None),)', "neither a number"),
         ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default="c", choices=("a", "b")),)', "by default is not one of"),
     ],
 )

@@ -269,6 +269,9 @@ class Function:
         name = self.operator.gradient
         if name is None:
             return Backward(operator=self.operator)
+        if name not in self.chooser.registry.names():
+            own = self.operator.name
+            raise UsageError(f"{own} names {name!r} for its gradients, which is no operator here. Make it with: opforge new {name}. Or take `gradient` out of the op.py of {own}.")
         gradient = function_of(name, self.chooser)
         custom = lambda *tensors, **scalars: gradient._watched(tensors, scalars)  # noqa: E731
         return Backward(operator=self.operator, wiring=wire(self.operator, gradient.operator), call=gradient, custom=custom)

@@ -70,6 +70,10 @@ def _check_names(operator: Operator) -> None:
     for scalar in operator.scalars:
         if scalar.name in axes or scalar.name in ("dtype", "itemsize") or scalar.name in FUNCTIONS:
             raise UsageError(f"{operator.name}: {scalar.name!r} is a parameter, and something else in expressions. Rename the parameter.")
+        if type(scalar.default) not in (bool, int, float, str):
+            raise UsageError(f"{operator.name}: {scalar.name} = {scalar.default!r:.80} by default is neither a number, True or False, nor a word.")
+        if isinstance(scalar.default, str) and not scalar.choices:
+            raise UsageError(f"{operator.name}: {scalar.name} is a word. List its choices: a kernel is given the number of the one that was chosen.")
         if scalar.choices and scalar.default not in scalar.choices:
             raise UsageError(f"{operator.name}: {scalar.name} = {scalar.default!r} by default is not one of {scalar.choices}.")
     for kind in ("cases", "workloads", "implementations"):

@@ -27,13 +27,17 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
 
         if len(tensors) != len(operator.inputs):
             raise UsageError(f"{operation} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}.")
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise UsageError(f"{operation} takes tensors ({', '.join(spec.name for spec in operator.inputs)}), not {', '.join(type(tensor).__name__ for tensor in tensors)}.")
         way = find_backend(backend).way(tensors[0].device.type)
         if isinstance(way, Missing):
             raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {way}.")
         inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, tensors, strict=True)}
         values = operator.scalar_values(scalars)
         axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()}, values)
-        dtype = str(next(tensor for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T").dtype).removeprefix("torch.")
+        dtype = next((str(tensor.dtype).removeprefix("torch.") for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T"), operator.dtypes[0])
+        if dtype not in operator.dtypes:
+            raise UsageError(f"{operation} takes {', '.join(operator.dtypes)}, not {dtype}.")
         outputs = {
             spec.name: torch.full(full_shape(spec.shape, axes), float("nan"), dtype=getattr(torch, spec.dtype_for(dtype, values)), device=tensors[0].device)
             for spec in operator.outputs
