@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from opforge.cli.app import VERBS, command_line
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +62,21 @@ def test_errors_end_with_the_next_step(words, code, said, tmp_path):
     assert done.returncode == code
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_json_is_json_of_every_action(tmp_path):
+    """`baseline` had none, though the README says that each verb has it; `records export --json` wrote a sentence."""
+    places = {"OPFORGE_STORE": str(tmp_path / "s.sqlite"), "XDG_DATA_HOME": str(tmp_path)}
+    assert json.loads(opforge("baseline", "list", "--json", **places).stdout) == []
+    assert json.loads(opforge("records", "export", tmp_path / "all.jsonl", "--json", **places).stdout) == {"wrote": 0, "file": str(tmp_path / "all.jsonl")}
+    for verb in VERBS:
+        assert any("--json" in option.opts for option in typer.main.get_command(command_line([verb])).commands[verb].params), verb
+
+
+def test_building_nothing_is_said(guest):
+    """An operator without native kernels, or a target that none is for, ended in silence and exit code 0."""
+    done = opforge("--home", guest(eager="def run(x, bias):\n    return x + bias\n"), "build", "guest_add", "--target", "bogus")
+    assert done.returncode == 2 and "no C++ or CUDA kernel to build for bogus" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("inspect", "guest_add", "torch_eager"), ("tune", "guest_add"), ("compare", "guest_add:torch_eager", "guest_add:torch_twice")])

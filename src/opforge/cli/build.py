@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import All, Json, Names, print_json, selected, settings
-from opforge.core.errors import EnvironmentLacks
+from opforge.core import units
+from opforge.core.errors import EnvironmentLacks, UsageError
 
 
 def build(
@@ -53,5 +54,7 @@ def build(
                 made.append({"operator": name, "implementation": implementation.name, "target": chain.target, "path": str(entry.path), "seconds": entry.facts["seconds"]})
                 if not json:
                     typer.echo(f"built {name}/{implementation.name} for {chain.target} in {entry.facts['seconds']} s: {entry.path}")
+    if not made:
+        raise UsageError(f"{units.listed(names)}: no C++ or CUDA kernel to build for {units.listed(targets)}. See what there is with: opforge show {names[0]}")
     if json:
         print_json(made)

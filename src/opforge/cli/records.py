@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.shared import InProcess, Json, device_to_time, exit_code, make_host, print_json, settings
+from opforge.core import units
 from opforge.core.errors import UsageError
 from opforge.core.record import Record
 
@@ -46,12 +47,16 @@ def records(
         elif action == "export" and target:
             lines = list(store.export(operator=operator or None, run=run or None))
             write_file(Path(target), lines)
-            typer.echo(f"wrote {len(lines)} records to {target}")
+            _say(f"wrote {units.plural(len(lines), 'record')} to {target}", {"wrote": len(lines), "file": target}, json)
         elif action == "import" and target:
             taken = store.import_lines(read_file(Path(target)))
-            typer.echo(f"imported {taken} records from {target}")
+            _say(f"imported {units.plural(taken, 'record')} from {target}", {"imported": taken, "file": target}, json)
         else:
             raise UsageError("Say one of: opforge records show [ID] · opforge records rerun ID · opforge records export FILE · opforge records import FILE")
+
+
+def _say(words: str, data: dict[str, object], json: bool) -> None:
+    print_json(data) if json else typer.echo(words)
 
 
 def _rerun(context: typer.Context, store: Store, old: Record, budget: float, in_process: bool, json: bool) -> None:
@@ -103,7 +108,6 @@ def _rerun(context: typer.Context, store: Store, old: Record, budget: float, in_
 
 
 def _line(record: Record) -> str:
-    from opforge.core import units
     from opforge.report import describe
 
     head = f"{record.created_at[:16]} {record.operator}:{record.implementation} {record.workload} {record.dtype} on {record.device} [{record.id[:12]}]"
