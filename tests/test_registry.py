@@ -76,6 +76,29 @@ def test_a_folder_with_such_a_name_is_refused(tmp_path):
         load([tmp_path]).operator("my-squares")
 
 
+@pytest.mark.parametrize(("value", "words"), [("fileless_operators", None), ("not_there_at_all", "Plugin 'mine'.*ModuleNotFoundError.*Mend my_plugin")])
+def test_a_plugin_without_a_file_is_found_and_a_broken_one_is_named(tmp_path, monkeypatch, value, words):
+    """Either ended every verb in a trace that says nothing of plugins."""
+    create(load(), "squares", tmp_path / "fileless_operators")
+    metadata = tmp_path / "my_plugin-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my_plugin\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[opforge.operators]\nmine = {value}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    if words is None:
+        assert "squares" in load().names()
+    else:
+        with pytest.raises(UsageError, match=words):
+            load()
+
+
+def test_an_operators_own_folder_is_no_home(tmp_path):
+    """Nothing was found there, and nothing was said."""
+    create(load(), "squares", tmp_path)
+    with pytest.raises(UsageError, match=rf"name {tmp_path}$"):
+        load([tmp_path / "squares"])
+
+
 def test_one_name_twice_is_refused(tmp_path):
     shutil.copytree(PACKAGE / "softmax", tmp_path / "softmax")
     with pytest.raises(UsageError, match="defined twice"):

@@ -10,14 +10,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from opforge.core.errors import UsageError
+
 
 def plugged(group: str) -> dict[str, Any]:
-    """What each entry point of `group` loads, by its name. Whatever loading raises is the plugin's, and goes up."""
+    """What each entry point of `group` loads, by its name. Raises UsageError with the plugin's name for whatever loading raises."""
     if not any(_names(Path(place or "."), group) for place in sys.path):
         return {}
     from importlib.metadata import entry_points
 
-    return {entry.name: entry.load() for entry in entry_points(group=group)}
+    found = {}
+    for entry in entry_points(group=group):
+        try:
+            found[entry.name] = entry.load()
+        except Exception as error:  # a plugin is a guest's code
+            package = entry.dist.name if entry.dist is not None else entry.value
+            raise UsageError(f"Plugin {entry.name!r} ({entry.value}) of {group} cannot be loaded: {type(error).__name__}: {error}. Mend {package}, or uninstall it.") from error
+    return found
 
 
 def _names(place: Path, group: str) -> bool:

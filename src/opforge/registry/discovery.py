@@ -117,9 +117,12 @@ def load(homes: Iterable[Path] = ()) -> Registry:
     for path, origin in given:
         if not path.is_dir():
             raise UsageError(f"{path} is not a folder. A home holds one folder per operator; make one with: opforge new NAME --home {path}")
+        if (path / "op.py").is_file():
+            raise UsageError(f"{path} is an operator's own folder. A home holds such folders: name {path.resolve().parent}")
         found.append(Home(path.resolve(), origin))
     for name, target in plugged("opforge.operators").items():
-        path = target if isinstance(target, Path) else Path(target.__file__).parent
+        # a package without an __init__.py has no file, and its folder all the same
+        path = target if isinstance(target, Path) else Path(target.__file__).parent if target.__file__ else Path(next(iter(target.__path__)))
         found.append(Home(path.resolve(), f"entry point {name}"))
     return Registry(tuple({home.path: home for home in found}.values()))
 
