@@ -96,10 +96,23 @@ def test_pages_name_implementations_that_exist_and_leave_none_out(implementation
         assert {found for found in implementations[name] if found != "torch_compile"} <= set(re.findall(r"`(\w+)`", written(page))), name
 
 
-def test_signatures_are_those_of_the_definitions():
+@pytest.fixture(scope="module")
+def docs():
+    """scripts/docs.py, which makes the pages."""
     spec = importlib.util.spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
-    docs = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(docs)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.campaign
+def test_tables_are_those_of_the_records_and_of_the_sources(docs):
+    """A kernel that changed is marked beside its time from then on."""
+    stale = [str(page.relative_to(ROOT)) for page in docs.pages_with_tables() if docs.with_tables(text := page.read_text(encoding="utf-8")) != text]
+    assert stale == [], "renew them with: make docs"
+
+
+def test_signatures_are_those_of_the_definitions(docs):
     stale = [name for name, page in OPERATORS.items() if "<!-- signature -->" not in (text := page.read_text(encoding="utf-8")) or docs.with_signature(page, text) != text]
     assert stale == [], "renew them with: make docs"
 

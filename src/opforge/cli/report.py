@@ -29,7 +29,8 @@ def report(
     table: Annotated[bool, typer.Option("--table", help="Print the README's benchmark table (Markdown) and write nothing.")] = False,
     each: Annotated[bool, typer.Option("--each", help="As --table, with a row per implementation, as in the operators' own pages.")] = False,
     ratios: Annotated[
-        str, typer.Option(help="As --table, with ratios of this backend to the faster of torch eager and torch.compile, e.g. cpp; own: of the fastest of all others.")
+        str,
+        typer.Option(help="As --table, with ratios of this backend to the fastest of torch eager, torch.compile and other libraries, e.g. cpp; own: of the fastest of all the rest."),
     ] = "",
     verdicts: Annotated[bool, typer.Option("--verdicts", help="As --table, with what each implementation was found to be, dtype by dtype.")] = False,
     dtype: Dtypes = None,
