@@ -352,7 +352,7 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(store, where):
     served = "://" in where
     raw_store(where, "UPDATE meta SET value = '99' WHERE key = 'schema'" if served else "PRAGMA user_version = 99", *(["DROP INDEX records_timed"] if served else []))
     before = b"" if served else Path(where).read_bytes()
-    with pytest.raises(UsageError, match=r"newer opforge \(schema 99.*pip install -U opforge"):
+    with pytest.raises(UsageError, match=r"newer opforge \(schema 99.*Install a newer opforge"):
         Store.open(where)
     if served:
         # an index that this version would have made is still missing

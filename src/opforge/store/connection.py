@@ -121,7 +121,7 @@ def refuse_newer(version: int, where: str) -> None:
     if version > SCHEMA:
         raise UsageError(
             f"The store {where} was written by a newer opforge (schema {version}, this one knows {SCHEMA}); it was not touched. "
-            "Upgrade with: pip install -U opforge, or name another store with OPFORGE_STORE."
+            "Install a newer opforge, or name another store with OPFORGE_STORE."
         )
 
 
