@@ -30,7 +30,9 @@ def report(
     each: Annotated[bool, typer.Option("--each", help="As --table, with a row per implementation, as in the operators' own pages.")] = False,
     ratios: Annotated[
         str,
-        typer.Option(help="As --table, with ratios of this backend to the fastest of torch eager, torch.compile and other libraries, e.g. cpp; own: of the fastest of all the rest."),
+        typer.Option(
+            help="As --table, with ratios of this backend to the fastest of torch eager, torch.compile and other libraries, e.g. cpp; own: of the fastest of all the rest."
+        ),
     ] = "",
     verdicts: Annotated[bool, typer.Option("--verdicts", help="As --table, with what each implementation was found to be, dtype by dtype.")] = False,
     dtype: Dtypes = None,
