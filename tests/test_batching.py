@@ -95,6 +95,7 @@ def test_no_entries_at_all_have_the_shape_of_one(chooser):
     assert found.shape == (0, 3) and found.dtype == torch.bfloat16
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["softmax", "mean_var"])
 def test_the_first_vmap_may_be_inside_torch_compile(name):
     """Whether rows hang together is asked on numbers; tensors without content gave no answer."""

@@ -327,6 +327,7 @@ def test_forward_mode_follows_the_reference(ops):
     close(torch.func.grad(lambda v: (softmax(v) * t).sum())(x), torch.func.grad(lambda v: (v.softmax(-1) * t).sum())(x))
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize("how", ["jvp", "grad", "per sample", "dual"])
 def test_what_differentiates_inside_torch_compile_follows_the_reference_too(ops, how):
     """A tangent was dropped here: zeros, or None, without a word."""
