@@ -14,16 +14,18 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from opforge.backends.native import CompilationFailed
 from opforge.cli import app
 from opforge.core.errors import EnvironmentLacks, NotNow
 from opforge.core.operator import Case
 from opforge.core.verdict import Mismatch, Unsupported
 from opforge.registry import load
-from opforge.runner import Isolated, hosts, processes
+from opforge.runner import Isolated, executor as executor_module, hosts, processes
 from opforge.runner.channel import Late, receive, send
 from opforge.runner.executor import Executor
 from opforge.timing.asking import look_at_clocks
@@ -294,6 +296,29 @@ def test_a_device_that_others_have_filled_blames_no_kernel(earlier, words, kind)
     executor.bind = lambda *_: executor.uploaded(SimpleNamespace(to=refuse, numel=lambda: 64), "cuda")
     answer = executor.handle({"do": "bind"})
     assert (answer["status"], answer.get("later")) == (("lacks", True) if kind is NotNow else ("failed", None))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), NotNow),
+        (CompilationFailed("The compiler refused the source.\ng++: fatal error: Killed signal terminated program cc1plus"), NotNow),
+        (CompilationFailed("k.cu:3: error: no such name"), CompilationFailed),
+        (EnvironmentLacks("nvcc is not on PATH"), EnvironmentLacks),
+    ],
+    ids=["full disk", "killed compiler", "refused source", "no compiler"],
+)
+def test_a_compiler_that_the_machine_stops_blames_no_source(error, kind, monkeypatch):
+    """A full disk was a broken contract of the kernel's."""
+
+    def build(*_):
+        raise error
+
+    monkeypatch.setattr(executor_module, "backend", lambda name: SimpleNamespace(build=build))
+    executor = Executor(scratch=Path("/nowhere"), limits=SimpleNamespace())
+    with pytest.raises(EnvironmentLacks if kind is EnvironmentLacks else kind) as raised:
+        executor.seal(SimpleNamespace(backend="cpp", default=None), None, "cpu", [])
+    assert type(raised.value) is kind
 
 
 def test_a_clock_that_cannot_be_looked_at_says_why():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from opforge.backends import backend, cache
-from opforge.core.errors import EnvironmentLacks, NotNow
+from opforge.core.errors import EnvironmentLacks, NotNow, OpforgeError
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
 from opforge.runner import device_clocks, sampling, sandbox
@@ -21,6 +22,11 @@ from opforge.runner.witness import replaced, snapshot, traced
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
 WORTH_PINNING = 1 << 25
+SHORT = re.compile(
+    "No space left on device|Disk quota exceeded|Cannot allocate memory|Resource temporarily unavailable|Too many open files|virtual memory exhausted"
+    "|out of memory allocating|Killed signal terminated program \\w*|died due to signal 9"
+)
+"""What compilers say when the machine is short of something."""
 
 
 class Executor:
@@ -124,7 +130,7 @@ class Executor:
         self.sealed = True
         build = getattr(backend(implementation.backend), "build", None)
         if build is not None:
-            build(implementation, implementation.default if config is None else config, device)
+            _compiled(lambda: build(implementation, implementation.default if config is None else config, device))
         writable = [self.scratch]
         stood = implementation.backend == "triton" and device == "cpu"
         if implementation.backend not in COMPILED_FIRST and not stood:
@@ -229,6 +235,20 @@ class Executor:
         self.rotations.pop(message["launch"])
         arena.close()
         return {"status": "ok"}
+
+
+def _compiled(build: Callable[[], object]) -> None:
+    """Compile, before any code of the kernel has run. Raises NotNow where it is the machine that failed: what is told of a full disk, or of a compiler
+    that was killed for its memory, is told of no source."""
+    try:
+        build()
+    except (OSError, MemoryError) as error:
+        raise NotNow(f"it could not be compiled here ({type(error).__name__}: {error}). Free some space or memory, and run it again.") from error
+    except OpforgeError as error:
+        short = SHORT.search(str(error))
+        if short is None:
+            raise
+        raise NotNow(f"it could not be compiled here (the compiler: {short[0]}). Free some space or memory, and run it again.") from error
 
 
 def _require(device: str) -> None:
