@@ -402,7 +402,8 @@ def test_sigterm_puts_everything_away(tmp_path):
 
 
 @pytest.mark.campaign
-def test_the_verb_shows_what_it_found_before_it_fails(guest, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("verb", ["verify", "bench"])
+def test_the_verb_shows_what_it_found_before_it_fails(verb, guest, tmp_path, monkeypatch, capsys):
     """A disk that is full at the last record is no reason to keep the others to oneself."""
     from opforge.store import Store
 
@@ -416,7 +417,8 @@ def test_the_verb_shows_what_it_found_before_it_fails(guest, tmp_path, monkeypat
     monkeypatch.setattr(Store, "add", full)
     monkeypatch.setattr(BENCH, "ensure_adequate", lambda operator: None)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["opforge", "--home", str(guest(**BOTH)), "verify", "guest_add", "--quick", "--backend", "torch", "--dtype", "float32"])
+    more = ["--budget", "0.05"] if verb == "bench" else []
+    monkeypatch.setattr(sys, "argv", ["opforge", "--home", str(guest(**BOTH)), verb, "guest_add", "--quick", "--backend", "torch", "--dtype", "float32", *more])
     with pytest.raises(SystemExit) as ended:
         app.main()
     out, err = capsys.readouterr()

@@ -84,14 +84,21 @@ def bench(
         measure_ceilings(where)
     host = make_host(in_process)
     records = []
+    pasts = {}
+    ended: Exception | None = None
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
-            for record in run_bench(registry, names, options, host, listener=watcher):
-                store.add([record])
-                records.append(record)
+            try:
+                for record in run_bench(registry, names, options, host, listener=watcher):
+                    store.add([record])
+                    records.append(record)
+            except Exception as error:  # noqa: BLE001 - raised below, when what was found before it has been shown
+                ended = error
             pasts = pasts_of(store, records)
     finally:
         host.close()
+    if ended is not None and not records:
+        raise ended
     if json:
         print_json(records)
     else:
@@ -99,6 +106,8 @@ def bench(
     folder = report or Path("reports") / records[0].run
     for path in write_reports(records, folder, detect(where), pasts=pasts):
         typer.echo(f"wrote {path}", err=True)
+    if ended is not None:
+        raise ended
     raise typer.Exit(exit_code(records))
 
 
