@@ -115,6 +115,16 @@ def test_a_process_that_cannot_be_started_says_so(monkeypatch):
             host.worker({})
 
 
+def test_a_server_that_ends_while_it_starts_is_no_verdict(guest):
+    """A toolchain that dies when it is imported, for memory say, made every kernel "not supported", and the exit code 0."""
+    registry = load([guest(**BOTH)])
+    with Isolated(python="/bin/false") as host:
+        bench = Bench(registry=registry, operator=registry.operator("guest_add"), host=host, device="cpu")
+        with pytest.raises(NotNow, match="did not start"):
+            verify(bench, registry.implementation("guest_add", "torch_one"), "float32", effort=QUICK)
+        bench.close()
+
+
 @pytest.mark.campaign
 def test_a_worker_that_ends_with_its_server_has_not_crashed(guest):
     """The server is ended when another worker's processes cannot be: whoever runs beside it is not to blame."""

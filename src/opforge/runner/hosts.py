@@ -338,7 +338,8 @@ class _Server:
             raise NotNow(f"The process that workers come from was not ready after {START_LIMIT_S:g} s. {RELIEF}") from error
         except Closed as error:
             self.close()
-            raise EnvironmentLacks(f"The worker process did not start ({error}). Run `{python} -m opforge.runner.server 0` to see why.") from error
+            # no verdict, rather than "not supported" with exit code 0: nothing was looked at
+            raise NotNow(f"The worker process did not start ({error}). Run `{python} -m opforge.runner.server 0` to see why.") from error
         except BaseException:
             self.close()
             raise
