@@ -298,6 +298,9 @@ def test_two_environments_meet(home, tmp_path, capsys):
     """The same code with two versions of a library, each in its own virtual environment, by folder and by interpreter."""
     pytest.importorskip("torch")
     (home / "twice" / "torch_eager.py").write_text('"""What the library makes of it."""\n\n\ndef run(x):\n    import libspeed\n\n    return libspeed.add(x, libspeed.TIMES)\n')
+    # on a busy machine asking a worker takes as long as many calls of a few microseconds, and both clocks must agree
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("{'rows': 64, 'cols': 256}", "{'rows': 1024, 'cols': 1024}"))
     new, old = make_venv(tmp_path / "new", 12), make_venv(tmp_path / "old", 1)
     command_line()(
         ["--home", str(home), "compare", "twice:torch_eager", "twice:torch_eager", "--python-a", new, "--python-b", f"{old}/bin/python", "--budget", "1"], standalone_mode=False
