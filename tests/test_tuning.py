@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,7 +26,7 @@ from opforge.tuning import Options, Search, choices_path, compile_first, keep, t
 from opforge.tuning.choices import before
 from opforge.tuning.codes import Code, Codes, Refused, code_of_library
 from opforge.tuning.compilers import LATER, NOW, Compilers
-from opforge.tuning.tune import within_reach
+from opforge.tuning.tune import _compile_ahead, within_reach
 from simulated import make_home, record
 
 KERNEL = """// y = 2x, as slowly as it is told to.
@@ -354,6 +355,28 @@ def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
         host.close()
     assert len(asked) == 2 and found.kept and found.timed + found.slower == 2
     assert before(choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes, {}).config == found.record.config.as_dict()
+
+
+def test_compilers_end_with_their_time_where_kernels_want_the_same_processors(monkeypatch):
+    """`opforge tune --limit 30` compiled all sixty-four points of a CPU kernel first, which took ten minutes, and measured none of them."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    begun: list[int] = []
+
+    class Slow:
+        def ahead(self, configs, urgency):
+            begun.extend(configs)
+
+        def of(self, config, stop):
+            now[0] += 10.0
+
+    job = SimpleNamespace(options=SimpleNamespace(device="cpu"), stop=lambda: False, compilers=SimpleNamespace(jobs=2))
+    space = SimpleNamespace(one_point=False, codes=Slow())
+    _compile_ahead(job, space, list(range(64)), LATER, until=30.0)
+    assert begun == [0, 1, 2, 3]
+    begun.clear()
+    _compile_ahead(job, space, [7], LATER)
+    assert begun == [7], "the default is compiled however late it is"
 
 
 @pytest.mark.campaign

@@ -282,12 +282,17 @@ def _search(job: Job, space: _Space, until: float, champions: list[Champion]) ->
     def given_up() -> bool:
         return job.stop() or (search.given > 1 and time.monotonic() >= until)
 
+    def half() -> float:
+        """Where compilers and kernels want the same processors, half of the time that is left is the compilers'."""
+        now = time.monotonic()
+        return now + (until - now) / 2 if search.given else float("inf")
+
     if not enough():
-        _compile_ahead(job, space, search.planned() if search.given else search.planned()[:1], LATER)
+        _compile_ahead(job, space, search.planned() if search.given else search.planned()[:1], LATER, half())
     while not enough():
         if space.best is not None and len(search.planned()) <= (job.compilers.jobs // 2 if beside else 0):
             # who is near the best is compiled while what is left of the sample is measured
-            _compile_ahead(job, space, search.near(space.best.config)[: search.trials - search.given - len(search.planned())], NOW)
+            _compile_ahead(job, space, search.near(space.best.config)[: search.trials - search.given - len(search.planned())], NOW, half())
         config = search.next(space.best.config if space.best else None, codes.known if beside else lambda config: True)
         if config is None:
             break
@@ -295,7 +300,8 @@ def _search(job: Job, space: _Space, until: float, champions: list[Champion]) ->
         if beside and search.given == 1 and not codes.known(config):
             space.unknown = config  # it is tried whatever its code is
         elif not space.one_point:
-            code = codes.of(config, given_up)
+            # a compiler that is given up goes on: beside the final on a CPU it would be timed with it
+            code = codes.of(config, given_up if beside else job.stop)
             if not codes.known(config):
                 break  # the end came before the compiler's
         if space.unknown is not None and codes.known(space.unknown) and isinstance(late := codes.of(space.unknown), Code):
@@ -341,12 +347,19 @@ def compilers_have_their_own_processors(device: str) -> bool:
     return device != "cpu"
 
 
-def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: int) -> None:
+def _compile_ahead(job: Job, space: _Space, configs: Sequence[Config], urgency: int, until: float = float("inf")) -> None:
+    """Hand the points to the compilers. On a CPU wait for them, because nothing may be timed beside them, and begin none after `until`."""
     if space.one_point:
         return
-    space.codes.ahead(configs, urgency)
-    if not compilers_have_their_own_processors(job.options.device):
-        for config in configs:
+    if compilers_have_their_own_processors(job.options.device):
+        space.codes.ahead(configs, urgency)
+        return
+    for start in range(0, len(configs), job.compilers.jobs):
+        if job.stop() or time.monotonic() >= until:
+            return
+        together = configs[start : start + job.compilers.jobs]
+        space.codes.ahead(together, urgency)
+        for config in together:
             space.codes.of(config, job.stop)
 
 
