@@ -95,14 +95,21 @@ def test_processes_that_want_one_entry_make_it_once(tmp_path):
     assert found == ["cached"] * 7 + ["compiled"]
 
 
-def test_trim_removes_the_oldest(tmp_path):
+def test_the_store_has_an_end(tmp_path, monkeypatch):
+    """Every version of every source that was ever compiled would stay. What is in use is not taken away."""
     import os
 
+    monkeypatch.setattr(cache.trim, "__defaults__", (2500, 3600.0))
     for number in range(4):
         entry = cache.obtain(tmp_path, f"k{number}", "f", make_text("x" * 1000))
-        os.utime(entry.path.parent, (number, number))
-    cache.trim(tmp_path, 2500)
-    assert {path.name for path in tmp_path.glob("k?")} == {"k2", "k3"}
+        if number != 1:
+            os.utime(entry.path.parent, (number, number))
+    (tmp_path / "new-k9-killed").mkdir()
+    (tmp_path / "new-k9-killed" / "f").write_text("x" * 1000)
+    os.utime(tmp_path / "new-k9-killed", (0, 0))
+    assert {path.name for path in tmp_path.glob("k?")} == {"k1", "k3"}, "the third began the removal of the oldest"
+    assert cache.obtain(tmp_path, "k4", "f", make_text("x" * 1000)).how == "compiled"
+    assert {path.name for path in tmp_path.glob("*/")} == {"k1", "k4"}
 
 
 @needs_compiler

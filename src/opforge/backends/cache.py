@@ -3,6 +3,7 @@
 An entry is a folder `<key>/` with the file and `entry.json`, which holds the file's SHA-256. It is written into a
 temporary folder beside, flushed, and renamed: readers see the whole entry or none. Writers of one key wait for each
 other on a kernel lock, which a dying process lets go. What does not match its hash is set aside and built again.
+What was used longest ago goes when the store has grown to KEPT_BYTES.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,10 @@ from opforge.core.errors import EnvironmentLacks
 from opforge.core.places import cache_folder
 
 DIGITS = 32
+KEPT_BYTES = 4 << 30
+"""What a store may hold."""
+IDLE_S = 3600.0
+"""Entries that were used since then are not removed, however full the store is."""
 
 
 def cache_root() -> Path:
@@ -116,7 +122,9 @@ def obtain(root: Path, key: str, name: str, make: Callable[[Path], Mapping[str, 
             folder.rename(aside / "entry")
         if found is not None:
             return found
-        return store(folder, name, make)
+        made = store(folder, name, make)
+    trim(root)
+    return made
 
 
 def store(folder: Path, name: str, make: Callable[[Path], Mapping[str, str]]) -> Entry:
@@ -146,14 +154,18 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def trim(root: Path, largest_bytes: int) -> int:
-    """Remove the entries used longest ago until the store is at most `largest_bytes`; bytes removed."""
-    entries = [(folder.stat().st_mtime, folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())) for folder in root.glob("*/")]
-    total = sum(size for _, _, size in entries)
-    removed = 0
-    for _, folder, size in sorted(entries, key=lambda entry: entry[0]):
-        if total - removed <= largest_bytes:
+def trim(root: Path, largest_bytes: int = KEPT_BYTES, idle_s: float = IDLE_S) -> int:
+    """Remove the entries used longest ago until the store is at most `largest_bytes`; bytes removed. What was used in the last `idle_s` seconds stays: it
+    may be about to be loaded. What was set aside, or left half made by a process that was killed, is an entry like any other."""
+    entries = []
+    for folder in root.glob("*/"):
+        with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
+            entries.append((folder.stat().st_mtime, folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())))
+    total, removed, recent = sum(size for _, _, size in entries), 0, time.time() - idle_s
+    for used, folder, size in sorted(entries):
+        if total - removed <= largest_bytes or used > recent:
             break
-        shutil.rmtree(folder)
-        removed += size
+        with contextlib.suppress(OSError):
+            shutil.rmtree(folder)
+            removed += size
     return removed
