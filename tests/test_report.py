@@ -635,6 +635,9 @@ def test_records_of_two_devices_are_kept_apart():
     text = page([record(), record("cpp_a", id="a"), other])
     assert text.count("<h3>Example GPU</h3>") == 1 and text.count("<h3>Example CPU</h3>") == 1
     assert Page(text).text.count("no roofs are drawn") == 1
+    assert "Example CPU, Example GPU · " in Page(text).text
+    updated = record("cpp_b", id="u", environment=dataclasses.replace(CPU, facts={**CPU.facts, "torch": "another"}))
+    assert '<p class="sub">Example CPU · ' in page([record(), updated]), "one device in two environments is one device"
 
 
 def test_each_config_stands_with_its_own_time():

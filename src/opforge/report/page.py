@@ -52,6 +52,7 @@ def _content(records: Sequence[Record], title: str, device: DeviceSpec | None, p
     return {
         "title": clean(title),
         "when": _when(records),
+        "devices": [clean(name) for name in unique(record.device for record in records)],
         "machines": _machines(records, device),
         "tiles": _tiles(count),
         "sentences": summary.sentences(records, groups),
