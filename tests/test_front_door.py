@@ -201,6 +201,15 @@ def test_questions_about_what_is_no_tensor_are_answered_like_calls(native):
         native("rmsnorm").why(torch.ones(2, 8), torch.ones(8), eps=[1e-5])
 
 
+def test_zero_and_negative_zero_are_two_parameters(native):
+    """They are one key of a dictionary: the second call would be answered by the first one's kernel, with its value."""
+    add = native("add_scalar")
+    x = torch.full((4,), -0.0)
+    for _ in range(2):
+        assert not torch.signbit(add(x, value=0.0)).any() and torch.signbit(add(x, value=-0.0)).all()
+        assert not torch.signbit(add(x.requires_grad_(), value=0.0)).any() and torch.signbit(add(x, value=-0.0)).all()
+
+
 def test_a_seed_of_more_than_64_bits_says_so(ops):
     """torch.seed() gives unsigned ones; deep inside, one is an OverflowError."""
     dropout, x = ops("dropout"), torch.randn(4, 6)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -74,8 +74,8 @@ class Function:
             return self._watched(tensors, scalars)
         try:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
-            quick = self._quick.get((shape, *scalars.items()) if scalars else shape)
-        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            quick = self._quick.get((shape, *_apart(scalars)) if scalars else shape)
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise self._misfit(tensors, scalars) from error
         if quick is not None:
             for tensor in tensors:
@@ -147,12 +147,12 @@ class Function:
         if found.quick is not None:
             make, bound = found.quick
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
-            self._quick[(shape, *scalars.items()) if scalars else shape] = (make, _outside_autocast(bound) if self._products else bound)
+            self._quick[(shape, *_apart(scalars)) if scalars else shape] = (make, _outside_autocast(bound) if self._products else bound)
         return call(tensors)
 
     def _kernel(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Prepared, Choice]:
         try:
-            key = (*(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)), *scalars.items())
+            key = (*(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)), *_apart(scalars))
             found = self._prepared.get(key)
         except (AttributeError, RuntimeError, TypeError) as error:
             raise self._misfit(tensors, scalars) from error
@@ -342,7 +342,12 @@ class Function:
 
 def _key(tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, ...]:
     parts = [part for tensor in tensors for part in (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)]
-    return (*parts, *scalars.items())
+    return (*parts, *_apart(scalars))
+
+
+def _apart(scalars: Mapping[str, ScalarValue]) -> Iterable[Any]:
+    """Parameters by which calls are told apart. 0.0, -0.0, 0 and False are one key of a dictionary, and not one value of a parameter."""
+    return scalars.items() if 0 not in scalars.values() else (repr(scalars),)
 
 
 def _outside_autocast(bound: Callable[..., bool]) -> Callable[..., bool]:
