@@ -48,6 +48,8 @@ counter, which torch has to compute with integer tensors (its own dropout has an
 <!-- table: results/cpu-ratios.jsonl.gz --ratios cpp -->
 <!-- end -->
 
+Below 0.9: rmsnorm_backward in float16 with 2048 columns, 0.89 and 0.86 in two measurements, where torch.compile took 1.34 ms; in bfloat16, by the same kernel, it is 1.53.
+
 Renewed by `python scripts/cpu_ratios.py` on a quiet machine.
 """
 
