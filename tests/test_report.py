@@ -648,6 +648,16 @@ def test_each_config_stands_with_its_own_time():
     assert [(cells[4].strip(), cells[7].strip()) for cells in lines] == [("640 us", "2.00x"), ("1.28 ms", "1.00x")]
 
 
+def test_a_suspect_time_has_no_ratio_and_is_nobodys_alternative():
+    """Neither a kernel that is not believed nor a rival that is not believed says how fast the others are."""
+    odd = [record(name, timing=dataclasses.replace(timing(1e-6), suspect="faster than memory")) for name in ("compile_default", "cpp_odd")]
+    records = [*odd, record(timing=timing(2e-3)), record("cpp_a", timing=timing(1e-3))]
+    rows = {line.split("|")[3].strip(): line for line in report.implementation_table(records).splitlines() if line.startswith("| attention")}
+    assert "ns ? |" in rows["cpp_odd"] and rows["cpp_odd"].endswith("|  |")
+    assert rows["**cpp_a**"].endswith("| 2.00x |")
+    assert report.benchmark_table([*odd[:1], *records[2:]]).count(") ? |") == 1
+
+
 def test_the_roof_of_vector_arithmetic_stands_whatever_the_dtype():
     """A softmax in bfloat16 computes in float32: the matrix units' roof alone would be one that it can never reach."""
     vector = Ceiling(name="vector_float32", value=5e10, unit="FLOP/s", measured_at="2026-01-02", how="")
