@@ -1,7 +1,14 @@
 # opforge. `make demo` and `make test` set everything up first; nothing else is needed than Python >= 3.11 and g++.
 SHELL := /bin/bash
 BIN := .venv/bin
-.PHONY: setup demo test test-all campaigns check redteam trust gpu docs clean
+# what takes long is in the campaigns, or in test-all alone
+EVERYDAY := not slow and not campaign and not offline
+# files that find much for little: without a compiler and almost without a worker, less than half a minute together
+QUICK := $(patsubst %,tests/test_%.py,arrows core registry docs cost roofline timing history cause belief \
+  store store_held gate renewal torch_private progress) \
+  tests/test_runner.py::test_an_answer_holds_what_the_question_asks_for \
+  tests/test_dispatch.py::test_a_gradient_operator_is_the_derivative_of_its_forward
+.PHONY: setup demo test test-all campaigns check redteam trust tuning gpu docs clean
 
 setup:
 	@scripts/setup.sh
@@ -12,7 +19,7 @@ demo: setup  ## the main job on this machine, GPU or not, with a report at the e
 	@echo "open reports/demo/report.html"
 
 test: setup  ## the tests, without those that take long
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not campaign and not offline"
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(EVERYDAY)"
 
 test-all: setup  ## every test that this machine can run
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -24,16 +31,19 @@ campaigns: setup  ## what takes longer, for CI: large kernels compiled offline, 
 trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes
 	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick)
 
+tuning: setup  ## how good the search is, replayed over measured spaces: SPACES=folder (without it two made-up ones), SEEDS=20
+	@$(BIN)/python scripts/tuning.py $(SPACES) --seeds $(or $(SEEDS),100)
+
 check: setup  ## format, lint, types, quick tests
 	@$(BIN)/ruff format --check src tests scripts tools examples
 	@$(BIN)/ruff check src tests scripts tools examples
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "not slow" tests/test_arrows.py tests/test_core.py
+	@$(BIN)/python -m pytest -m "$(EVERYDAY)" $(QUICK)
 
 redteam: setup  ## planted cheats, honest kernels, planted bugs and hostile kernels against the verifier
 	@$(BIN)/python scripts/redteam.py
 
-gpu: setup  ## on a machine with GPUs: the tests that need one, then the bench of scripts/gpu-plan.txt; records land in results/
+gpu: setup  ## on a machine with GPUs: the tests that need one, then the records renewed in results/, what dispatch would pick wrongly first; LIMIT=540 for a slice
 	@scripts/gpu.sh
 
 docs: setup  ## pages generated from the code: docs/map.md, docs/verbs/, README tables

@@ -2,8 +2,8 @@
 
     python examples/transformer_block.py
 
-Every call takes the fastest implementation that has a Pass on this machine, and PyTorch where none has one yet. To have some:
-opforge verify rmsnorm softmax silu_mul linear cross_entropy
+Every call takes the fastest implementation that has a Pass on this machine, and PyTorch where none has one yet. To have
+some: opforge verify rmsnorm softmax silu_mul linear cross_entropy
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class OnTorch:
     softmax = staticmethod(lambda x: F.softmax(x, dim=-1))
     rmsnorm = staticmethod(lambda x, weight: F.rms_norm(x, weight.shape, weight, eps=1e-6))
     silu_mul = staticmethod(lambda gate, up: F.silu(gate) * up)
-    cross_entropy = staticmethod(lambda x, target: F.cross_entropy(x.flatten(0, -2), target.flatten(), reduction="none").view(target.shape))
+    cross_entropy = staticmethod(
+        lambda x, target: F.cross_entropy(x.flatten(0, -2), target.flatten(), reduction="none").view(target.shape)
+    )
 
 
 class Block(nn.Module):
@@ -55,7 +57,9 @@ class Block(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.on.rmsnorm(x, self.norm_attention))
         inner = self.on.rmsnorm(x, self.norm_mlp)
-        return x + self.project(self.down, self.on.silu_mul(self.project(self.gate, inner), self.project(self.up, inner)))
+        return x + self.project(
+            self.down, self.on.silu_mul(self.project(self.gate, inner), self.project(self.up, inner))
+        )
 
 
 class Model(nn.Module):
@@ -64,7 +68,11 @@ class Model(nn.Module):
     def __init__(self, on: object = ops, *, words: int = 101, width: int = 32) -> None:
         super().__init__()
         self.on = on
-        self.embedding, self.block, self.head = nn.Embedding(words, width), Block(width, 4, 3 * width, on), nn.Linear(width, words)
+        self.embedding, self.block, self.head = (
+            nn.Embedding(words, width),
+            Block(width, 4, 3 * width, on),
+            nn.Linear(width, words),
+        )
 
     def forward(self, tokens: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         logits = self.block.project(self.head, self.block(self.embedding(tokens)))
@@ -94,7 +102,10 @@ def main() -> None:
         losses = call(tokens, following), theirs(tokens, following)
         for loss in losses:
             loss.backward()
-        print(f"{name}: loss {losses[0]:.6f}, PyTorch's {losses[1]:.6f}; gradients differ by {furthest(mine, theirs):.1e} of the largest at most")
+        print(
+            f"{name}: loss {losses[0]:.6f}, PyTorch's {losses[1]:.6f}; gradients differ by "
+            f"{furthest(mine, theirs):.1e} of the largest at most"
+        )
     print(ops.rmsnorm.why(torch.randn(2, 17, 32), mine.block.norm_mlp))
 
 

@@ -1,9 +1,11 @@
-"""Times twenty kernels from about 2 us to 2 ms by events, CUDA graph and CUPTI, and prints the table for docs/timing.md.
+"""Times twenty kernels from about 2 us to 2 ms by events, CUDA graph and CUPTI, and prints the table for
+docs/timing.md.
 
 python scripts/clocks.py      on a machine with an NVIDIA GPU
 
 Single kernels that move memory, matrix products, and calls of four kernels: the last have gaps inside, which the clocks
-see differently. Everything is timed warm, so that the clocks have the same work; the cold cache is put to the test at the end.
+see differently. Everything is timed warm, so that the clocks have the same work; the cold cache is put to the test at
+the end.
 """
 
 from __future__ import annotations
@@ -70,9 +72,17 @@ def main() -> int:
     import torch
 
     from opforge.core import units
-    from opforge.runner.device_clocks import ClockUnfit, captured, cold_probe, cupti_samples, event_samples, graph_samples
+    from opforge.core.timing import Untimed
+    from opforge.runner.device_clocks import (
+        ClockUnfit,
+        captured,
+        cold_probe,
+        cupti_samples,
+        event_samples,
+        graph_samples,
+    )
     from opforge.runner.sampling import launch_cost
-    from opforge.timing.timers import Trial, choose
+    from opforge.timing.timers import TimerTrial, choose
 
     def replayed(run: Call, batch: int) -> list[float]:
         return graph_samples(captured(run, batch), batch, SAMPLES, None)
@@ -81,8 +91,14 @@ def main() -> int:
         print("clocks: torch sees no CUDA device here; run this on a machine with an NVIDIA GPU", file=sys.stderr)
         return 3
     device = torch.device("cuda")
-    print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}; warm, median of {SAMPLES} samples of {units.seconds(SAMPLE_S)}\n")
-    print("| call | events | graph | CUPTI | host's cost of a launch | chosen |\n| --- | ---: | ---: | ---: | ---: | --- |")
+    print(
+        f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}; warm, median of {SAMPLES} samples of "
+        f"{units.seconds(SAMPLE_S)}\n"
+    )
+    print(
+        "| call | events | graph | CUPTI | host's cost of a launch | chosen |\n| --- | ---: | ---: | ---: | ---: "
+        "| --- |"
+    )
     reasons: dict[str, None] = {}
     for name, make in kernels(device):
         run = make()
@@ -90,7 +106,7 @@ def main() -> int:
             run()
         torch.cuda.synchronize()
         batch = max(1, min(MOST_CALLS, round(SAMPLE_S / (median(event_samples(run, 10, 5, None)) + 1e-9))))
-        trials: dict[str, Trial] = {}
+        trials: dict[str, TimerTrial] = {}
         ways: dict[str, Callable[[], list[float]]] = {
             "cuda_event": partial(event_samples, run, batch, SAMPLES, None),
             "cuda_graph": partial(replayed, run, batch),
@@ -98,21 +114,28 @@ def main() -> int:
         }
         for timer, take in ways.items():
             try:
-                trials[timer] = Trial(median_s=median(take()))
+                trials[timer] = TimerTrial(median_s=median(take()))
             except ClockUnfit as error:
-                trials[timer] = Trial(median_s=None, reason=str(error))
+                trials[timer] = TimerTrial(median_s=None, reason=str(error))
                 reasons[f"{timer}: {error}"] = None
         choice = choose(trials)
         shown = [units.seconds(trial.median_s) if trial.median_s is not None else "unfit" for trial in trials.values()]
         launch = median(launch_cost(run, 20, 5))
-        print(f"| {name} | {' | '.join(shown)} | {units.seconds(launch)} | {choice if isinstance(choice, str) else choice.timer} |", flush=True)
+        print(
+            f"| {name} | {' | '.join(shown)} | {units.seconds(launch)} | "
+            f"{choice.reason if isinstance(choice, Untimed) else choice.timer} |",
+            flush=True,
+        )
         del run, ways
         torch.cuda.empty_cache()
     for reason in list(reasons)[:5]:
         print(f"unfit: {reason}")
     warm, cold = cold_probe(device)
     achieved = cold > 1.15 * warm
-    print(f"\ncold-cache self-test: {units.seconds(warm)} warm, {units.seconds(cold)} after the flush: {'cold is cold' if achieved else 'cold not achieved'}")
+    print(
+        f"\ncold-cache self-test: {units.seconds(warm)} warm, {units.seconds(cold)} after the flush: "
+        f"{'cold is cold' if achieved else 'cold not achieved'}"
+    )
     return int(not achieved)
 
 

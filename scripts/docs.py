@@ -1,10 +1,13 @@
 """Writes the pages that are generated from the code, so that nothing is written twice.
 
-docs/map.md        the rooms, their arrows, their sizes, drawn from the imports
+docs/map.md        rooms, modules, headers, operators, tests and scripts (scripts/house_map.py)
 docs/verbs/*.md    one page per verb, from its --help
-signatures         in ops/*/README.md, between `<!-- signature -->` and `<!-- end -->`, from the operator's definition
-tables             in README*.md, docs/results*.md and ops/*/README.md, between `<!-- table: FILE WORD… -->` and `<!-- end -->`,
-                   from the records in FILE; the words are operators and options of `opforge report --table`
+docs/images/rows.svg  the picture of the READMEs, from the records of PICTURED (scripts/first_screen.py)
+signatures         in the operators' README.md, between `<!-- signature -->` and `<!-- end -->`, from the operator's
+                   definition
+tables             in README*.md, docs/results*.md and the operators' README.md and NOTES.md, between `<!-- table: FILE
+                   WORD… -->` and `<!-- end -->`, from the records in FILE; the words are operators and options of
+                   `opforge report --table`
 
 `--check` writes nothing and exits 1 when a page is not what the code says.
 """
@@ -12,12 +15,10 @@ tables             in README*.md, docs/results*.md and ops/*/README.md, between 
 from __future__ import annotations
 
 import argparse
-import ast
 import os
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -26,53 +27,38 @@ from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "opforge"
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
+PICTURED = "results/nvidia-h200.jsonl.gz"
 
 if TYPE_CHECKING:
     from opforge.core.operator import TensorSpec
-    from opforge.core.record import Record
+    from opforge.core.record import Adoption, Record
 
-from test_arrows import FLOORS, arrows  # noqa: E402  the test draws them; the page shows what it drew
-
-
-def rooms() -> dict[str, Path]:
-    """The rooms that exist, by name."""
-    return {path.name: path for path in SOURCE.iterdir() if path.is_dir() and (path / "__init__.py").exists() and path.name in FLOORS}
-
-
-def map_page() -> str:
-    """docs/map.md."""
-    found = rooms()
-    drawn: dict[str, set[str]] = defaultdict(set)
-    for room, target, _ in arrows():
-        drawn[room].add(target)
-    floors: dict[int, list[str]] = defaultdict(list)
-    for room in found:
-        floors[FLOORS[room]].append(room)
-    lines = ["# The map", "", "Generated from the imports by `make docs`; `tests/test_arrows.py` fails on an arrow that points up or sideways.", "", "```mermaid", "graph TD"]
-    for floor in sorted(floors, reverse=True):
-        lines.append(f"  subgraph floor{floor}[floor {floor}]")
-        lines += [f"    {room}" for room in sorted(floors[floor])]
-        lines.append("  end")
-    for room in sorted(drawn):
-        lines += [f"  {room} --> {target}" for target in sorted(drawn[room])]
-    lines += ["```", "", "| floor | room | what it is | modules | lines |", "|---|---|---|---|---|"]
-    for floor in sorted(floors, reverse=True):
-        for room in sorted(floors[floor]):
-            files = [path for path in found[room].rglob("*.py") if room != "ops" or path.parent == found[room]]
-            total = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in files)
-            about = (ast.get_docstring(ast.parse((found[room] / "__init__.py").read_text(encoding="utf-8"))) or "").split("\n\n")[0].replace("\n", " ")
-            lines.append(f"| {floor} | `{room}` | {about} | {len(files)} | {total} |")
-    return "\n".join(lines) + "\n"
+from house_map import map_page  # noqa: E402
 
 
 def verb_pages() -> dict[str, str]:
     """One page per verb, from its help text."""
-    environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src"), "_TYPER_FORCE_DISABLE_TERMINAL": "1"}
+    environment = {
+        **os.environ,
+        "COLUMNS": "100",
+        "TERM": "dumb",
+        "NO_COLOR": "1",
+        "PYTHONPATH": str(ROOT / "src"),
+        "_TYPER_FORCE_DISABLE_TERMINAL": "1",
+    }
 
     def help_of(*words: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "opforge", *words, "--help"], capture_output=True, text=True, check=True, env=environment)
-        return "\n".join(line.rstrip() for line in done.stdout.replace("python -m opforge", "opforge").strip().splitlines())
+        done = subprocess.run(
+            [sys.executable, "-m", "opforge", *words, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        return "\n".join(
+            line.rstrip() for line in done.stdout.replace("python -m opforge", "opforge").strip().splitlines()
+        )
 
     front = help_of()
     from opforge.cli.app import VERBS
@@ -85,20 +71,40 @@ def verb_pages() -> dict[str, str]:
 
 def pages_with_tables() -> list[Path]:
     """The pages that may hold tables made from records."""
-    return [path for pattern in ("README*.md", "docs/results*.md", "src/opforge/ops/*/README.md") for path in sorted(ROOT.glob(pattern))]
+    patterns = ("README*.md", "docs/results*.md", "src/opforge/ops/**/README.md", "src/opforge/ops/**/NOTES.md")
+    return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
+
+
+@cache
+def nouns_of(file: str) -> tuple[Record | Adoption, ...]:
+    """The records and adoptions of a file, read once for all tables made from it."""
+    from opforge.store import read_file, read_nouns
+
+    return tuple(read_nouns(read_file(ROOT / file)))
 
 
 @cache
 def records_of(file: str) -> tuple[Record, ...]:
-    """The records of a file, read once for all tables made from it."""
-    from opforge.store import read_file, read_lines
+    """The records of a file."""
+    from opforge.core.record import Record
 
-    return tuple(read_lines(read_file(ROOT / file)))
+    # shape classes tell dispatch where an implementation is good; a reader is served by workloads
+    return tuple(noun for noun in nouns_of(file) if isinstance(noun, Record) and not noun.workload.startswith("grid_"))
+
+
+@cache
+def adoptions_of(file: str) -> tuple[Adoption, ...]:
+    """What was adopted of a file's records."""
+    from opforge.core.record import Adoption
+
+    return tuple(noun for noun in nouns_of(file) if isinstance(noun, Adoption))
 
 
 @cache
 def workloads() -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
-    """Each operator's workloads: their place in its definition, and the names of their axes in the order in which they stand there, without those that follow from others."""
+    """Each operator's workloads: their place in its definition, and the names of their axes in the order in which they
+    stand there, without those that follow from others.
+    """
     from opforge.registry import load
 
     registry = load([])
@@ -110,11 +116,17 @@ def workloads() -> dict[tuple[str, str], tuple[int, tuple[str, ...]]]:
 
 
 def in_order(records: Sequence[Record]) -> list[Record]:
-    """Records in the order of the definitions: operators by name, their workloads, dtypes; axes too, which a file keeps by name, without those that follow from others."""
+    """Records in the order of the definitions: operators by name, their workloads, dtypes; axes too, which a file keeps
+    by name, without those that follow from others.
+    """
     from opforge.core.dtypes import DTYPES
 
     def place(record: Record) -> tuple[str, int, int]:
-        return record.operator, workloads().get((record.operator, record.workload), (-1,))[0], list(DTYPES).index(record.dtype)
+        return (
+            record.operator,
+            workloads().get((record.operator, record.workload), (-1,))[0],
+            list(DTYPES).index(record.dtype),
+        )
 
     def with_axes(record: Record) -> Record:
         names = workloads().get((record.operator, record.workload), (0, ()))[1]
@@ -124,14 +136,18 @@ def in_order(records: Sequence[Record]) -> list[Record]:
 
 
 def first_workloads(records: Sequence[Record]) -> list[Record]:
-    """Of each operator and dtype the records of one workload alone: the first by the operator's definition that was timed."""
+    """Of each operator and dtype the records of one workload alone: the first by the operator's definition that was
+    timed.
+    """
     order = {key: place for key, (place, _) in workloads().items()}
     timed = [record for record in records if record.timing is not None and (record.operator, record.workload) in order]
     least: dict[tuple[str, str], int] = {}
     for record in timed:
         key, place = (record.operator, record.dtype), order[record.operator, record.workload]
         least[key] = min(place, least.get(key, place))
-    return [record for record in timed if order[record.operator, record.workload] == least[record.operator, record.dtype]]
+    return [
+        record for record in timed if order[record.operator, record.workload] == least[record.operator, record.dtype]
+    ]
 
 
 @cache
@@ -140,12 +156,15 @@ def changed_in(file: str) -> frozenset[str]:
     from opforge.cli.report import of_other_sources
     from opforge.registry import load
 
-    return of_other_sources(records_of(file), load([]))
+    return of_other_sources(records_of(file), load([]), adoptions_of(file))
 
 
 def table_from(file: str, words: list[str]) -> str:
-    """What `opforge report --table --from FILE WORD…` prints, in the order of the definitions; with --first, of each operator's first workload."""
+    """What `opforge report --table --from FILE WORD…` prints, in the order of the definitions; with --first, of each
+    operator's first workload;
+    with --lead, these workloads alone, as the READMEs open."""
     from opforge.cli.report import table_of
+    from opforge.store import adopted_sources
 
     options = argparse.ArgumentParser()
     options.add_argument("operators", nargs="*")
@@ -154,11 +173,24 @@ def table_from(file: str, words: list[str]) -> str:
     options.add_argument("--first", action="store_true")
     options.add_argument("--verdicts", action="store_true")
     options.add_argument("--ratios", default="")
+    options.add_argument("--lead", nargs="+", metavar="OPERATOR/WORKLOAD")
     given = options.parse_args(words)
-    wanted = [record for record in in_order(records_of(file)) if (not given.operators or record.operator in given.operators) and (not given.dtype or record.dtype in given.dtype)]
+    if given.lead:
+        from first_screen import lead_table
+
+        return lead_table(records_of(file), given.lead, changed_in(file)).strip()
+    wanted = [
+        record
+        for record in in_order(records_of(file))
+        if (not given.operators or record.operator in given.operators)
+        and (not given.dtype or record.dtype in given.dtype)
+    ]
     if given.first:
         wanted = first_workloads(wanted)
-    return table_of(wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts, changed=changed_in(file)).strip()
+    adopted = adopted_sources(adoptions_of(file))
+    return table_of(
+        wanted, each=given.each, ratios=given.ratios, verdicts=given.verdicts, changed=changed_in(file), adopted=adopted
+    ).strip()
 
 
 def signature(name: str) -> str:
@@ -173,12 +205,20 @@ def signature(name: str) -> str:
     given = [*map(tensor, operator.inputs), *(f"{scalar.name}={scalar.default!r}" for scalar in operator.scalars)]
     wide = sum(workload.scale != "laptop" for workload in operator.workloads)
     counts = f"{len(operator.cases)} cases, {len(operator.workloads)} workloads ({wide} for a GPU)"
-    return f"`ops.{name}({', '.join(given)}) → {', '.join(map(tensor, operator.outputs))}` in {', '.join(operator.dtypes)}; {counts}: `opforge show {name}`."
+    return (
+        f"`ops.{name}({', '.join(given)}) → {', '.join(map(tensor, operator.outputs))}` in "
+        f"{', '.join(operator.dtypes)}; {counts}: `opforge show {name}`."
+    )
 
 
 def with_signature(page: Path, text: str) -> str:
     """An operator's page with its signature made anew; other pages as they are."""
-    return re.sub(r"<!-- signature -->.*?<!-- end -->", lambda _: f"<!-- signature -->\n{signature(page.parent.name)}\n<!-- end -->", text, flags=re.DOTALL)
+    return re.sub(
+        r"<!-- signature -->.*?<!-- end -->",
+        lambda _: f"<!-- signature -->\n{signature(page.parent.name)}\n<!-- end -->",
+        text,
+        flags=re.DOTALL,
+    )
 
 
 def with_tables(text: str) -> str:
@@ -187,10 +227,19 @@ def with_tables(text: str) -> str:
     def table(match: re.Match[str]) -> str:
         file, *words = match[1].split()
         if not (ROOT / file).is_file():
-            raise SystemExit(f"{file} is named by a page and is not there. Make it with: opforge records export {file} --run RUN")
+            raise SystemExit(
+                f"{file} is named by a page and is not there. Make it with: opforge records export {file} --run RUN"
+            )
         return f"<!-- table: {match[1]} -->\n{table_from(file, words)}\n<!-- end -->"
 
     return re.sub(r"<!-- table: ([^>]+?) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
+
+
+def picture() -> str:
+    """docs/images/rows.svg; "" where the records no longer speak of the sources."""
+    from first_screen import rows_picture
+
+    return rows_picture(records_of(PICTURED), changed_in(PICTURED))
 
 
 def main() -> int:
@@ -199,6 +248,8 @@ def main() -> int:
     pages = {ROOT / "docs" / "map.md": map_page()}
     pages |= {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
     pages |= {path: with_tables(with_signature(path, path.read_text(encoding="utf-8"))) for path in pages_with_tables()}
+    if drawn := picture():
+        pages[ROOT / "docs" / "images" / "rows.svg"] = drawn
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     if check:
         for path in stale:

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with everything opforge needs on this machine. Safe to run again; it does nothing when nothing has changed.
 #
-# A torch that the system's Python already has is used as it is (the environment sees the system's packages); a machine
-# without one gets the CPU build. Packages that can be had neither here nor from an index are named, and `opforge doctor`
+# A torch that python3 already has is used as it is: the environment sees its packages, also where that python3 is itself a virtual
+# environment, as in most containers. A machine without one gets the CPU build. Packages that can be had neither here nor from an index are named, and `opforge doctor`
 # says what that costs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,6 +18,9 @@ if ! [ -x $venv/bin/python ]; then
   if "$python" -c 'import torch' 2>/dev/null; then
     echo "setup: using the torch that $python has"
     "$python" -m venv --system-site-packages $venv
+    # of a virtual environment, --system-site-packages shows the packages of the Python that it was made from, and not its own
+    "$python" -c 'import site, sys; sys.prefix == sys.base_prefix or print(*(f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()), sep="\n")' \
+      >"$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/the-python-it-was-made-from.pth"
   else
     "$python" -m venv $venv || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 3; }
   fi
@@ -25,15 +28,22 @@ fi
 pip() { $venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
 has() { $venv/bin/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
 
+# byte code is made when a module is imported, for those that are: of all of them it takes a quarter of a minute (--no-compile).
 # torch first, so that nothing below can pull in another one
-has torch || pip install "torch==2.13.0" || { echo "torch 2.13.0 cannot be installed here; install a torch and run this again" >&2; exit 3; }
+has torch || pip install --no-compile "torch==2.13.0" || { echo "torch 2.13.0 cannot be installed here; install a torch and run this again" >&2; exit 3; }
 torch=$($venv/bin/python -c 'import importlib.metadata; print(importlib.metadata.version("torch"))')
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
 echo "torch==$torch" >"$pins"
 if has triton; then echo "triton==$($venv/bin/python -c 'import importlib.metadata; print(importlib.metadata.version("triton"))')" >>"$pins"; fi
 
-pip install --constraint "$pins" --editable ".[dev]" || {
+# all in one go: each pip costs seconds before it has begun
+wanted_too=()
+has triton || wanted_too+=("triton==3.6.0")
+has tilelang || wanted_too+=("tilelang==0.1.15")
+has psycopg || wanted_too+=("psycopg[binary]>=3.2,<4")
+{ [ ${#wanted_too[@]} -gt 0 ] && pip install --no-compile --constraint "$pins" --editable ".[dev]" "${wanted_too[@]}"; } ||
+  pip install --no-compile --constraint "$pins" --editable ".[dev]" || {
   # a machine that reaches no package index may have everything all the same
   echo "setup: pip could not install opforge; going on with what this machine has" >&2
   echo "$PWD/src" >"$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/opforge.pth"

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from opforge.core.record import Record
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "scripts")]
 # worker processes must find opforge where it is not installed
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 # one thread: the figures are about verdicts, and threads that wait for each other on busy cores are another subject
@@ -68,7 +68,19 @@ class Scale:
     records: int = 1_000_000
 
 
-QUICK = Scale(same=60, workers=3, slower=30, gates=1, gate_cases=60, histories=100, kills=25, writes=20, entries=60, bad_inputs=1000, records=20_000)
+QUICK = Scale(
+    same=60,
+    workers=3,
+    slower=30,
+    gates=1,
+    gate_cases=60,
+    histories=100,
+    kills=25,
+    writes=20,
+    entries=60,
+    bad_inputs=1000,
+    records=20_000,
+)
 
 
 class Kernel:
@@ -125,16 +137,18 @@ def load(processes: int) -> Iterator[None]:
 
 
 def verdicts(kernel: Kernel, count: int, slower: float) -> tuple[Counter[str], int, float]:
-    """The words of `count` comparisons, how many were SLOWER within half a second of measuring, and the median time spent."""
+    """The words of `count` comparisons, how many were SLOWER within half a second of measuring, and the median time
+    spent.
+    """
     from opforge.core.comparison import SLOWER
-    from opforge.timing import Rule, duel
+    from opforge.timing import Rule, compare_while_sampling
 
     words: Counter[str] = Counter()
     soon, spent = 0, []
     for _ in range(count):
-        found = duel("a", "b", kernel.taker(slower), kernel.taker(), Rule())
-        words[found.word] += 1
-        soon += found.word == SLOWER and found.spent_s <= 0.5
+        found = compare_while_sampling("a", "b", kernel.taker(slower), kernel.taker(), Rule())
+        words[found.outcome] += 1
+        soon += found.outcome == SLOWER and found.spent_s <= 0.5
         spent.append(found.spent_s)
     return words, soon, sorted(spent)[len(spent) // 2]
 
@@ -145,12 +159,19 @@ def same_code(scale: Scale) -> Iterator[Figure]:
         with load(processes):
             words, _, spent = verdicts(kernel, scale.same, 0.0)
         alarms = words["FASTER"] + words["SLOWER"]
-        yield Figure(name, f"0 alarms of {scale.same}", f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {spent:.2f} s each)", alarms == 0)
+        yield Figure(
+            name,
+            f"0 alarms of {scale.same}",
+            f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {spent:.2f} s each)",
+            alarms == 0,
+        )
 
 
 def real_workers(scale: Scale) -> Iterator[Figure]:
-    """The whole of `opforge compare`: operators against themselves, each side in worker processes of its own. Most often a small
-    one, whose outputs are judged at once; one time in four the softmax, where a quarter of a second goes into each judgement."""
+    """The whole of `opforge compare`: operators against themselves, each side in worker processes of its own. Most
+    often a small one, whose outputs are judged at once; one time in four the softmax, where a quarter of a second goes
+    into each judgement.
+    """
     from opforge.core.comparison import FASTER, SLOWER
     from opforge.registry import load as registry_of
     from opforge.runner import Isolated
@@ -163,17 +184,25 @@ def real_workers(scale: Scale) -> Iterator[Figure]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, Isolated() as host:
         registry = registry_of([make_home(Path(folder))])
-        for text, count in (("twice:torch_eager", scale.workers - scale.workers // 4), ("softmax:torch_eager", scale.workers // 4)):
+        for text, count in (
+            ("twice:torch_eager", scale.workers - scale.workers // 4),
+            ("softmax:torch_eager", scale.workers // 4),
+        ):
             side = parse_side(text)
             workload = next(item for item in registry.operator(side.operator).workloads if item.scale == "laptop")
-            for outcome in compare_sides(registry, side, side, host, dtypes=("float32",), workloads=(workload,) * count, plan=Plan(budget_s=2.0)):
+            for outcome in compare_sides(
+                registry, side, side, host, dtypes=("float32",), workloads=(workload,) * count, plan=Plan(budget_s=2.0)
+            ):
                 if outcome.comparison is None:
                     reasons.append(outcome.reason)
                 else:
-                    words[outcome.comparison.word] += 1
+                    words[outcome.comparison.outcome] += 1
     each = (time.perf_counter() - started) / scale.workers
     alarms = words[FASTER] + words[SLOWER]
-    found = f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {each:.1f} s each with verification and audit)" + "".join(f"\n    {reason}" for reason in reasons[:3])
+    found = (
+        f"{alarms} ({words['SAME']} SAME, {words['UNSURE']} UNSURE, {each:.1f} s each with verification and audit)"
+        + "".join(f"\n    {reason}" for reason in reasons[:3])
+    )
     yield Figure("A/A between worker processes", f"0 alarms of {scale.workers}", found, alarms == 0 and not reasons)
 
 
@@ -181,29 +210,59 @@ def slow_downs(scale: Scale) -> Iterator[Figure]:
     kernel = Kernel()
     for slower, share in ((0.03, 0.90), (0.05, 0.95), (0.10, 0.99)):
         words, soon, spent = verdicts(kernel, scale.slower, slower)
-        found = f"{soon} of {scale.slower} within 0.5 s ({words['SLOWER']} in all, {words['FASTER']} of wrong sign, {spent:.2f} s each)"
-        yield Figure(f"A/B +{slower:.0%}", f">= {share:.0%}, no wrong sign", found, soon >= share * scale.slower and words["FASTER"] == 0)
+        found = (
+            f"{soon} of {scale.slower} within 0.5 s ({words['SLOWER']} in all, {words['FASTER']} of wrong sign, "
+            f"{spent:.2f} s each)"
+        )
+        yield Figure(
+            f"A/B +{slower:.0%}",
+            f">= {share:.0%}, no wrong sign",
+            found,
+            soon >= share * scale.slower and words["FASTER"] == 0,
+        )
 
 
 def gates(scale: Scale) -> Iterator[Figure]:
-    from opforge.gate import Key, Policy, Sight, check, settled_for
-    from opforge.timing import Rule, duel
+    from opforge.gate import Policy, SeriesKey, Sight, check, settled_for
+    from opforge.timing import Rule, compare_while_sampling
 
     kernel = Kernel()
     policy = Policy()
-    keys = [Key(operator="noop", implementation="same", workload=f"case {number}", dtype="float32") for number in range(scale.gate_cases)]
+    keys = [
+        SeriesKey(operator="noop", implementation="same", workload=f"case {number}", dtype="float32")
+        for number in range(scale.gate_cases)
+    ]
 
-    def look(asked: object) -> dict[Key, Sight]:
-        return {key: Sight(comparison=duel("now", "then", kernel.taker(), kernel.taker(), Rule(), settled=settled_for(policy.allowed))) for key in asked}  # type: ignore[attr-defined]
+    def look(asked: object) -> dict[SeriesKey, Sight]:
+        return {
+            key: Sight(
+                comparison=compare_while_sampling(
+                    "now", "then", kernel.taker(), kernel.taker(), Rule(), settled=settled_for(policy.allowed)
+                )
+            )
+            for key in asked
+        }  # type: ignore[attr-defined]
 
     raised = [check("unchanged", keys, look, policy).exit_code for _ in range(scale.gates)]
     count = sum(code != 0 for code in raised)
-    yield Figure(f"gate of {scale.gate_cases} unchanged cases", "at most 1 run in 20 raises anything", f"{count} of {scale.gates}", count <= max(0, scale.gates // 20))
+    yield Figure(
+        f"gate of {scale.gate_cases} unchanged cases",
+        "at most 1 run in 20 raises anything",
+        f"{count} of {scale.gates}",
+        count <= max(0, scale.gates // 20),
+    )
 
 
 def simulated(generator: random.Random, noise: float, step: float) -> list[float]:
     """80 commits, 3 % of points spiked by 30 %, a step at commit 50; logarithms of times."""
-    return [math.log((1 + (step if at >= 50 else 0)) * math.exp(generator.gauss(0, noise)) * (1.3 if generator.random() < 0.03 else 1)) for at in range(80)]
+    return [
+        math.log(
+            (1 + (step if at >= 50 else 0))
+            * math.exp(generator.gauss(0, noise))
+            * (1.3 if generator.random() < 0.03 else 1)
+        )
+        for at in range(80)
+    ]
 
 
 def histories(scale: Scale) -> Iterator[Figure]:
@@ -212,11 +271,23 @@ def histories(scale: Scale) -> Iterator[Figure]:
     for noise in (0.01, 0.03):
         generator = random.Random(f"trust {noise}")
         alarms = sum(len(segments(simulated(generator, noise, 0.0), smallest=0.02)) > 1 for _ in range(scale.histories))
-        yield Figure(f"flat histories, noise {noise:.0%}", f"alarms in <= 2% of {scale.histories}", str(alarms), alarms <= 0.02 * scale.histories)
+        yield Figure(
+            f"flat histories, noise {noise:.0%}",
+            f"alarms in <= 2% of {scale.histories}",
+            str(alarms),
+            alarms <= 0.02 * scale.histories,
+        )
         hits = 0
         for _ in range(scale.histories):
-            hits += any(abs(part.start - 50) <= 3 for part in segments(simulated(generator, noise, 0.1), smallest=0.02)[1:])
-        yield Figure(f"+10% steps, noise {noise:.0%}", f">= 98% of {scale.histories} within 3 commits", str(hits), hits >= 0.98 * scale.histories)
+            hits += any(
+                abs(part.start - 50) <= 3 for part in segments(simulated(generator, noise, 0.1), smallest=0.02)[1:]
+            )
+        yield Figure(
+            f"+10% steps, noise {noise:.0%}",
+            f">= 98% of {scale.histories} within 3 commits",
+            str(hits),
+            hits >= 0.98 * scale.histories,
+        )
 
 
 def impossible(_: Scale) -> Iterator[Figure]:
@@ -232,7 +303,11 @@ def impossible(_: Scale) -> Iterator[Figure]:
     memory, matrix, launch = 4.0e12, 700e12, 2e-6
     spec = replace(
         descriptors()["nvidia-h200"],
-        ceilings=(ceiling("copy", memory, "B/s"), ceiling("matrix_bfloat16", matrix, "FLOP/s"), ceiling("launch", launch, "s")),
+        ceilings=(
+            ceiling("copy", memory, "B/s"),
+            ceiling("matrix_bfloat16", matrix, "FLOP/s"),
+            ceiling("launch", launch, "s"),
+        ),
     )
     generator = random.Random("impossible")
     flagged = wrong = 0
@@ -245,11 +320,18 @@ def impossible(_: Scale) -> Iterator[Figure]:
             (Cost(flops=int(work), bytes_read=64, bytes_written=64), work / matrix * 1.5),
         ][number % 3]
         for seconds, possible in ((honest / generator.uniform(2.5, 20), False), (honest, True)):
-            timing = Timing(samples_s=(seconds,) * 5, batch=1, timer="cuda_graph", cache="cold", overhead_s=0.0, conditions=())
+            timing = Timing(
+                samples_s=(seconds,) * 5, batch=1, timer="cuda_graph", cache="cold", overhead_s=0.0, conditions=()
+            )
             accused = suspect(cost, timing, spec, "bfloat16", "matrix") is not None
             flagged += accused and not possible
             wrong += accused and possible
-    yield Figure("impossible results", "30 of 30 flagged, 0 possible ones", f"{flagged} flagged, {wrong} possible ones", flagged == 30 and wrong == 0)
+    yield Figure(
+        "impossible results",
+        "30 of 30 flagged, 0 possible ones",
+        f"{flagged} flagged, {wrong} possible ones",
+        flagged == 30 and wrong == 0,
+    )
 
 
 def kills_and_writers(scale: Scale) -> Iterator[Figure]:
@@ -259,12 +341,22 @@ def kills_and_writers(scale: Scale) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as folder:
         output = test_store.child(test_store.KILLED, str(Path(folder) / "killed.sqlite"), str(scale.kills), check=False)
         words = output.stdout.split()
-        yield Figure(f"{scale.kills} kill -9", "0 lost, 0 corrupt", output.stdout.strip() or output.stderr[-200:], words[1:] == ["0", "0", "()", "()"])
+        yield Figure(
+            f"{scale.kills} kill -9",
+            "0 lost, 0 corrupt",
+            output.stdout.strip() or output.stderr[-200:],
+            words[1:] == ["0", "0", "()", "()"],
+        )
         place = Path(folder) / "writers.sqlite"
         done = test_store.child(test_store.WRITERS, str(place), "8", str(scale.writes), check=False)
         with Store.open(place) as store:
             count = len(store.query())
-        yield Figure(f"8 x {scale.writes} concurrent writes", "all there", f"{count}, exit codes {done.stdout.strip()}", count == 8 * scale.writes and done.returncode == 0)
+        yield Figure(
+            f"8 x {scale.writes} concurrent writes",
+            "all there",
+            f"{count}, exit codes {done.stdout.strip()}",
+            count == 8 * scale.writes and done.returncode == 0,
+        )
 
 
 def damaged_entries(scale: Scale) -> Iterator[Figure]:
@@ -295,7 +387,9 @@ def damaged_entries(scale: Scale) -> Iterator[Figure]:
             file.write_bytes(data)
             entry = cache.obtain(root, key, "kernel.so", make)
             caught += entry.path.read_bytes() == content and (entry.how == "compiled" or file.name == "entry.json")
-    yield Figure("damaged cache entries", f"{scale.entries} of {scale.entries} caught", str(caught), caught == scale.entries)
+    yield Figure(
+        "damaged cache entries", f"{scale.entries} of {scale.entries} caught", str(caught), caught == scale.entries
+    )
 
 
 def bad_inputs(scale: Scale) -> Iterator[Figure]:
@@ -320,11 +414,13 @@ def bad_inputs(scale: Scale) -> Iterator[Figure]:
 
 
 def many_records(scale: Scale) -> Iterator[Figure]:
-    """Runs of 10 operators x 10 implementations x 5 workloads, one every eighth of a day, and the questions of a person."""
+    """Runs of 10 operators x 10 implementations x 5 workloads, one every eighth of a day, and the questions of a
+    person.
+    """
     from sqlalchemy import insert
 
     from opforge.cli.report import of_newest_run
-    from opforge.cli.reports import write_reports
+    from opforge.cli.report_files import write_reports
     from opforge.gate import series_of
     from opforge.store import Store, connection
     from opforge.store.rows import row_of
@@ -342,12 +438,23 @@ def many_records(scale: Scale) -> Iterator[Figure]:
         wall, processor = min(spent)
         return wall, f"{1e3 * wall:.0f} ms ({1e3 * processor:.0f} ms of them on a processor)", answer
 
-    operators, names, workloads = ([f"{word}_{number}" for number in range(count)] for word, count in (("operator", 10), ("torch", 10), ("workload", 5)))
+    operators, names, workloads = (
+        [f"{word}_{number}" for number in range(count)]
+        for word, count in (("operator", 10), ("torch", 10), ("workload", 5))
+    )
     a_run = len(operators) * len(names) * len(workloads)
 
     def one_run(number: int) -> list[Record]:
         return [
-            record(1e-3 * slower(number), day=number / 8, run=f"run{number}", operator=operator, implementation=name, workload=workload, samples=12)
+            record(
+                1e-3 * slower(number),
+                day=number / 8,
+                run=f"run{number}",
+                operator=operator,
+                implementation=name,
+                workload=workload,
+                samples=12,
+            )
             for operator in operators
             for name in names
             for workload in workloads
@@ -358,24 +465,45 @@ def many_records(scale: Scale) -> Iterator[Figure]:
 
     runs = scale.records // a_run
     with tempfile.TemporaryDirectory() as folder, Store.open(Path(folder) / "many.sqlite") as store:
-        # the questions below read columns of old runs and no bodies: these are one run's rows over and over, under new ids
+        # the questions below read columns of old runs and no bodies: these are one run's rows over and over, under new
+        # ids
         template = [row_of(one) for one in one_run(-1)]
         engine = connection.file_engine(Path(folder) / "many.sqlite")
         for number in range(runs - 1):
             when = (START + datetime.timedelta(days=number / 8)).isoformat(timespec="microseconds")
             fresh = {"run": f"run{number}", "created_at": when}
             factor = slower(number)
-            rows = [{**row, **fresh, "id": uuid.uuid4().hex, **{name: row[name] * factor for name in ("median_s", "low_s", "high_s")}} for row in template]
+            rows = [
+                {
+                    **row,
+                    **fresh,
+                    "id": uuid.uuid4().hex,
+                    **{name: row[name] * factor for name in ("median_s", "low_s", "high_s")},
+                }
+                for row in template
+            ]
             with engine.execution_options(writes=True).begin() as database:
                 database.execute(insert(tables().records), rows)
         engine.dispose()
         store.add(one_run(runs - 1))
         size = (Path(folder) / "many.sqlite").stat().st_size >> 20
-        history, told, found = seconds(lambda: series_of(store.series("operator_3", "torch_7", "workload_3", "float32", limit=2000, timed=True)))
+        history, told, found = seconds(
+            lambda: series_of(store.series("operator_3", "torch_7", "workload_3", "float32", limit=2000, timed=True))
+        )
         points = sum(len(series.points) for series in found)
-        yield Figure(f"a history among {scale.records} records", "<= 200 ms", f"{told}, {points} points, {size} MiB", history <= 0.2 and points == min(2000, runs))
+        yield Figure(
+            f"a history among {scale.records} records",
+            "<= 200 ms",
+            f"{told}, {points} points, {size} MiB",
+            history <= 0.2 and points == min(2000, runs),
+        )
         whole, told, taken = seconds(lambda: len(store.series("operator_3", limit=2000, timed=True)))
-        yield Figure(f"an operator's newest timings among {scale.records}", "<= 200 ms", f"{told}, {taken} points", whole <= 0.2 and taken == 2000)
+        yield Figure(
+            f"an operator's newest timings among {scale.records}",
+            "<= 200 ms",
+            f"{told}, {taken} points",
+            whole <= 0.2 and taken == 2000,
+        )
 
         def report() -> int:
             records, pasts = of_newest_run(store, operators=["operator_3"])
@@ -383,10 +511,24 @@ def many_records(scale: Scale) -> Iterator[Figure]:
             return len(records)
 
         spent, told, count = seconds(report)
-        yield Figure(f"report of one operator among {scale.records}", "<= 2 s", f"{told}, {count} kernels with their histories", spent <= 2.0 and count == 50)
+        yield Figure(
+            f"report of one operator among {scale.records}",
+            "<= 2 s",
+            f"{told}, {count} kernels with their histories",
+            spent <= 2.0 and count == 50,
+        )
+
+
+def times(scale: Scale) -> Iterator[Figure]:
+    """Alone, among rivals, and in a plain loop."""
+    from trust_times import asked
+
+    for name, wanted, found, holds in asked(load, quick=scale == QUICK):
+        yield Figure(name, wanted, found, holds)
 
 
 SECTIONS = {
+    "times": times,
     "impossible": impossible,
     "histories": histories,
     "aa": same_code,
@@ -402,7 +544,7 @@ SECTIONS = {
 
 def main(words: list[str]) -> int:
     """Print every figure; 1 if one falls short."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="smaller numbers, under four minutes")
     parser.add_argument("--only", default="", help=f"sections whose name contains this: {', '.join(SECTIONS)}")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -416,13 +558,20 @@ def main(words: list[str]) -> int:
         for figure in section(scale):
             figures.append(figure)
             if not given.json:
-                print(f"{'ok  ' if figure.holds else 'SHORT'} {figure.name}: {figure.found}   wanted {figure.wanted}   [{time.perf_counter() - started:.0f} s]", flush=True)
+                print(
+                    f"{'ok  ' if figure.holds else 'SHORT'} {figure.name}: {figure.found}   wanted {figure.wanted}   "
+                    f"[{time.perf_counter() - started:.0f} s]",
+                    flush=True,
+                )
             started = time.perf_counter()
     if given.json:
         print(json.dumps([vars(figure) for figure in figures], indent=1))
     short = [figure for figure in figures if not figure.holds]
     if not given.json:
-        print(f"{len(figures) - len(short)} of {len(figures)} figures hold; load now {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+        print(
+            f"{len(figures) - len(short)} of {len(figures)} figures hold; load now {os.getloadavg()[0]:.1f} on "
+            f"{os.cpu_count()} cores"
+        )
     return int(bool(short))
 
 

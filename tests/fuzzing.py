@@ -1,4 +1,6 @@
-"""Bad inputs: definitions, configs, imports, expressions, flags. Each attempt must end with a refusal in words or with success."""
+"""Bad inputs: definitions, configs, imports, expressions, flags. Each attempt must end with a refusal in words or with
+success.
+"""
 
 import contextlib
 import copy
@@ -37,9 +39,27 @@ WORDS = [
     "-",
     "--",
 ]
-VERBS = ("list", "show", "history", "baseline", "compare", "check", "records", "report", "inspect", "verify", "bench", "new", "machine", "build", "doctor")
+VERBS = (
+    "list",
+    "show",
+    "history",
+    "baseline",
+    "compare",
+    "check",
+    "records",
+    "report",
+    "inspect",
+    "verify",
+    "bench",
+    "new",
+    "machine",
+    "build",
+    "doctor",
+)
 SAFE = {"history", "baseline", "compare", "check", "records", "show", "report", "list"}
-"""Verbs that a fuzzed command line may really start: they neither measure nor write outside their store on bad words."""
+"""Verbs that a fuzzed command line may really start: they neither measure nor write outside their store on bad
+words.
+"""
 
 
 def refused_or_fine(action: Callable[[], object]) -> Callable[[], None]:
@@ -61,21 +81,61 @@ def text(chance: random.Random, longest: int = 30) -> str:
 def sides(chance: random.Random) -> Callable[[], object]:
     from opforge.workbench import parse_side
 
-    words = "".join(chance.choice([text(chance, 8), ":", "@", "[", "]", "=", ",", "softmax"]) for _ in range(chance.randint(0, 8)))
+    words = "".join(
+        chance.choice([text(chance, 8), ":", "@", "[", "]", "=", ",", "softmax"]) for _ in range(chance.randint(0, 8))
+    )
     return lambda: parse_side(words)
 
 
 FORMS = (
-    *("({a}) + ({b})", "({a}) * ({b})", "({a}) // ({b})", "({a}) % ({b})", "({a}) ** ({b})", "({a}) / ({b})", "({a}) < ({b})", "({a}) << ({b})"),
+    *(
+        "({a}) + ({b})",
+        "({a}) * ({b})",
+        "({a}) // ({b})",
+        "({a}) % ({b})",
+        "({a}) ** ({b})",
+        "({a}) / ({b})",
+        "({a}) < ({b})",
+        "({a}) << ({b})",
+    ),
     *("({a}) in ({b})", "({a})[({b})]", "-({a})", "({a}) if ({b}) else ({c})", "not ({a}) and ({b})"),
-    *("prod({a})", "last({a})", "next_pow2({a})", "cdiv({a}, {b})", "sqrt({a})", "log2({a})", "len({a})", "max({a}, {b})"),
+    *(
+        "prod({a})",
+        "last({a})",
+        "next_pow2({a})",
+        "cdiv({a}, {b})",
+        "sqrt({a})",
+        "log2({a})",
+        "len({a})",
+        "max({a}, {b})",
+    ),
 )
 
 
 def expression(chance: random.Random, depth: int) -> str:
     """An expression of the language, most of the time; its values are another question."""
     if depth == 0 or chance.random() < 0.2:
-        return chance.choice(["rows", "cols", "lead", "none", "0", "-1", "2", "1e308", "9" * 30, "'x'", "()", "(1, 2)", "True", "x.y", "lambda: 1", "__import__('os')", "\x00"])
+        return chance.choice(
+            [
+                "rows",
+                "cols",
+                "lead",
+                "none",
+                "0",
+                "-1",
+                "2",
+                "1e308",
+                "9" * 30,
+                "'x'",
+                "()",
+                "(1, 2)",
+                "True",
+                "x.y",
+                "lambda: 1",
+                "__import__('os')",
+                "\x00",
+            ]
+        )
     a, b, c = (expression(chance, depth - 1) for _ in range(3))
     return chance.choice(FORMS).format(a=a, b=b, c=c)
 
@@ -110,11 +170,15 @@ def lines(chance: random.Random) -> Callable[[], object]:
 
 def definitions(chance: random.Random) -> Callable[[], object]:
     source = (
-        "from opforge.core.operator import Case, Operator, TensorSpec\noperator = Operator(name='bad', about='', inputs=(TensorSpec(name='x', shape='rows cols'),),\n"
+        "from opforge.core.operator import Case, Operator, TensorSpec\noperator = Operator(name='bad', about='', "
+        "inputs=(TensorSpec(name='x', shape='rows cols'),),\n"
         "    outputs=(TensorSpec(name='y', shape='rows cols'),), reference=lambda x: x, flops='rows',\n"
         "    cases=(Case(name='one', axes={'rows': 1, 'cols': 1}, why='small'),), implementations=('torch_a',))\n"
     )
-    kernel = '"""Idea."""\nSPACE = {"block": (1, 2)}\nDEFAULT = {"block": 1}\nSUPPORTS = {"a": "rows > 0"}\n\n\ndef run(x):\n    return x\n'
+    kernel = (
+        '"""Idea."""\nSPACE = {"block": (1, 2)}\nDEFAULT = {"block": 1}\nSUPPORTS = {"a": "rows > 0"}\n\n\ndef '
+        "run(x):\n    return x\n"
+    )
     which = chance.random() < 0.5
     mutated = kernel if which else source
     for _ in range(chance.randint(1, 3)):
@@ -141,7 +205,9 @@ def baselines(chance: random.Random) -> Callable[[], object]:
 
     def attempt() -> object:
         with tempfile.TemporaryDirectory() as folder:
-            path = save_baseline(Baseline(name="b", promoted_at="", run="", records=(record(),)), Path(folder) / "b.json")
+            path = save_baseline(
+                Baseline(name="b", promoted_at="", run="", records=(record(),)), Path(folder) / "b.json"
+            )
             data = bytearray(path.read_bytes())
             for _ in range(chance.randint(1, 3)):
                 data[chance.randrange(len(data))] = chance.randrange(256)
@@ -178,7 +244,9 @@ def attempts(count: int, seed: int = 7) -> Iterator[tuple[str, Callable[[], None
     before = {name: os.environ.get(name) for name in ("OPFORGE_STORE", "XDG_DATA_HOME", "XDG_CACHE_HOME")}
     here = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
-        os.environ.update(OPFORGE_STORE=f"{folder}/records.sqlite", XDG_DATA_HOME=f"{folder}/data", XDG_CACHE_HOME=f"{folder}/cache")
+        os.environ.update(
+            OPFORGE_STORE=f"{folder}/records.sqlite", XDG_DATA_HOME=f"{folder}/data", XDG_CACHE_HOME=f"{folder}/cache"
+        )
         os.chdir(folder)
         try:
             for number in range(count):

@@ -5,22 +5,40 @@ from __future__ import annotations
 import pytest
 import torch
 
+from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
 from opforge.registry import load
-from opforge.verdicts.adequacy import IMPOSTORS, QUICK_ELEMENTS, Inadequate, adequacy, require, situations
-from opforge.verdicts.suite import elements
+from opforge.verify.cases.hidden import elements
+from opforge.verify.extra.adequacy import IMPOSTORS, QUICK_ELEMENTS, Inadequate, adequacy, require, situations
+
+NAMES = load().names()
 
 
-@pytest.mark.parametrize("name", load().names())
-def test_no_impostor_passes_for_any_operator(name):
-    """Zeros for a 50,257-wide softmax pass 4 of 13 harnesses in float32; here nothing of the kind may pass anywhere."""
-    found = adequacy(load().operator(name), most_elements=QUICK_ELEMENTS)
+def by_digits(name):
+    """The dtypes of an operator, that with the fewest digits, and so the widest bound, first."""
+    return sorted(load().operator(name).dtypes, key=lambda dtype: DTYPES[dtype].significand)
+
+
+def refused_all(name, dtypes):
+    found = adequacy(load().operator(name), dtypes=dtypes, most_elements=QUICK_ELEMENTS)
     assert not found.accepted
     assert found.score == 1.0 and found.count("rejected") > len(found.impostors) / 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_no_impostor_passes_for_any_operator(name):
+    """Zeros for a 50,257-wide softmax pass 4 of 13 harnesses in float32; here nothing of the kind may pass anywhere."""
+    refused_all(name, by_digits(name)[:1])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", [name for name in NAMES if len(by_digits(name)) > 1])
+def test_no_impostor_passes_in_any_dtype(name):
+    refused_all(name, by_digits(name)[1:])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", load().names())
+@pytest.mark.parametrize("name", NAMES)
 def test_no_impostor_passes_at_larger_sizes(name):
     """Longer reductions have wider bounds."""
     assert not adequacy(load().operator(name)).accepted
@@ -43,7 +61,9 @@ def scale_by(tolerance, **more):
 
 def test_a_fixed_bound_lets_zeros_through_and_is_refused():
     """One absolute number for everything, as in the seeds, on a wide softmax."""
-    careless = scale_by(Tolerance(magnitude=lambda inputs, outputs, scalars: {"y": torch.full_like(outputs["y"], 2e-2 / 7e-7)}))
+    careless = scale_by(
+        Tolerance(magnitude=lambda inputs, outputs, scalars: {"y": torch.full_like(outputs["y"], 2e-2 / 7e-7)})
+    )
     names = {impostor.name for impostor in adequacy(careless).accepted}
     assert {"zeros", "mean", "shuffled rows", "one percent too large"} <= names
     with pytest.raises(Inadequate, match=r"accepts 'zeros' in wide .*opforge verify --adequacy wide_bound"):
@@ -54,16 +74,20 @@ def test_a_fixed_bound_lets_zeros_through_and_is_refused():
 def test_bench_refuses_an_inadequate_operator(guest, monkeypatch, tmp_path):
     """Before any kernel of it runs; and a good answer is kept under the hash of op.py, a bad one never."""
     from opforge.runner import Isolated
-    from opforge.workbench import Options, verify_all
+    from opforge.workbench import BenchOptions, verify_all
 
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
     home = guest(right="def run(x, bias):\n    return x + bias\n")
     definition = home / "guest_add" / "op.py"
     with Isolated() as host:
-        options = Options(dtypes=("float32",), backends=("torch",), timed=False)
+        options = BenchOptions(dtypes=("float32",), backends=("torch",), timed=False)
         assert len(list(verify_all(load([home]), ["guest_add"], options, host))) == 1
         assert len(list((tmp_path / "cache" / "adequacy").iterdir())) == 1
-        definition.write_text(definition.read_text().replace("Tolerance(magnitude=magnitude)", "Tolerance(magnitude=magnitude, factor=1e6)"))
+        definition.write_text(
+            definition.read_text().replace(
+                "Tolerance(magnitude=magnitude)", "Tolerance(magnitude=magnitude, factor=1e6)"
+            )
+        )
         with pytest.raises(Inadequate):
             list(verify_all(load([home]), ["guest_add"], options, host))
         assert len(list((tmp_path / "cache" / "adequacy").iterdir())) == 1
@@ -71,25 +95,40 @@ def test_bench_refuses_an_inadequate_operator(guest, monkeypatch, tmp_path):
 
 def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():
     """Half of the operators take their magnitudes from core: a change there let an old answer stand."""
-    from opforge.workbench.adequate import decisive
+    from opforge.trial.adequacy_gate import decisive
 
     folder = load().operator("softmax").folder
     names = {path.relative_to(path.parents[1]).as_posix() for path in decisive(folder / "op.py")}
-    assert {"softmax/op.py", "core/operator.py", "core/cases.py", "core/dtypes.py", "verdicts/oracle.py", "verdicts/compare.py", "runner/inputs.py"} <= names
-    assert "core/tolerances.py" in {path.relative_to(path.parents[1]).as_posix() for path in decisive(load().operator("rmsnorm").folder / "op.py")}
+    assert {
+        "softmax/op.py",
+        "core/operator.py",
+        "core/cases.py",
+        "core/dtypes.py",
+        "oracle/expectation.py",
+        "judging/elements.py",
+        "runner/inputs.py",
+    } <= names
+    assert "core/rounding.py" in {
+        path.relative_to(path.parents[1]).as_posix() for path in decisive(load().operator("rmsnorm").folder / "op.py")
+    }
 
 
 def test_every_case_and_workload_is_a_situation():
     """A workload too large for this machine is scaled down, never left out."""
     operator = load().operator("matmul")
     found = list(situations(operator, "float32", 4096))
-    assert [case.name for case in found] == [*(c.name for c in operator.cases if c.dtype in (None, "float32")), *(w.name for w in operator.workloads)]
+    assert [case.name for case in found] == [
+        *(c.name for c in operator.cases if c.dtype in (None, "float32")),
+        *(w.name for w in operator.workloads),
+    ]
     assert all(elements(operator, case) <= 4096 for case in found)
 
 
 def test_an_impostor_that_is_right_is_excused_and_counted():
     """Rows of equal values shuffled are still right; a check that failed them would fail the truth."""
-    constant = scale_by(Tolerance(length="cols"), workloads=(Workload(name="w", axes={"rows": 1, "cols": 1}, source="one element"),))
+    constant = scale_by(
+        Tolerance(length="cols"), workloads=(Workload(name="w", axes={"rows": 1, "cols": 1}, source="one element"),)
+    )
     found = adequacy(constant)
     assert found.count("excused") > 0 and not found.accepted
-    assert {impostor.name for impostor in found.impostors} == set(IMPOSTORS)
+    assert {impostor.name for impostor in found.impostors} == {*IMPOSTORS, "TF32 factors", "bfloat16 factors"}

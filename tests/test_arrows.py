@@ -1,6 +1,7 @@
 """Draws the arrows between rooms from the imports, lazy ones too, and holds them against DESIGN's floors."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,28 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "opforge"
 FLOORS = {
-    "core": 0, "primitives": 0,
+    "core": 0, "device": 0,
     "registry": 1, "backends": 1, "machine": 1, "roofline": 1, "quant": 1, "store": 1,
     "runner": 2, "report": 2,
-    "verdicts": 3, "timing": 3, "inspect": 3, "diagnose": 3, "dispatch": 3,
-    "workbench": 4, "tuning": 4, "forge": 4, "gate": 4,
-    "cli": 5, "serve": 5, "ops": 5, "testing": 5,
+    "verify": 3, "timing": 3, "inspect": 3, "diagnose": 3,
+    "trial": 4,
+    "workbench": 5, "tuning": 5, "dispatch": 5,
+    "gate": 6, "forge": 6, "fleet": 6, "model": 6,
+    "cli": 7, "serve": 7, "ops": 7, "testing": 7,
 }  # fmt: skip
-TOOLCHAINS = {"torch", "triton", "tilelang", "tvm_ffi", "sqlalchemy", "rich", "jinja2", "numpy", "matplotlib", "ray", "plotly"}
+TOOLCHAINS = {
+    "torch",
+    "triton",
+    "tilelang",
+    "tvm_ffi",
+    "sqlalchemy",
+    "rich",
+    "jinja2",
+    "numpy",
+    "matplotlib",
+    "ray",
+    "plotly",
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -52,7 +67,11 @@ def test_every_room_has_a_floor():
 
 def test_rooms_import_only_floors_below():
     """An upstairs import, or one to a neighbour, makes rooms that cannot be changed alone."""
-    wrong = sorted(f"{path}: {room} (floor {FLOORS[room]}) imports {target} (floor {FLOORS[target]})" for room, target, path in arrows() if FLOORS[target] >= FLOORS[room])
+    wrong = sorted(
+        f"{path}: {room} (floor {FLOORS[room]}) imports {target} (floor {FLOORS[target]})"
+        for room, target, path in arrows()
+        if FLOORS[target] >= FLOORS[room]
+    )
     assert not wrong, "\n".join(wrong)
 
 
@@ -71,7 +90,7 @@ def test_modules_have_no_cycle():
         for target in imports(path):
             while target not in modules and "." in target:
                 target = target.rsplit(".", 1)[0]
-            # a package's front door imports its own modules; that is not a knot
+            # a package's public API imports its own modules; that is not a knot
             if target in modules and target != name and not name.startswith(f"{target}.") and target != "opforge":
                 wanted.add(target)
         graph[name] = wanted
@@ -81,7 +100,10 @@ def test_modules_have_no_cycle():
         state[name] = 1
         for target in sorted(graph[name]):
             if state.get(target) == 1:
-                pytest.fail("import cycle: " + " -> ".join((*trail[trail.index(target) if target in trail else 0 :], name, target)))
+                pytest.fail(
+                    "import cycle: "
+                    + " -> ".join((*trail[trail.index(target) if target in trail else 0 :], name, target))
+                )
             if target not in state:
                 visit(target, (*trail, name))
         state[name] = 2
@@ -91,19 +113,55 @@ def test_modules_have_no_cycle():
             visit(name, ())
 
 
+MOST_LINES, MOST_LINES_OF_KERNELS = 450, 650
+KERNELS = ("ops", "device")
+
+
+def test_no_module_is_too_long():
+    """A module that is not read in one go is several."""
+    long = []
+    for path in (*SOURCE.rglob("*.py"), *(path for kind in ("h", "cu", "cpp") for path in SOURCE.rglob(f"*.{kind}"))):
+        room = path.relative_to(SOURCE).parts[0]
+        most = MOST_LINES_OF_KERNELS if room in KERNELS else MOST_LINES
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > most:
+            long.append(f"{path.relative_to(SOURCE)}: {lines} lines, {most} allowed")
+    assert not long, "\n".join(long)
+
+
+LONGEST = 120
+"""Columns of a line of Python, here and in pyproject.toml."""
+
+
+def test_no_line_is_too_long():
+    """What a formatter cannot break, people do: a string, a docstring, a comment."""
+    root = SOURCE.parent.parent
+    files = (
+        path for folder in ("src", "tests", "scripts", "tools", "examples") for path in (root / folder).rglob("*.py")
+    )
+    long = [
+        f"{path.relative_to(root)}:{number}: {len(line)} columns"
+        for path in files
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
+        if len(line) > LONGEST
+    ]
+    assert not long, "\n".join(long)
+
+
 def test_operator_definitions_know_only_the_nouns():
     """op.py is read by every machine, with or without toolchains."""
-    for path in (SOURCE / "ops").glob("*/op.py"):
+    for path in (SOURCE / "ops").glob("*/*/op.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         for node in top:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            assert all(name.startswith("opforge.core") or name in sys.stdlib_module_names for name in names), f"{path} imports {names}"
+            assert all(name.startswith("opforge.core") or name in sys.stdlib_module_names for name in names), (
+                f"{path} imports {names}"
+            )
 
 
 def test_no_room_names_an_operator():
     """Rooms that know an operator by name would have to change when one is added."""
-    operators = {path.parent.name for path in (SOURCE / "ops").glob("*/op.py")}
+    operators = {path.parent.name for path in (SOURCE / "ops").glob("*/*/op.py")}
     for path in SOURCE.rglob("*.py"):
         if path.relative_to(SOURCE).parts[0] in ("ops", "cli"):
             continue
@@ -111,29 +169,55 @@ def test_no_room_names_an_operator():
             assert not (name.startswith("opforge.ops.") and name.split(".")[2] in operators), f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("arguments", [["-c", "import opforge"], ["-m", "opforge", "--help"], ["-m", "opforge", "list"]], ids=["import", "help", "list"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["-c", "import opforge"], ["-m", "opforge", "--help"], ["-m", "opforge", "list"]],
+    ids=["import", "help", "list"],
+)
 def test_doors_open_without_toolchains(arguments):
     """Asking what is there must not cost seconds or need a compiler."""
     code = (
-        "import sys, runpy; sys.argv = ['opforge', *sys.argv[1:]]\ntry:\n    %s\nexcept SystemExit:\n    pass\nprint('LOADED', *sorted(set(m.split('.')[0] for m in sys.modules)))"
+        "import sys, runpy; sys.argv = ['opforge', *sys.argv[1:]]\ntry:\n    %s\nexcept SystemExit:\n    pass\n"
+        "print('LOADED', *sorted(set(m.split('.')[0] for m in sys.modules)))"
     )
     run = "import opforge" if arguments[0] == "-c" else "runpy.run_module('opforge', run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code % run, *arguments[2:]], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code % run, *arguments[2:]], capture_output=True, text=True, check=True
+    )
     loaded = set(done.stdout.rsplit("LOADED", 1)[1].split())
     # help is set by rich, through typer; nothing else may be there
     assert not loaded & (TOOLCHAINS - ({"rich"} if "--help" in arguments else set()))
 
 
 def test_list_answers_at_once():
-    """Best of five under 0.3 s of processor time: the machine may be busy, the command may not."""
+    """Best of five under 0.3 s of processor time, with Python's bytecode kept as it is by default: the machine may be
+    busy, the command may not.
+    """
     best = min(_cpu_seconds([sys.executable, "-m", "opforge", "list"]) for _ in range(5))
     assert best < 0.3
 
 
 def _cpu_seconds(command: list[str]) -> float:
+    import os
     import resource
 
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
+
+
+def test_statements_of_native_files_have_one_key_a_line():
+    """`space = {A = [1, 2], B = [3]}` grows to lines that no one reads: a table has a heading and a line a key."""
+    root = Path(__file__).parents[1]
+    tables = [
+        f"{path.relative_to(root)}: {line:.60}"
+        for suffix in ("cu", "cpp")
+        for folder in ("src/opforge", "examples")
+        for path in sorted((root / folder).rglob(f"*.{suffix}"))
+        for block in re.findall(r"/\* opforge\n(.*?)\*/", path.read_text(encoding="utf-8"), re.DOTALL)
+        for line in block.splitlines()
+        if re.search(r"=\s*\{.*,", line)
+    ]
+    assert not tables, "\n".join(tables)

@@ -7,13 +7,22 @@ from statistics import median
 
 import pytest
 
-from opforge.backends import Stood
+from opforge.backends import Emulated
 from opforge.cli.app import command_line
 from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE
 from opforge.core.errors import UsageError
 from opforge.core.record import to_json
-from opforge.timing import Rule, compare, compare_recorded, corrected, duel, geometric_mean, holm, sentence
-from opforge.timing.compare import bootstrap_median, mann_whitney, place, sign_test
+from opforge.timing import (
+    Rule,
+    compare,
+    compare_recorded,
+    compare_while_sampling,
+    corrected,
+    geometric_mean,
+    holm,
+    sentence,
+)
+from opforge.timing.paired_statistics import bootstrap_median, mann_whitney, place, sign_test
 from opforge.workbench import parse_side
 from opforge.workbench.sides import folder_at
 from simulated import make_home, noisy
@@ -26,7 +35,10 @@ def home(tmp_path):
 
 
 def verdicts(count, slower=0.0, **noise):
-    return Counter(duel("a", "b", *noisy(seed, slower, **noise), Rule(), order=random.Random(seed)).word for seed in range(count))
+    return Counter(
+        compare_while_sampling("a", "b", *noisy(seed, slower, **noise), Rule(), order=random.Random(seed)).outcome
+        for seed in range(count)
+    )
 
 
 def test_identical_code_is_never_called_faster_or_slower():
@@ -47,7 +59,7 @@ def test_sides_change_places():
     slow, fast = noisy(1, slower=0.2)
     a, b = [slow() for _ in range(60)], [fast() for _ in range(60)]
     one, other = compare("a", "b", a, b), compare("b", "a", b, a)
-    assert (one.word, other.word) == (SLOWER, FASTER)
+    assert (one.outcome, other.outcome) == (SLOWER, FASTER)
     assert one.ratio == pytest.approx(1 / other.ratio)
     assert one.speedup == pytest.approx(other.ratio)
     assert "a takes 1.2" in sentence(one)
@@ -56,14 +68,23 @@ def test_sides_change_places():
 def test_pairs_grow_only_while_the_verdict_is_unsure():
     """A clear case costs 30 pairs, an unclear one all of them."""
     # which side goes first is drawn: with any draw the sides get other samples
-    assert duel("a", "b", *noisy(2, slower=0.5), Rule(), order=random.Random(2)).pairs == 30
-    assert duel("a", "b", *noisy(2, slower=0.012, spread=0.05), Rule(), order=random.Random(2)).pairs == 240
+    assert compare_while_sampling("a", "b", *noisy(2, slower=0.5), Rule(), order=random.Random(2)).pairs == 30
+    noisier = noisy(2, slower=0.012, spread=0.05)
+    assert compare_while_sampling("a", "b", *noisier, Rule(), order=random.Random(2)).pairs == 240
 
 
 def test_time_limits_the_looks_and_it_is_said():
     """A look that has begun is finished, the next one not begun."""
     clock = iter(float(second) for second in range(1000))
-    found = duel("a", "b", *noisy(3, slower=0.012, spread=0.05), Rule(), clock=clock.__next__, limit_s=0.5, order=random.Random(3))
+    found = compare_while_sampling(
+        "a",
+        "b",
+        *noisy(3, slower=0.012, spread=0.05),
+        Rule(),
+        clock=clock.__next__,
+        limit_s=0.5,
+        order=random.Random(3),
+    )
     assert found.pairs == 30
     assert "the time was up" in found.notes[0]
 
@@ -79,16 +100,16 @@ def test_processes_must_agree():
     """Where memory lies differs between two processes of one code: 5 % in one of them is luck, in all of them code."""
     lucky = [1.05e-3] * 15 + [1e-3] * 15
     steady = [1e-3] * 30
-    assert compare("a", "b", [1.05e-3] * 30, steady, blocks=(15, 15)).word == SLOWER
+    assert compare("a", "b", [1.05e-3] * 30, steady, blocks=(15, 15)).outcome == SLOWER
     once = compare("a", "b", [*lucky, *[1.05e-3] * 90], [*steady, *[1e-3] * 90], blocks=(15, 15, 90))
-    assert once.word == UNSURE
+    assert once.outcome == UNSURE
     assert "do not agree" in once.notes[-1]
 
 
 def test_a_spike_on_one_side_changes_nothing():
     """Medians of pairs forgive single disturbances."""
     quiet = [1e-3] * 60
-    assert compare("a", "b", [*quiet[:-3], 1.0, 1.0, 1.0], quiet).word == SAME
+    assert compare("a", "b", [*quiet[:-3], 1.0, 1.0, 1.0], quiet).outcome == SAME
 
 
 def test_fewer_than_five_pairs_or_unequal_sides_are_refused():
@@ -101,7 +122,14 @@ def test_fewer_than_five_pairs_or_unequal_sides_are_refused():
 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
-    [(1.011, 1.2, SLOWER), (1.009, 1.2, UNSURE), (0.8, 0.98, FASTER), (0.8, 0.995, UNSURE), (0.992, 1.009, SAME), (0.8, 1.2, UNSURE)],
+    [
+        (1.011, 1.2, SLOWER),
+        (1.009, 1.2, UNSURE),
+        (0.8, 0.98, FASTER),
+        (0.8, 0.995, UNSURE),
+        (0.992, 1.009, SAME),
+        (0.8, 1.2, UNSURE),
+    ],
 )
 def test_the_interval_must_lie_clear_of_the_band(low, high, word):
     """Significant and relevant are asked together."""
@@ -146,10 +174,10 @@ def test_one_lucky_verdict_among_many_is_taken_back():
     """At 1 % each, two of two hundred comparisons would be wrong."""
     quiet = [compare("a", "b", [1.0, 1.001] * 15, [1.001, 1.0] * 15) for _ in range(200)]
     weak = compare("a", "b", [1.03] * 24 + [0.9] * 6, [1.0] * 30, rule=Rule(confidence=0.9, looks=(30,)))
-    assert weak.word == SLOWER
-    assert corrected([weak])[0].word == SLOWER
+    assert weak.outcome == SLOWER
+    assert corrected([weak])[0].outcome == SLOWER
     among = corrected([*quiet, weak], alpha=0.001)[-1]
-    assert among.word == UNSURE
+    assert among.outcome == UNSURE
     assert "among 201 comparisons" in among.notes[-1]
 
 
@@ -157,7 +185,7 @@ def test_geometric_mean_of_inverse_ratios_is_one():
     """The right mean for ratios: twice as fast and half as fast is the same."""
     slow, fast = compare("a", "b", [2.0] * 30, [1.0] * 30), compare("a", "b", [1.0] * 30, [2.0] * 30)
     assert geometric_mean([slow, fast]).ratio == pytest.approx(1.0)
-    assert geometric_mean([slow, slow]).word == SLOWER
+    assert geometric_mean([slow, slow]).outcome == SLOWER
     with pytest.raises(ValueError, match="nothing"):
         geometric_mean([])
 
@@ -166,8 +194,8 @@ def test_recordings_need_a_wider_band():
     """Taken apart in time, 3 % is drift; 20 % is not."""
     generator = random.Random(9)
     old, new = ([1e-3 * math.exp(generator.gauss(shift, 0.02)) for _ in range(40)] for shift in (0.0, 0.03))
-    assert compare_recorded("new", "old", new, old, band=0.05).word != SLOWER
-    assert compare_recorded("new", "old", [value * 1.2 for value in new], old, band=0.05).word == SLOWER
+    assert compare_recorded("new", "old", new, old, band=0.05).outcome != SLOWER
+    assert compare_recorded("new", "old", [value * 1.2 for value in new], old, band=0.05).outcome == SLOWER
 
 
 @pytest.mark.parametrize(
@@ -175,7 +203,10 @@ def test_recordings_need_a_wider_band():
     [
         ("softmax:cpp_twopass", ("softmax", "cpp_twopass", "", "None")),
         ("softmax:cpp_twopass@HEAD~3", ("softmax", "cpp_twopass", "HEAD~3", "None")),
-        ("matmul:triton_tiled@main[BLOCK=64, FAST=True, KIND=a]", ("matmul", "triton_tiled", "main", "BLOCK=64, FAST=True, KIND=a")),
+        (
+            "matmul:triton_tiled@main[BLOCK=64, FAST=True, KIND=a]",
+            ("matmul", "triton_tiled", "main", "BLOCK=64, FAST=True, KIND=a"),
+        ),
         ("matmul:triton_tiled[]", ("matmul", "triton_tiled", "", "default")),
     ],
 )
@@ -185,7 +216,9 @@ def test_sides_are_understood(text, fields):
     assert (side.operator, side.implementation, side.revision, str(side.config)) == fields
 
 
-@pytest.mark.parametrize("text", ["", "softmax", "softmax:", ":x", "a:b:c", "a:b@", "a:b[", "a:b[x]", "a:b[=3]", "a:b[x=]"])
+@pytest.mark.parametrize(
+    "text", ["", "softmax", "softmax:", ":x", "a:b:c", "a:b@", "a:b[", "a:b[x]", "a:b[=3]", "a:b[x=]"]
+)
 def test_sides_that_mean_nothing_are_refused(text):
     """With an example of what would."""
     with pytest.raises(UsageError):
@@ -197,7 +230,11 @@ def test_a_folder_is_taken_from_a_revision(tmp_path):
     import subprocess
 
     def git(*words):
-        subprocess.run(["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org", *words], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@example.org", *words],
+            check=True,
+            capture_output=True,
+        )
 
     folder = tmp_path / "ops" / "thing"
     folder.mkdir(parents=True)
@@ -226,7 +263,9 @@ def outcomes(home, a, b, *, isolated=False):
     workloads = registry.operator("twice").workloads
     host = Isolated() if isolated else InProcess()
     try:
-        return list(compare_sides(registry, parse_side(a), parse_side(b), host, workloads=workloads, plan=Plan(budget_s=1.0)))
+        return list(
+            compare_sides(registry, parse_side(a), parse_side(b), host, workloads=workloads, plan=Plan(budget_s=1.0))
+        )
     finally:
         host.close()
 
@@ -234,7 +273,7 @@ def outcomes(home, a, b, *, isolated=False):
 def test_twelve_times_the_work_is_slower(home):
     """The whole way: verified, bound, warmed, sampled in pairs, judged."""
     (found,) = outcomes(home, "twice:torch_slow", "twice:torch_eager")
-    assert found.comparison.word == SLOWER, found
+    assert found.comparison.outcome == SLOWER, found
     assert found.comparison.ratio > 2
     assert median(found.comparison.samples_a_s) > median(found.comparison.samples_b_s)
     assert found.a.checked[-1].case.name == "some"
@@ -246,18 +285,22 @@ def test_a_wrong_side_is_never_timed(home):
     """A wrong kernel has no speed."""
     (found,) = outcomes(home, "twice:torch_wrong", "twice:torch_eager")
     assert found.comparison is None
-    assert "has no Pass" in found.reason
+    assert "did not pass" in found.reason
 
 
 def test_a_revision_meets_the_files_as_they_are(home):
     """The implementation got slower since the commit."""
     import subprocess
 
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first"],
+    ):
         subprocess.run(["git", "-C", str(home), *words], check=True, capture_output=True)
     (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
     (found,) = outcomes(home, "twice:torch_eager", "twice:torch_eager@HEAD")
-    assert found.comparison.word == SLOWER, found
+    assert found.comparison.outcome == SLOWER, found
 
 
 def test_a_side_that_remembers_its_last_answer_is_not_believed(home):
@@ -295,15 +338,33 @@ def make_venv(folder, version):
 
 @pytest.mark.slow
 def test_two_environments_meet(home, tmp_path, capsys):
-    """The same code with two versions of a library, each in its own virtual environment, by folder and by interpreter."""
+    """The same code with two versions of a library, each in its own virtual environment, by folder and by
+    interpreter.
+    """
     pytest.importorskip("torch")
-    (home / "twice" / "torch_eager.py").write_text('"""What the library makes of it."""\n\n\ndef run(x):\n    import libspeed\n\n    return libspeed.add(x, libspeed.TIMES)\n')
+    (home / "twice" / "torch_eager.py").write_text(
+        '"""What the library makes of it."""\n\n\ndef run(x):\n    import libspeed\n\n    return libspeed.add(x, '
+        "libspeed.TIMES)\n"
+    )
     # on a busy machine asking a worker takes as long as many calls of a few microseconds, and both clocks must agree
     definition = home / "twice" / "op.py"
     definition.write_text(definition.read_text().replace("{'rows': 64, 'cols': 256}", "{'rows': 1024, 'cols': 1024}"))
     new, old = make_venv(tmp_path / "new", 12), make_venv(tmp_path / "old", 1)
     command_line()(
-        ["--home", str(home), "compare", "twice:torch_eager", "twice:torch_eager", "--python-a", new, "--python-b", f"{old}/bin/python", "--budget", "1"], standalone_mode=False
+        [
+            "--home",
+            str(home),
+            "compare",
+            "twice:torch_eager",
+            "twice:torch_eager",
+            "--python-a",
+            new,
+            "--python-b",
+            f"{old}/bin/python",
+            "--budget",
+            "1",
+        ],
+        standalone_mode=False,
     )
     said = capsys.readouterr().out
     assert "SLOWER: twice:torch_eager" in said, said
@@ -369,7 +430,7 @@ def test_a_config_meets_the_default(home):
     definition.write_text(definition.read_text().replace("'torch_wrong'", "'torch_wrong', 'cpp_loop'"))
     (found,) = outcomes(home, "twice:cpp_loop[TIMES=60]", "twice:cpp_loop", isolated=True)
     assert found.comparison is not None, found.reason
-    assert found.comparison.word == SLOWER
+    assert found.comparison.outcome == SLOWER
     with pytest.raises(UsageError, match="not in its space"):
         outcomes(home, "twice:cpp_loop[TIMES=7]", "twice:cpp_loop")
 
@@ -384,7 +445,19 @@ def test_compare_prints_the_word_and_exits_0(home, capsys):
     """A slower side is an answer, not a failure."""
     pytest.importorskip("torch")
     with pytest.raises(SystemExit) as ended:
-        command_line()(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", "--in-process", "--budget", "0.5"], standalone_mode=True)
+        command_line()(
+            [
+                "--home",
+                str(home),
+                "compare",
+                "twice:torch_slow",
+                "twice:torch_eager",
+                "--in-process",
+                "--budget",
+                "0.5",
+            ],
+            standalone_mode=True,
+        )
     assert ended.value.code == 0
     assert "some float32: SLOWER: twice:torch_slow takes" in capsys.readouterr().out
 
@@ -396,7 +469,22 @@ def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys)
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("OPFORGE_STORE", str(tmp_path / "records.sqlite"))
     picture = tmp_path / "sweep.svg"
-    words = ["--home", str(home), "sweep", "twice", "--axis", "rows=16:16384:log4", "-i", "torch_eager", "--in-process", "--budget", "0.1", "--plot", str(picture), "--json"]
+    words = [
+        "--home",
+        str(home),
+        "sweep",
+        "twice",
+        "--axis",
+        "rows=16:16384:log4",
+        "-i",
+        "torch_eager",
+        "--in-process",
+        "--budget",
+        "0.1",
+        "--plot",
+        str(picture),
+        "--json",
+    ]
     with pytest.raises(SystemExit) as ended:
         command_line()(words)
     assert ended.value.code == 0
@@ -407,7 +495,9 @@ def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys)
     assert curve[-1]["seconds"] > curve[0]["seconds"]
     assert picture.read_text().count("<circle") >= 4
     with pytest.raises(UsageError, match="no axis 'depth'"):
-        command_line()(["--home", str(home), "sweep", "twice", "--axis", "depth=1:4", "--in-process"], standalone_mode=False)
+        command_line()(
+            ["--home", str(home), "sweep", "twice", "--axis", "depth=1:4", "--in-process"], standalone_mode=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -418,9 +508,13 @@ def test_a_sweep_times_every_size_and_draws(home, tmp_path, monkeypatch, capsys)
     ],
 )
 def test_what_the_operator_does_not_have_is_not_compared(home, words, said):
-    """A misspelt workload beside a right one was left out in silence, and a dtype that is not defined was called broken."""
+    """A misspelt workload beside a right one was left out in silence, and a dtype that is not defined was called
+    broken.
+    """
     with pytest.raises(UsageError, match=said):
-        command_line(["compare"])(["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", *words], standalone_mode=False)
+        command_line(["compare"])(
+            ["--home", str(home), "compare", "twice:torch_slow", "twice:torch_eager", *words], standalone_mode=False
+        )
 
 
 @pytest.mark.parametrize("verb", [("compare", "twice:torch_slow", "twice:torch_eager"), ("tune", "twice")])
@@ -428,10 +522,12 @@ def test_where_no_workload_fits_the_ones_there_are_are_named(home, verb):
     """Nothing to measure ended without a word, or with a trace."""
     definition = home / "twice" / "op.py"
     definition.write_text(definition.read_text().replace("scale='laptop'", "scale='gpu'"))
-    with pytest.raises(UsageError, match=r"twice has no workload sized for cpu\. It has: some\. Name one with: --workload"):
+    with pytest.raises(
+        UsageError, match=r"twice has no workload sized for cpu\. It has: some\. Name one with: --workload"
+    ):
         command_line([verb[0]])(["--home", str(home), *verb, "--device", "cpu"], standalone_mode=False)
 
 
 def test_what_stands_in_for_a_device_is_said_in_words():
-    """Nobody should have to read Stood(how='interpreter')."""
-    assert str(Stood(how="interpreter")) == "verified by interpreter here, never timed"
+    """Nobody should have to read Emulated(how='interpreter')."""
+    assert str(Emulated(how="interpreter")) == "verified by interpreter here, never timed"

@@ -1,4 +1,6 @@
-"""Operators as PyTorch functions: gradients, schemas, compilation, clean hands; and the kit for other people's operators."""
+"""Operators as PyTorch functions: gradients, schemas, compilation, clean hands; and the kit for other people's
+operators.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from opforge.core.verdict import Pass
 from opforge.dispatch import Chooser, Function
 from opforge.registry import load
 from opforge.testing import conformance, parametrize, situations
-from opforge.verdicts.contracts import check_function
+from opforge.verify.extra.contracts import check_function
 
 
 def clauses(name, function=None, **options):
@@ -18,15 +20,32 @@ def clauses(name, function=None, **options):
     own = Function(operator, Chooser(registry))
     custom = getattr(torch.ops.opforge, name).default
     gradient = registry.operator(operator.gradient) if operator.gradient else None
-    return {clause.name: clause for clause in check_function(operator, function or own, custom, device="cpu", compiler="aot_eager", gradient=gradient, **options)}
+    return {
+        clause.name: clause
+        for clause in check_function(
+            operator, function or own, custom, device="cpu", compiler="aot_eager", gradient=gradient, **options
+        )
+    }
 
 
-@pytest.mark.parametrize("name", ["softmax", pytest.param("matmul", marks=pytest.mark.slow), pytest.param("mean_var", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["softmax", pytest.param("matmul", marks=pytest.mark.slow), pytest.param("mean_var", marks=pytest.mark.slow)],
+)
 def test_operators_keep_their_contracts(name):
     """Everything that does not need a GPU holds; what needs one says so."""
     found = clauses(name, dtypes=["float32", "bfloat16"])
     assert [clause for clause in found.values() if clause.standing == "broken"] == []
-    assert {found[n].standing for n in ("gradients (float32)", "gradcheck", "opcheck", "torch.compile(fullgraph=True)", "values and memory (bfloat16)")} == {"held"}
+    assert {
+        found[n].standing
+        for n in (
+            "gradients (float32)",
+            "gradcheck",
+            "opcheck",
+            "torch.compile(fullgraph=True)",
+            "values and memory (bfloat16)",
+        )
+    } == {"held"}
     if not torch.cuda.is_available():
         assert found["CUDA graph"].standing == "not here" and "GPU" in found["CUDA graph"].detail
 
@@ -137,7 +156,9 @@ def test_a_guest_s_failure_fails_the_test_with_its_evidence(guest):
     """The message is the evidence, not a traceback through opforge."""
     home = guest(bad="def run(x, bias):\n    return bias.expand_as(x).clone()\n")
     (one,) = situations("guest_add", home=home, backends=("torch",), dtypes=("float32",))
-    with pytest.raises(pytest.fail.Exception, match=r"guest_add-torch_bad-float32: wrong in case .* expected .* within"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"guest_add-torch_bad-float32: wrong in case .* expected .* within"
+    ):
         one.check()
 
 
@@ -148,6 +169,8 @@ def test_contracts_hold_on_a_gpu(name):
     registry = load()
     operator = registry.operator(name)
     function = Function(operator, Chooser(registry))
-    found = check_function(operator, function, getattr(torch.ops.opforge, name).default, dtypes=["float32", "float16"], device="cuda")
+    found = check_function(
+        operator, function, getattr(torch.ops.opforge, name).default, dtypes=["float32", "float16"], device="cuda"
+    )
     assert [clause for clause in found if clause.standing == "broken"] == []
     assert {clause.name: clause.standing for clause in found}["CUDA graph"] == "held"

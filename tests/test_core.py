@@ -18,7 +18,11 @@ from opforge.core.record import from_json, to_json
 from opforge.core.timing import Timing
 
 SOURCES = Path(opforge.__file__).parent
-WITH_EXAMPLES = sorted(".".join(file.relative_to(SOURCES.parent).with_suffix("").parts) for file in SOURCES.rglob("*.py") if ">>> " in file.read_text(encoding="utf-8"))
+WITH_EXAMPLES = sorted(
+    ".".join(file.relative_to(SOURCES.parent).with_suffix("").parts)
+    for file in SOURCES.rglob("*.py")
+    if ">>> " in file.read_text(encoding="utf-8")
+)
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
@@ -28,7 +32,10 @@ def test_docstring_examples_hold(name):
     assert result.attempted and not result.failed
 
 
-@pytest.mark.parametrize("text", ["__import__('os')", "x.real", "(lambda: 1)()", "[i for i in (1,)]", "open('f')", "x if", "'a'.join(())", "{1: 2}"])
+@pytest.mark.parametrize(
+    "text",
+    ["__import__('os')", "x.real", "(lambda: 1)()", "[i for i in (1,)]", "open('f')", "x if", "'a'.join(())", "{1: 2}"],
+)
 def test_expressions_hold_nothing_but_arithmetic(text):
     """Expressions come from files that are only listed, so they must not be able to do anything."""
     with pytest.raises(UsageError):
@@ -47,7 +54,9 @@ def test_binding_finds_the_axes_that_made_the_shapes(lead, cols, tail):
     specs = [("x", "*lead cols *tail"), ("bias", "*tail")]
     bound = shapes.bind_axes([(name, shape, shapes.full_shape(shape, axes)) for name, shape in specs])
     assert bound == axes
-    assert math.prod(shapes.collapsed_shape("*lead cols *tail", axes)) == math.prod(shapes.full_shape("*lead cols *tail", axes))
+    assert math.prod(shapes.collapsed_shape("*lead cols *tail", axes)) == math.prod(
+        shapes.full_shape("*lead cols *tail", axes)
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +135,15 @@ def test_nouns_survive_json():
         {"type": "Case", "name": 3, "axes": {}, "why": ""},
         {"type": "Case", "name": "x"},
         {"type": "Case", "name": "x", "axes": {}, "why": "", "surprise": 1},
-        {"type": "Timing", "samples_s": "fast", "batch": 1, "timer": "host", "cache": "warm", "overhead_s": 0.0, "conditions": []},
+        {
+            "type": "Timing",
+            "samples_s": "fast",
+            "batch": 1,
+            "timer": "host",
+            "cache": "warm",
+            "overhead_s": 0.0,
+            "conditions": [],
+        },
     ],
 )
 def test_foreign_data_is_refused(data):
@@ -136,7 +153,14 @@ def test_foreign_data_is_refused(data):
 
 
 def test_timing_statistics_come_from_the_samples():
-    timing = Timing(samples_s=tuple(float(i) for i in range(1, 102)), batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+    timing = Timing(
+        samples_s=tuple(float(i) for i in range(1, 102)),
+        batch=1,
+        timer="host",
+        cache="warm",
+        overhead_s=0.0,
+        conditions=(),
+    )
     assert timing.median_s == 51
     assert timing.quantile_s(0.9) == 91
     low, high = timing.interval_s

@@ -1,4 +1,6 @@
-"""What a call must do at the least, and what a fused operator does not have to: from the definition, shown beside the time."""
+"""What a call must do at the least, and what a fused operator does not have to: from the definition, shown beside the
+time.
+"""
 
 import dataclasses
 
@@ -26,7 +28,9 @@ RESULT = 64 * 2 * 96 * 2
     ],
 )
 def test_a_fused_pass_saves_an_intermediate_written_and_read(operator, scalars, saved):
-    """Without an activation a linear layer saves nothing over a library's: a figure that did not depend on it would be a boast."""
+    """Without an activation a linear layer saves nothing over a library's: a figure that did not depend on it would be
+    a boast.
+    """
     assert load().operator(operator).cost(ROWS, "bfloat16", scalars).bytes_saved == saved
 
 
@@ -39,7 +43,9 @@ def test_what_is_not_read_is_no_traffic():
 
 
 def test_saved_bytes_stand_beside_the_time():
-    """In the terminal's table, in Markdown and as a column of the CSV; a table of operators that save none has no empty column."""
+    """In the terminal's table, in Markdown and as a column of the CSV; a table of operators that save none has no empty
+    column.
+    """
     plain = record()
     fused = dataclasses.replace(record(), cost=dataclasses.replace(plain.cost, bytes_saved=64 << 20))
     assert "bytes saved" not in rows([plain]).columns

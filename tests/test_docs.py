@@ -1,4 +1,6 @@
-"""Pages that people read name what is there: links, commands and their options, implementations; the two READMEs say the same."""
+"""Pages that people read name what is there: links, commands and their options, implementations; the two READMEs say
+the same.
+"""
 
 import importlib.util
 import re
@@ -12,8 +14,9 @@ from opforge.cli.app import command_line
 from opforge.registry import load
 
 ROOT = Path(__file__).resolve().parent.parent
-OPERATORS = {path.parent.name: path for path in sorted((ROOT / "src/opforge/ops").glob("*/README.md"))}
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *OPERATORS.values()]
+OPERATORS = {path.parent.name: path for path in sorted((ROOT / "src/opforge/ops").rglob("README.md"))}
+NOTES = sorted((ROOT / "src/opforge/ops").rglob("NOTES.md"))
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *OPERATORS.values(), *NOTES]
 TEMPLATE = ROOT / "src/opforge/forge/template/README.md.txt"
 
 
@@ -27,7 +30,11 @@ def commands(text: str) -> list[list[str]]:
     blocks = "\n".join(re.findall(r"^```(?:yaml)?\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE))
     spans = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
     lines = [re.sub(r"^\s*(\$ |- run: |run: |entry: )?", "", line).split("  #")[0] for line in blocks.splitlines()]
-    return [shlex.split(line) for line in (*lines, *spans) if re.match(r"(opforge|make) \S", line) and line.count("'") % 2 == 0]
+    return [
+        shlex.split(line)
+        for line in (*lines, *spans)
+        if re.match(r"(opforge|make) \S", line) and line.count("'") % 2 == 0
+    ]
 
 
 def mistake(words: list[str], verbs: dict) -> str:
@@ -43,7 +50,11 @@ def mistake(words: list[str], verbs: dict) -> str:
     if rest[0] not in verbs:
         return f"no verb {rest[0]}"
     known = {name for option in verbs[rest[0]].params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
-    return ", ".join(f"{rest[0]} has no {word}" for word in rest[1:] if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known)
+    return ", ".join(
+        f"{rest[0]} has no {word}"
+        for word in rest[1:]
+        if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known
+    )
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +70,20 @@ def implementations():
 
 def test_every_verb_speaks_json(verbs):
     """The README says so, and scripts rely on it."""
-    assert [name for name, verb in verbs.items() if "--json" not in {option for parameter in verb.params for option in parameter.opts}] == []
+    assert [
+        name
+        for name, verb in verbs.items()
+        if "--json" not in {option for parameter in verb.params for option in parameter.opts}
+    ] == []
 
 
 def test_links_lead_somewhere():
-    broken = [f"{page.relative_to(ROOT)}: {link}" for page in PAGES for link in re.findall(r"\]\(([^)\s]+)\)", written(page)) if not (page.parent / link.split("#")[0]).exists()]
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in PAGES
+        for link in re.findall(r"\]\(([^)\s]+)\)", written(page))
+        if not (page.parent / link.split("#")[0]).exists()
+    ]
     assert broken == []
 
 
@@ -71,7 +91,12 @@ def test_commands_have_their_verbs_and_options(verbs):
     """A new user copies them line by line."""
     found = {page: commands(written(page)) for page in (*PAGES, TEMPLATE)}
     assert sum(map(len, found.values())) > 60 and found[TEMPLATE]
-    assert [f"{page.relative_to(ROOT)}: {' '.join(words)}: {wrong}" for page, spoken in found.items() for words in spoken if (wrong := mistake(words, verbs))] == []
+    assert [
+        f"{page.relative_to(ROOT)}: {' '.join(words)}: {wrong}"
+        for page, spoken in found.items()
+        for words in spoken
+        if (wrong := mistake(words, verbs))
+    ] == []
     assert mistake(["opforge", "--home", "x", "bench", "squares", "--home", "x"], verbs) == "bench has no --home"
 
 
@@ -80,7 +105,9 @@ def test_messages_name_verbs_and_options_that_are_there(verbs):
     said = [
         (path.relative_to(ROOT), shlex.split(re.sub(r"\{\w*\}", "", command)))
         for path in sorted((ROOT / "src/opforge").rglob("*.py"))
-        for command in re.findall(r"(?:[a-z]: |[^`]`)(opforge [a-z-]+[^\"'`;.,()\n\\]*)", path.read_text(encoding="utf-8"))
+        for command in re.findall(
+            r"(?:[a-z]: |[^`]`)(opforge [a-z-]+[^\"'`;.,()\n\\]*)", path.read_text(encoding="utf-8")
+        )
     ]
     assert len(said) > 40
     assert [f"{path}: {' '.join(words)}: {wrong}" for path, words in said if (wrong := mistake(words, verbs))] == []
@@ -89,11 +116,14 @@ def test_messages_name_verbs_and_options_that_are_there(verbs):
 def test_pages_name_implementations_that_exist_and_leave_none_out(implementations):
     everything = set().union(*implementations.values())
     backends = "cuda|triton|tilelang|cpp|torch|library"
-    for page in PAGES:
-        named = set(re.findall(rf"`(?:\.\./\w+/)?((?:{backends})_[a-z0-9_]+)`", written(page)))
+    # the map is made from the tree, and names functions too
+    for page in set(PAGES) - {ROOT / "docs" / "map.md"}:
+        named = set(re.findall(rf"`(?:\.\./(?:\.\./\w+/)?\w+/)?((?:{backends})_[a-z0-9_]+)`", written(page)))
         assert named <= everything | {"cuda_graph", "cuda_event"}, page
     for name, page in OPERATORS.items():
-        assert {found for found in implementations[name] if found != "torch_compile"} <= set(re.findall(r"`(\w+)`", written(page))), name
+        assert {found for found in implementations[name] if found != "torch_compile"} <= set(
+            re.findall(r"`(\w+)`", written(page))
+        ), name
 
 
 @pytest.fixture(scope="module")
@@ -108,19 +138,37 @@ def docs():
 @pytest.mark.campaign
 def test_tables_are_those_of_the_records_and_of_the_sources(docs):
     """A kernel that changed is marked beside its time from then on."""
-    stale = [str(page.relative_to(ROOT)) for page in docs.pages_with_tables() if docs.with_tables(text := page.read_text(encoding="utf-8")) != text]
+    stale = [
+        str(page.relative_to(ROOT))
+        for page in docs.pages_with_tables()
+        if docs.with_tables(text := page.read_text(encoding="utf-8")) != text
+    ]
+    if (drawn := docs.picture()) and (ROOT / "docs/images/rows.svg").read_text(encoding="utf-8") != drawn:
+        stale.append("docs/images/rows.svg")
     assert stale == [], "renew them with: make docs"
 
 
 def test_signatures_are_those_of_the_definitions(docs):
-    stale = [name for name, page in OPERATORS.items() if "<!-- signature -->" not in (text := page.read_text(encoding="utf-8")) or docs.with_signature(page, text) != text]
+    stale = [
+        name
+        for name, page in OPERATORS.items()
+        if "<!-- signature -->" not in (text := page.read_text(encoding="utf-8"))
+        or docs.with_signature(page, text) != text
+    ]
     assert stale == [], "renew them with: make docs"
 
 
 def test_both_readmes_say_the_same():
     """Sections, links, tables and commands; the words are for a reader."""
     english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
-    for pattern in (r"^(#+) ", r"^(<!-- .* -->)$", r"^\| [a-z_]+ \| .*$", r"^(?:\$ |\. )?(?:opforge|make) .*?(?=\s+#|$)"):
-        assert re.findall(pattern, english, flags=re.MULTILINE) == re.findall(pattern, chinese, flags=re.MULTILINE), pattern
+    for pattern in (
+        r"^(#+) ",
+        r"^(<!-- .* -->)$",
+        r"^\| [a-z_]+ \| .*$",
+        r"^(?:\$ |\. )?(?:opforge|make) .*?(?=\s+#|$)",
+    ):
+        assert re.findall(pattern, english, flags=re.MULTILINE) == re.findall(pattern, chinese, flags=re.MULTILINE), (
+            pattern
+        )
     links = [set(re.findall(r"\]\(([^)]+)\)", text)) - {"README.md", "README.zh-CN.md"} for text in (english, chinese)]
     assert links[0] == links[1]

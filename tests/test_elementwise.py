@@ -25,7 +25,11 @@ MOVES = Cost(flops=0, bytes_read=10**8, bytes_written=10**8)
 
 
 def device(rate: float | None = 4e12) -> DeviceSpec:
-    copy = () if rate is None else (Ceiling(name="copy", value=rate, unit="B/s", measured_at="2026-11-21", how="for a test"),)
+    copy = (
+        ()
+        if rate is None
+        else (Ceiling(name="copy", value=rate, unit="B/s", measured_at="2026-11-21", how="for a test"),)
+    )
     return replace(descriptors()["nvidia-h200"], cache_bytes=10**6, nominal_bytes_per_s=0.0, ceilings=copy)
 
 
@@ -94,7 +98,11 @@ def test_an_elementwise_call_makes_no_views(monkeypatch):
     chosen = next(item for item in registry.implementations("vector_add") if item.backend == "cpp")
     assert chosen.any_rank
     chooser = Chooser(registry)
-    monkeypatch.setattr(chooser, "choose", lambda *arguments: Choice(implementation=chosen, config=chosen.default, why="asked", passed_over=()))
+    monkeypatch.setattr(
+        chooser,
+        "choose",
+        lambda *arguments: Choice(implementation=chosen, config=chosen.default, why="asked", passed_over=()),
+    )
     monkeypatch.setattr(Function, "_register", lambda self: None)  # the real function keeps its name in PyTorch
     add = Function(registry.operator("vector_add"), chooser)
     x, y = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
@@ -122,21 +130,23 @@ class FakeJit:
 
     def run(self, *args, grid, warmup, **kwargs):
         self.fronts += 1
-        return SimpleNamespace(run=lambda *given: self.launches.append(given), function="cubin", packed_metadata="packed")
+        return SimpleNamespace(
+            run=lambda *given: self.launches.append(given), function="cubin", packed_metadata="packed"
+        )
 
 
 def repeated(monkeypatch, launch):
     """A Repeated of `launch(jit, x, y)` and the jit that it launches."""
-    import torch
     from triton.runtime import jit as triton_jit
 
+    from opforge.backends import torch_private
     from opforge.backends.triton_replay import Repeated
 
     jit, module = FakeJit(), ModuleType("kernels")
     module.kernel = jit
     monkeypatch.setattr(triton_jit, "JITFunction", FakeJit)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(torch_private, "current_gpu", lambda: -1)
+    monkeypatch.setattr(torch_private, "current_stream", lambda device: 7)
     return Repeated(lambda inputs, outputs, scalars: launch(jit, *inputs, *outputs), module), jit
 
 
@@ -159,7 +169,7 @@ def test_a_kernel_that_operators_share_is_launched_again_too(monkeypatch):
     """It stands in a module of opforge, and the operator's file imports only the function that launches it."""
     import torch
 
-    shared, operator = ModuleType("opforge.primitives.triton_imagined"), ModuleType("kernels")
+    shared, operator = ModuleType("opforge.device.triton_imagined"), ModuleType("kernels")
     run, jit = repeated(monkeypatch, lambda jit, x, y: jit[(3,)](x, y, 64, BLOCK=32))
     shared.kernel = jit
     operator.launch_shared = lambda: None
@@ -172,7 +182,9 @@ def test_a_kernel_that_operators_share_is_launched_again_too(monkeypatch):
     assert (jit.fronts, len(jit.launches)) == (1, 2)
 
 
-@pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "another alignment", "other scalars", "an address as a number"])
+@pytest.mark.parametrize(
+    "why", ["zeroes its output", "launches twice", "another alignment", "other scalars", "an address as a number"]
+)
 def test_a_launch_that_cannot_be_repeated_is_not(monkeypatch, why):
     """Left out, the zeroing would leave the sum of two calls in the output: a wrong answer at a good speed."""
     import torch

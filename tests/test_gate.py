@@ -1,4 +1,6 @@
-"""The gate: what it concludes, and that a baseline only changes when told to. Looks are simulated; one goes the whole way."""
+"""The gate: what it concludes, and that a baseline only changes when told to. Looks are simulated; one goes the whole
+way.
+"""
 
 import dataclasses
 import json
@@ -13,8 +15,8 @@ from opforge.core.errors import UsageError
 from opforge.core.verdict import Broken, Unsupported
 from opforge.gate import (
     Baseline,
-    Key,
     Policy,
+    SeriesKey,
     Sight,
     baseline_path,
     check,
@@ -28,7 +30,7 @@ from opforge.gate import (
     settled_for,
     tightened,
 )
-from opforge.timing import Rule, duel
+from opforge.timing import Rule, compare_while_sampling
 from simulated import make_home, noisy, passed, record
 
 POLICY = Policy()
@@ -41,7 +43,10 @@ def home(tmp_path):
 
 
 def keys(count):
-    return [Key(operator="softmax", implementation="cpp", workload=f"w{number}", dtype="float32") for number in range(count)]
+    return [
+        SeriesKey(operator="softmax", implementation="cpp", workload=f"w{number}", dtype="float32")
+        for number in range(count)
+    ]
 
 
 def looking(slower=None, seed=0, fresh=None, baseline=None, spread=0.02):
@@ -55,7 +60,9 @@ def looking(slower=None, seed=0, fresh=None, baseline=None, spread=0.02):
             factor = (slower or {}).get(key.workload, 0.0)
             factor = factor[len(look.asked) - 1] if isinstance(factor, tuple) else factor
             sides = noisy(place, factor, spread=spread)
-            comparison = duel("now", "then", *sides, Rule(), order=random.Random(place), settled=settled_for(POLICY.allowed))
+            comparison = compare_while_sampling(
+                "now", "then", *sides, Rule(), order=random.Random(place), settled=settled_for(POLICY.allowed)
+            )
             found[key] = Sight(comparison=comparison, fresh=fresh or passed(), baseline=baseline or passed())
         return found
 
@@ -121,14 +128,19 @@ def test_more_clipping_is_a_regression():
     assert "2% of y in some are clipped" in report.findings[0].words
     assert "0.4% were" in report.findings[0].words
     for before, now in ((0.0, 0.0005), (0.02, 0.024), (None, 0.5)):
-        assert check("main", keys(1), looking(fresh=passed(clip_ratio=now), baseline=passed(clip_ratio=before)), POLICY).exit_code == 0
+        assert (
+            check(
+                "main", keys(1), looking(fresh=passed(clip_ratio=now), baseline=passed(clip_ratio=before)), POLICY
+            ).exit_code
+            == 0
+        )
 
 
 def test_clipped_elements_are_counted():
     """What stands at the largest value of its dtype where the reference is finite, rightly or not."""
     torch = pytest.importorskip("torch")
-    from opforge.verdicts.compare import compare
-    from opforge.verdicts.oracle import Expectation
+    from opforge.verify.judging.elements import compare
+    from opforge.verify.oracle.expectation import Expectation
 
     expected = torch.tensor([1.0, 500.0, -1000.0, float("inf"), 448.0, 2.0], dtype=torch.float64)
     actual = expected.clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -144,8 +156,20 @@ def test_accuracy_within_its_factor_is_fine():
 def test_a_verdict_that_failed_is_a_regression_and_one_that_is_missing_unsure():
     """A kernel that breaks must not pass the gate for want of a time."""
     broken = Broken(case=None, dtype="float32", reason="it raised", isolation="none")
-    assert check("main", keys(1), lambda asked: {key: Sight(comparison=None, fresh=broken) for key in asked}, POLICY).exit_code == 1
-    report = check("main", keys(1), lambda asked: {key: Sight(comparison=None, reason="no GPU", fresh=Unsupported(reason="no GPU")) for key in asked}, POLICY)
+    assert (
+        check(
+            "main", keys(1), lambda asked: {key: Sight(comparison=None, fresh=broken) for key in asked}, POLICY
+        ).exit_code
+        == 1
+    )
+    report = check(
+        "main",
+        keys(1),
+        lambda asked: {
+            key: Sight(comparison=None, reason="no GPU", fresh=Unsupported(reason="no GPU")) for key in asked
+        },
+        POLICY,
+    )
     assert report.exit_code == 4
     assert "no GPU" in report.findings[0].words
 
@@ -159,10 +183,15 @@ def test_nothing_to_look_at_is_fine():
 
 def test_junit_and_markdown_say_the_same():
     """CI reads one, people the other; hostile names stay text."""
-    nasty = Key(operator="soft|max<b>", implementation="cpp`x`", workload="w\x1b[31m", dtype="float32")
+    nasty = SeriesKey(operator="soft|max<b>", implementation="cpp`x`", workload="w\x1b[31m", dtype="float32")
     report = check("main", [nasty, *keys(2)], looking({"w1": 0.3}), POLICY, unchanged=keys(4)[3:])
     suite = xml.fromstring(junit(report))
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("4", "1", "0", "1")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors"), suite.get("skipped")) == (
+        "4",
+        "1",
+        "0",
+        "1",
+    )
     assert len(suite.findall("testcase/failure")) == 1
     text = markdown(report)
     assert text.startswith("### opforge check against `main`: regression")
@@ -173,7 +202,12 @@ def test_junit_and_markdown_say_the_same():
 def test_only_good_timings_are_promoted():
     """The newest of each case; what did not pass or is suspect is left out, and said."""
     kept, refused = select_records(
-        [record(1e-3, day=0), record(2e-3, day=1), record(day=2, workload="odd", suspect="too fast"), record(day=3, workload="x", verdict=Unsupported(reason=""))]
+        [
+            record(1e-3, day=0),
+            record(2e-3, day=1),
+            record(day=2, workload="odd", suspect="too fast"),
+            record(day=3, workload="x", verdict=Unsupported(reason="")),
+        ]
     )
     assert [found.timing.median_s for found in kept] == [pytest.approx(2e-3)]
     assert len(refused) == 2
@@ -190,11 +224,20 @@ def test_a_baseline_survives_its_file(tmp_path):
 @pytest.mark.parametrize("harm", ["truncate", "edit", "not json", "another format"])
 def test_a_damaged_baseline_is_refused(tmp_path, harm):
     """A gate held against a damaged baseline means nothing."""
-    path = save_baseline(Baseline(name="main", promoted_at="2026-01-01", run="run", records=(record(),)), tmp_path / "main.json")
+    path = save_baseline(
+        Baseline(name="main", promoted_at="2026-01-01", run="run", records=(record(),)), tmp_path / "main.json"
+    )
     text = path.read_text()
     data = json.loads(text)
     data["records"][0]["timing"]["samples_s"][0] = 1.0
-    path.write_text({"truncate": text[:-200], "edit": json.dumps(data), "not json": "[]x", "another format": json.dumps({"format": 99})}[harm])
+    path.write_text(
+        {
+            "truncate": text[:-200],
+            "edit": json.dumps(data),
+            "not json": "[]x",
+            "another format": json.dumps({"format": 99}),
+        }[harm]
+    )
     with pytest.raises(UsageError, match="opforge baseline promote"):
         load_baseline(path)
 
@@ -226,21 +269,27 @@ def test_thresholds_only_tighten():
 def test_thresholds_come_from_the_same_machine_and_from_passes_alone(tmp_path):
     """What was timed elsewhere, or cannot be true, must not move a threshold."""
     pytest.importorskip("sqlalchemy")
-    from opforge.cli.looking import histories
+    from opforge.gate.remeasure import histories
     from opforge.store import Store
 
     kept = record(1e-3)
     elsewhere = {"facts": {"python": "3.12"}}
     with Store.open(tmp_path / "records.sqlite") as store:
         store.add([record(1e-3, day=day) for day in range(3)])
-        store.add([record(5e-3, day=4, **elsewhere), record(1e-9, day=5, suspect="too fast"), record(7e-3, day=6, workload="other")])
+        store.add(
+            [
+                record(5e-3, day=4, **elsewhere),
+                record(1e-9, day=5, suspect="too fast"),
+                record(7e-3, day=6, workload="other"),
+            ]
+        )
         found = histories(store, Baseline(name="main", promoted_at="", run="run", records=(kept,)))
     assert found == {key_of(kept): [pytest.approx(1e-3)] * 3}
 
 
 @pytest.mark.slow
 def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch, capsys):
-    """Bench, promote, check: unchanged, fine, then a slower implementation that is found."""
+    """CaseCache, promote, check: unchanged, fine, then a slower implementation that is found."""
     pytest.importorskip("torch")
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("OPFORGE_STORE", str(tmp_path / "records.sqlite"))
@@ -249,7 +298,11 @@ def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch, caps
     monkeypatch.chdir(tmp_path)
 
     def git(*words):
-        subprocess.run(["git", "-C", str(home), "-c", "user.name=t", "-c", "user.email=t@example.org", *words], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(home), "-c", "user.name=t", "-c", "user.email=t@example.org", *words],
+            check=True,
+            capture_output=True,
+        )
 
     def opforge(*words):
         with pytest.raises(SystemExit) as ended:
@@ -276,23 +329,71 @@ def test_the_whole_way_from_bench_to_exit_code(home, tmp_path, monkeypatch, caps
 
 
 def test_what_has_not_changed_is_told_by_what_a_bench_records(home, tmp_path, monkeypatch):
-    """The record says how each backend runs here: a fingerprint taken without that was never the same, and everything was measured again."""
+    """The record says how each backend runs here: a fingerprint taken without that was never the same, and everything
+    was measured again.
+    """
     import opforge
+    from opforge.backends.program_hash import program_sha256
     from opforge.backends.shared_code import source_sha256
-    from opforge.cli.looking import unchanged
+    from opforge.gate.remeasure import unchanged
     from opforge.registry import load
     from opforge.timing import Plan
-    from opforge.workbench import Options, environment_of
+    from opforge.workbench import BenchOptions, environment_of
 
-    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first"]):
+    for words in (
+        ["init", "-q"],
+        ["add", "."],
+        ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", "first"],
+    ):
         subprocess.run(["git", "-C", str(home), *words], check=True, capture_output=True)
     # as installed: in no repository of its own
     monkeypatch.setattr(opforge, "__file__", str(tmp_path / "site" / "opforge" / "__init__.py"))
     registry, plan = load([home]), Plan()
     operator, implementation = registry.operator("twice"), registry.implementation("twice", "torch_eager")
-    here = {"environment": environment_of(operator, Options(device="cpu", plan=plan)), "source_sha256": source_sha256(implementation.source)}
+    here = {
+        "environment": environment_of(operator, BenchOptions(device="cpu", plan=plan)),
+        "source_sha256": source_sha256(implementation.source),
+    }
     kept = dataclasses.replace(record(1e-3, operator="twice"), **here)
     baseline = Baseline(name="main", promoted_at="", run="run", records=(kept,))
     assert unchanged(registry, baseline, "cpu", plan) == (key_of(kept),)
+    # another kernel's source, and a comment in its own: what it compiles to is what was measured
+    for name in ("torch_slow.py", "torch_eager.py"):
+        (home / "twice" / name).write_text((home / "twice" / name).read_text() + "\n# a remark\n")
+    assert unchanged(load([home]), baseline, "cpu", plan) == (), "its record says no code"
+    coded = dataclasses.replace(
+        baseline, records=(dataclasses.replace(kept, code_sha256=program_sha256(implementation)),)
+    )
+    assert unchanged(load([home]), coded, "cpu", plan) == (key_of(kept),)
+    definition = (home / "twice" / "op.py").read_text()
+    (home / "twice" / "op.py").write_text(definition + "\n# the operator is another one\n")
+    assert unchanged(load([home]), coded, "cpu", plan) == ()
+    (home / "twice" / "op.py").write_text(definition)
+    baseline = coded
     (home / "twice" / "torch_eager.py").write_text((home / "twice" / "torch_slow.py").read_text())
     assert unchanged(load([home]), baseline, "cpu", plan) == ()
+
+
+def test_a_home_in_another_repository_than_opforge_is_unchanged_too(tmp_path, monkeypatch):
+    """git was asked for the home's commit in opforge's repository, which has no such one: all was measured again."""
+    import opforge
+    from opforge.gate.remeasure import _same_since
+    from opforge.machine import environments
+
+    package, home = tmp_path / "checkout" / "opforge", tmp_path / "work" / "twice"
+    for folder, name in ((package, "__init__.py"), (home, "op.py")):
+        folder.mkdir(parents=True)
+        (folder / name).write_text("1")
+        for words in (
+            ["init", "-q"],
+            ["add", "."],
+            ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", name],
+        ):
+            subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+    monkeypatch.setattr(opforge, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(environments, "PACKAGE", package)
+    facts = environments._commit(home)
+    assert _same_since(facts, home, ())
+    assert not _same_since({"git.commit": facts["git.commit"]}, home, ()), "an older record does not say which opforge"
+    (package / "__init__.py").write_text("2")
+    assert not _same_since(facts, home, ())

@@ -8,14 +8,21 @@ import pytest
 from opforge.cli.app import command_line
 from opforge.core.verdict import Unsupported
 from opforge.gate import history, segments
-from opforge.gate.pictures import picture_of
+from opforge.gate.history_chart import picture_of
 from opforge.store import Store
 from simulated import record
 
 
 def series(generator, noise, step=0.0, count=80, at=50):
     """Logarithms of times: noise, 3 % of points spiked by 30 %, a step at commit `at`."""
-    return [math.log((1 + (step if position >= at else 0)) * math.exp(generator.gauss(0, noise)) * (1.3 if generator.random() < 0.03 else 1)) for position in range(count)]
+    return [
+        math.log(
+            (1 + (step if position >= at else 0))
+            * math.exp(generator.gauss(0, noise))
+            * (1.3 if generator.random() < 0.03 else 1)
+        )
+        for position in range(count)
+    ]
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.03])
@@ -30,7 +37,10 @@ def test_flat_histories_stay_silent(noise):
 def test_a_step_of_ten_percent_is_located(noise):
     """Within three commits, spikes or not."""
     generator = random.Random(2)
-    hits = sum(any(abs(part.start - 50) <= 3 for part in segments(series(generator, noise, 0.1), smallest=0.02)[1:]) for _ in range(40))
+    hits = sum(
+        any(abs(part.start - 50) <= 3 for part in segments(series(generator, noise, 0.1), smallest=0.02)[1:])
+        for _ in range(40)
+    )
     assert hits >= 39
 
 
@@ -81,7 +91,9 @@ def test_a_long_history_answers_soon():
 
 def test_each_machine_has_a_series_of_its_own():
     """A faster machine is no improvement of the code."""
-    records = [record(1e-3, day=day, facts={"python": "3.11"}) for day in range(6)] + [record(2e-3, day=day, facts={"python": "3.12"}) for day in range(6)]
+    records = [record(1e-3, day=day, facts={"python": "3.11"}) for day in range(6)] + [
+        record(2e-3, day=day, facts={"python": "3.12"}) for day in range(6)
+    ]
     found = history(records)
     assert len(found) == 2
     assert all(not one.changes for one in found)
@@ -99,7 +111,12 @@ def test_commits_around_a_step_are_named():
 
 def test_what_did_not_pass_or_is_suspect_is_no_point():
     """A wrong kernel's speed is no history."""
-    records = [record(day=0), record(day=1, verdict=Unsupported(reason="")), record(day=2, suspect="too fast"), record(day=3)]
+    records = [
+        record(day=0),
+        record(day=1, verdict=Unsupported(reason="")),
+        record(day=2, suspect="too fast"),
+        record(day=3),
+    ]
     (found,) = history(records)
     assert len(found.points) == 2
 
@@ -130,6 +147,8 @@ def test_a_picture_stays_in_its_folder(tmp_path):
     store = f"sqlite:///{tmp_path / 'history.sqlite'}"
     with Store.open(store) as opened:
         opened.add([record(1e-3, workload="a/../../b")])
-    command_line(["history"])(["--store", store, "history", "softmax", "--plot", str(tmp_path / "plots")], standalone_mode=False)
+    command_line(["history"])(
+        ["--store", store, "history", "softmax", "--plot", str(tmp_path / "plots")], standalone_mode=False
+    )
     (file,) = (tmp_path / "plots").iterdir()
     assert file.name.startswith("softmax-torch_eager-a_.._.._b-float32-")

@@ -1,4 +1,6 @@
-"""Rows in registers on the CPU (opforge/host_lanes.h): every width around a register's, on the instruction sets that a user may have."""
+"""Rows in registers on the CPU (opforge/arch/host_lanes.h): every width around a register's, on the instruction sets
+that a user may have.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from opforge.backends.cpp import FLAGS, host_compiler
 SOURCE = """
 #include <cmath>
 #include <vector>
-#include "opforge/host_lanes.h"
+#include "opforge/arch/host_lanes.h"
 
 namespace {
 
@@ -56,7 +58,9 @@ int64_t first_wrong(double rounding) {
 }  // namespace
 
 extern "C" __attribute__((visibility("default"))) int64_t first_wrong_width(int dtype) {
-  return dtype == 0 ? first_wrong<float>(1e-7) : dtype == 1 ? first_wrong<opforge::Float16>(1.0 / 2048) : first_wrong<opforge::BFloat16>(1.0 / 256);
+  return dtype == 0   ? first_wrong<float>(1e-7)
+         : dtype == 1 ? first_wrong<opforge::Float16>(1.0 / 2048)
+                      : first_wrong<opforge::BFloat16>(1.0 / 256);
 }
 """
 
@@ -67,10 +71,14 @@ def _has(flag: str) -> bool:
     return facts.is_file() and f" {flag} " in f"{facts.read_text()} "
 
 
-@pytest.mark.skipif(shutil.which(host_compiler()) is None, reason="no C++ compiler on PATH; install one with: apt-get install g++")
+@pytest.mark.skipif(
+    shutil.which(host_compiler()) is None, reason="no C++ compiler on PATH; install one with: apt-get install g++"
+)
 @pytest.mark.parametrize("march", ["native", "haswell", "x86-64-v2"])
 def test_every_width_is_summed_and_written_to_its_last_element(tmp_path, march):
-    """A row that ends inside a register is read, and counted, no further; 16-bit rows go to other lanes on each instruction set."""
+    """A row that ends inside a register is read, and counted, no further; 16-bit rows go to other lanes on each
+    instruction set.
+    """
     if march != "native" and (platform.machine() != "x86_64" or not _has("avx2")):
         pytest.skip(f"this processor does not run code for {march}")
     source, library = tmp_path / "lanes.cpp", tmp_path / "lanes.so"
@@ -79,8 +87,14 @@ def test_every_width_is_summed_and_written_to_its_last_element(tmp_path, march):
     flags = [f"-march={march}" if flag.startswith("-march") else flag for flag in FLAGS]
     # nothing here is called from elsewhere, so how wide vectors are passed without AVX is nobody's concern
     warnings = ["-Wall", "-Werror", "-Wno-psabi"]
-    done = subprocess.run([host_compiler(), *flags, *warnings, *includes, str(source), "-o", str(library)], capture_output=True, text=True)
+    done = subprocess.run(
+        [host_compiler(), *flags, *warnings, *includes, str(source), "-o", str(library)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     first_wrong_width = ctypes.CDLL(str(library)).first_wrong_width
     first_wrong_width.restype = ctypes.c_int64
-    assert {name: first_wrong_width(number) for number, name in enumerate(("float32", "float16", "bfloat16"))} == {"float32": -1, "float16": -1, "bfloat16": -1}
+    assert {name: first_wrong_width(number) for number, name in enumerate(("float32", "float16", "bfloat16"))} == {
+        "float32": -1,
+        "float16": -1,
+        "bfloat16": -1,
+    }

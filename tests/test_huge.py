@@ -1,4 +1,6 @@
-"""More elements than an index of 32 bits can count, with a smaller number in its place: the same slices, the same judge."""
+"""More elements than an index of 32 bits can count, with a smaller number in its place: the same slices, the same
+judge.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ import pytest
 from opforge.core.verdict import Broken, Crash, Mismatch, Pass
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.verdicts import Bench, huge
-from opforge.verdicts.huge import Huge, NotHere, huge_case
+from opforge.verify import CaseCache
+from opforge.verify.judging import huge
+from opforge.verify.judging.huge import Huge, NotHere, huge_case
 
 PROOF = Pass(checked=(), not_taken=(), isolation="")
 BEYOND = 100_000
@@ -19,8 +22,10 @@ DEFINITION = """
 from opforge.core.operator import Case, Operator, TensorSpec
 
 operator = Operator(
-    name="scaled", about="2 x + bias", inputs=(TensorSpec(name="x", shape="*lead cols"), TensorSpec(name="bias", shape="cols")),
-    outputs=(TensorSpec(name="y", shape="*lead cols"),), reference=lambda x, bias: 2 * x + bias, flops="2 * prod(lead) * cols",
+    name="scaled", about="2 x + bias", inputs=(TensorSpec(name="x", shape="*lead cols"), TensorSpec(name="bias",
+    shape="cols")),
+    outputs=(TensorSpec(name="y", shape="*lead cols"),), reference=lambda x, bias: 2 * x + bias,
+    flops="2 * prod(lead) * cols",
     dtypes=("float32",), cases=(Case(name="plain", axes={"lead": (3,), "cols": 8}, why="plain"),),
     implementations=("torch_right", "torch_wraps", "torch_input", "torch_behind", "torch_dies"),
 )
@@ -28,9 +33,11 @@ operator = Operator(
 SOURCES = {
     "torch_right": "def run(x, bias):\n    return 2 * x + bias\n",
     # an index that has run out: the elements from there on are those of the beginning
-    "torch_wraps": "def run(x, bias):\n    y = 2 * x + bias\n    flat = y.view(-1)\n    flat[100_000:] = flat[: flat.numel() - 100_000].clone()\n    return y\n",
+    "torch_wraps": "def run(x, bias):\n    y = 2 * x + bias\n    flat = y.view(-1)\n    flat[100_000:] = flat[: "
+    "flat.numel() - 100_000].clone()\n    return y\n",
     "torch_input": "def run(x, bias):\n    y = 2 * x + bias\n    x.view(-1)[-1] = 0\n    return y\n",
-    "torch_behind": "import torch\n\n\ndef run(x, bias):\n    torch.empty(0).set_(x.untyped_storage(), x.storage_offset() + x.numel(), (1,)).zero_()\n    return 2 * x + bias\n",
+    "torch_behind": "import torch\n\n\ndef run(x, bias):\n    torch.empty(0).set_(x.untyped_storage(), "
+    "x.storage_offset() + x.numel(), (1,)).zero_()\n    return 2 * x + bias\n",
     "torch_dies": "import os\n\n\ndef run(x, bias):\n    os._exit(9)\n",
 }
 
@@ -45,7 +52,7 @@ def large(tmp_path_factory):
     registry = load([folder.parent])
     with (
         Isolated() as host,
-        closing(Bench(registry=registry, operator=registry.operator("scaled"), host=host, device="cpu")) as bench,
+        closing(CaseCache(registry=registry, operator=registry.operator("scaled"), host=host, device="cpu")) as bench,
         closing(Huge(bench=bench, dtype="float32", beyond=BEYOND, slice_elements=20_000)) as shared,
     ):
         yield lambda name: shared.judged(registry.implementation("scaled", name), PROOF)
@@ -69,7 +76,9 @@ def test_an_index_that_runs_out_is_placed_in_the_whole_case(large):
     assert verdict.window is not None and verdict.window.corner[0] <= verdict.index[0] < verdict.window.corner[0] + 5
 
 
-@pytest.mark.parametrize(("name", "words"), [("torch_input", "input x was modified"), ("torch_behind", "past the end of x")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("torch_input", "input x was modified"), ("torch_behind", "past the end of x")]
+)
 def test_inputs_and_guards_are_looked_at(large, name, words):
     """The contract holds for large tensors too."""
     verdict = large(name)
@@ -84,12 +93,16 @@ def test_a_kernel_that_dies_costs_one_verdict(large):
 
 def test_without_room_nothing_is_asked(large, monkeypatch):
     """A machine that is too small says so in the record."""
-    from opforge.machine import host
+    from opforge.machine import host_hardware
 
-    monkeypatch.setattr(host, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(host_hardware, "available_bytes", lambda: 1000)
     monkeypatch.setattr(huge, "COLUMNS", (1024,))
     verdict = large("torch_right")
-    assert isinstance(verdict, Pass) and verdict.states(huge.STATEMENT) is None and "host memory" in verdict.statements[-1].detail
+    assert (
+        isinstance(verdict, Pass)
+        and verdict.states(huge.STATEMENT) is None
+        and "host memory" in verdict.statements[-1].detail
+    )
 
 
 def test_operators_whose_rows_hang_together_are_left_out():
@@ -99,10 +112,12 @@ def test_operators_whose_rows_hang_together_are_left_out():
         huge_case(registry.operator("matmul"), registry.implementations("matmul")[0], "float32")
 
 
-@pytest.mark.parametrize("name", ["vector_add", "relu", "softmax", "bias_add", "gelu", "silu_mul", "layernorm", "rmsnorm", "mean_var"])
+@pytest.mark.parametrize(
+    "name", ["vector_add", "relu", "softmax", "bias_add", "gelu", "silu_mul", "layernorm", "rmsnorm", "mean_var"]
+)
 def test_the_package_s_operators_have_a_case_past_two_to_the_31(name):
     """By definition of the case alone: nothing of that size is allocated here."""
-    from opforge.verdicts.suite import elements
+    from opforge.verify.cases.hidden import elements
 
     registry = load()
     operator = registry.operator(name)

@@ -16,13 +16,21 @@ from opforge.inspect.binaries import of_dtype, readable
 from opforge.inspect.resources import occupancy, resources_from_ptxas_v
 from opforge.registry import load
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install triton==3.6.0")
-needs_tilelang = pytest.mark.skipif(importlib.util.find_spec("tilelang") is None, reason="TileLang is not installed: pip install tilelang==0.1.15")
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install triton==3.6.0"
+)
+needs_tilelang = pytest.mark.skipif(
+    importlib.util.find_spec("tilelang") is None, reason="TileLang is not installed: pip install tilelang==0.1.15"
+)
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: install the CUDA toolkit")
-needs_cuobjdump = pytest.mark.skipif(importlib.util.find_spec("triton") is None and shutil.which("cuobjdump") is None, reason="cuobjdump is neither in Triton's wheel nor on PATH")
+needs_cuobjdump = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None and shutil.which("cuobjdump") is None,
+    reason="cuobjdump is neither in Triton's wheel nor on PATH",
+)
 
 SERIALIZED = """\
-ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to insufficient register resources for the wgmma pipeline in the function 'k'
+ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized \
+due to insufficient register resources for the wgmma pipeline in the function 'k'
 ptxas info    : Compiling entry function 'k' for 'sm_90a'
 ptxas info    : Function properties for k
     64 bytes stack frame, 60 bytes spill stores, 132 bytes spill loads
@@ -36,7 +44,9 @@ ptxas info    : Used 168 registers, used 1 barriers, 16896 bytes smem
 def test_a_triton_kernel_is_compiled_whatever_this_process_was_started_with(monkeypatch, interpret):
     """Triton that was imported as an interpreter cannot compile; the child must not inherit that choice."""
     monkeypatch.setenv("TRITON_INTERPRET", interpret)
-    found = inspect_implementation(load(), "softmax", "triton_onepass", target="sm_90a", dtype="float16", axes={"lead": (8,), "cols": 1024})
+    found = inspect_implementation(
+        load(), "softmax", "triton_onepass", target="sm_90a", dtype="float16", axes={"lead": (8,), "cols": 1024}
+    )
     assert found.compile_s > 0
     (kernel,) = found.kernels
     assert kernel.spill_store_bytes == 0 and kernel.local_instructions == 0 and not kernel.spills
@@ -49,8 +59,12 @@ def test_a_triton_kernel_is_compiled_whatever_this_process_was_started_with(monk
 @needs_cuobjdump
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_a_map_stores_whole_vectors(dtype):
-    """A full tile, a last tile and single elements: one store each. nvcc makes of a struct of 16-bit elements eight where it may."""
-    found = inspect_implementation(load(), "relu", "cuda_vectors", target="sm_90a", dtype=dtype, axes={"shape": (1024,)})
+    """A full tile, a last tile and single elements: one store each. nvcc makes of a struct of 16-bit elements eight
+    where it may.
+    """
+    found = inspect_implementation(
+        load(), "relu", "cuda_vectors", target="sm_90a", dtype=dtype, axes={"shape": (1024,)}
+    )
     assert [kernel.other_instructions["STG"] for kernel in found.kernels] == [3, 3]
 
 
@@ -85,15 +99,27 @@ def test_tilelang_matmul_reaches_wgmma_on_hopper():
 @needs_nvcc
 @needs_cuobjdump
 @needs_tilelang
-@pytest.mark.parametrize("changed", [{}, {"BLOCK_M": 128, "BLOCK_N": 256, "STAGES": 4, "PARTS": 2, "CLUSTER": 2, "LEAD": 2, "OVERLAP": True}], ids=["default", "cluster"])
+@pytest.mark.parametrize(
+    "changed",
+    [{}, {"BLOCK_M": 128, "BLOCK_N": 256, "STAGES": 4, "PARTS": 2, "CLUSTER": 2, "LEAD": 2, "OVERLAP": True}],
+    ids=["default", "cluster"],
+)
 def test_tilelang_roles_keep_their_registers(changed):
-    """TileLang puts a barrier for all threads where it sees no roles, ptxas serializes products whose sums it may not keep: neither is an error."""
+    """TileLang puts a barrier for all threads where it sees no roles, ptxas serializes products whose sums it may not
+    keep: neither is an error.
+    """
     implementation = load().implementation("matmul", "tilelang_persistent")
     config = Config(tuple({**implementation.default.as_dict(), **changed}.items()))
     axes = {"m": 512, "n": 512, "k": 512}
     assert isinstance(implementation.allows(config, axes, "bfloat16", 2, {"precision": "ieee"}), Accepted)
-    (kernel,) = inspect_implementation(load(), "matmul", "tilelang_persistent", target="sm_90a", dtype="bfloat16", axes=axes, config=config).kernels
-    assert kernel.matrix_instructions["HGMMA"] > 0 and kernel.other_instructions["UTMALDG"] > 0 and kernel.other_instructions["UTMASTG"] > 0
+    (kernel,) = inspect_implementation(
+        load(), "matmul", "tilelang_persistent", target="sm_90a", dtype="bfloat16", axes=axes, config=config
+    ).kernels
+    assert (
+        kernel.matrix_instructions["HGMMA"] > 0
+        and kernel.other_instructions["UTMALDG"] > 0
+        and kernel.other_instructions["UTMASTG"] > 0
+    )
     assert kernel.warnings == () and not kernel.spills and kernel.threads == 384
 
 
@@ -105,9 +131,14 @@ def test_cuda_matmul_of_a_dtype_reports_its_own_instructions():
     registry = load()
     plain = inspect_implementation(registry, "matmul", "cuda_tiled", target="sm_80", dtype="float32")
     tensor = inspect_implementation(registry, "matmul", "cuda_mma", target="sm_80", dtype="float16")
-    assert [len(found.kernels) for found in (plain, tensor)] == [1, 2], "one for each storage order of b on tensor cores"
+    assert [len(found.kernels) for found in (plain, tensor)] == [1, 2], (
+        "one for each storage order of b on tensor cores"
+    )
     assert not plain.kernels[0].matrix_instructions and plain.kernels[0].other_instructions["FFMA"] >= 512
-    assert all(kernel.matrix_instructions["HMMA"] >= 32 and kernel.other_instructions["LDGSTS"] > 0 for kernel in tensor.kernels)
+    assert all(
+        kernel.matrix_instructions["HMMA"] >= 32 and kernel.other_instructions["LDGSTS"] > 0
+        for kernel in tensor.kernels
+    )
     assert plain.kernels[0].threads == 256 and not plain.kernels[0].spills
     assert to_json(plain)["kernels"][0]["registers"] == plain.kernels[0].registers
 
@@ -126,7 +157,9 @@ def test_a_config_reaches_the_compiler():
 @needs_triton
 def test_float32_matmul_on_triton_uses_no_tf32():
     """Triton's own default on NVIDIA is TF32; the interpreter cannot show it, the instructions can."""
-    found = inspect_implementation(load(), "matmul", "triton_tiled", target="sm_80", dtype="float32", axes={"m": 256, "n": 256, "k": 256})
+    found = inspect_implementation(
+        load(), "matmul", "triton_tiled", target="sm_80", dtype="float32", axes={"m": 256, "n": 256, "k": 256}
+    )
     assert not found.kernels[0].matrix_instructions and found.kernels[0].other_instructions["FFMA"] > 0
 
 
@@ -136,7 +169,13 @@ def test_float32_matmul_on_triton_uses_no_tf32():
 def test_tf32_that_is_asked_for_reaches_the_warpgroups(name):
     """The same source, and another parameter."""
     found = inspect_implementation(
-        load(), "matmul", name, target="sm_90", dtype="float32", axes={"m": 64 if name == "triton_splitk" else 512, "n": 512, "k": 512}, scalars={"precision": "tf32"}
+        load(),
+        "matmul",
+        name,
+        target="sm_90",
+        dtype="float32",
+        axes={"m": 64 if name == "triton_splitk" else 512, "n": 512, "k": 512},
+        scalars={"precision": "tf32"},
     )
     assert found.kernels[0].matrix_instructions["HGMMA"] > 0 and not found.kernels[0].spills
 
@@ -144,9 +183,13 @@ def test_tf32_that_is_asked_for_reaches_the_warpgroups(name):
 @needs_triton
 def test_an_amd_target_is_read_from_its_assembly():
     """The same source, another vendor: mfma instead of wgmma, a wavefront of 64."""
-    found = inspect_implementation(load(), "matmul", "triton_tiled", target="gfx942", dtype="float16", axes={"m": 256, "n": 256, "k": 256})
+    found = inspect_implementation(
+        load(), "matmul", "triton_tiled", target="gfx942", dtype="float16", axes={"m": 256, "n": 256, "k": 256}
+    )
     (kernel,) = found.kernels
-    assert sum(kernel.matrix_instructions.values()) > 0 and all(name.startswith("v_mfma") for name in kernel.matrix_instructions)
+    assert sum(kernel.matrix_instructions.values()) > 0 and all(
+        name.startswith("v_mfma") for name in kernel.matrix_instructions
+    )
     assert kernel.threads % 64 == 0 and kernel.residency.max_warps == 32
 
 
@@ -185,7 +228,12 @@ def test_serialized_wgmma_and_spills_are_read_from_the_log():
     """ptxas prints the reason before it names the kernel."""
     report = resources_from_ptxas_v(SERIALIZED)["k"]
     assert report.wgmma_serialized == ("C7511: insufficient register resources for the wgmma pipeline",)
-    assert (report.registers, report.spill_store_bytes, report.spill_load_bytes, report.shared_bytes) == (168, 60, 132, 16896)
+    assert (report.registers, report.spill_store_bytes, report.spill_load_bytes, report.shared_bytes) == (
+        168,
+        60,
+        132,
+        16896,
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,7 +247,9 @@ def test_serialized_wgmma_and_spills_are_read_from_the_log():
     ],
 )
 def test_occupancy_on_hopper(registers, threads, shared, blocks, limited_by):
-    """65536 registers, 2048 threads, 228 KiB and 32 blocks per multiprocessor (CUDA C++ programming guide, table of compute capabilities)."""
+    """65536 registers, 2048 threads, 228 KiB and 32 blocks per multiprocessor (CUDA C++ programming guide, table of
+    compute capabilities).
+    """
     found = occupancy(registers, threads, shared, "sm_90")
     assert (found.blocks_per_sm if limited_by != ("block too large",) else 0) == blocks
     assert found.limited_by == limited_by
@@ -219,7 +269,9 @@ def test_inspecting_imports_no_toolchain():
     """`opforge --help` must not pay for Triton because a room that can start it exists."""
     code = "import sys, opforge.inspect; print(sorted({'torch', 'triton', 'tilelang'} & set(sys.modules)))"
     path = os.pathsep.join(item for item in sys.path if item)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     assert done.stdout.strip() == "[]"
 
 
@@ -233,4 +285,8 @@ def test_a_dtype_that_was_not_given_is_one_that_the_kernel_takes():
     def of(operator, implementation):
         return dtype_to_compile(registry.operator(operator), registry.implementation(operator, implementation))
 
-    assert [of("softmax", "cuda_block"), of("matmul", "cuda_tf32"), of("matmul_fp8", "triton_pipelined")] == ["float16", "float32", "float8_e4m3fn"]
+    assert [of("softmax", "cuda_block"), of("matmul", "cuda_tf32"), of("matmul_fp8", "triton_pipelined")] == [
+        "float16",
+        "float32",
+        "float8_e4m3fn",
+    ]

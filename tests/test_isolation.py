@@ -14,17 +14,22 @@ import torch
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.operator import Case
 from opforge.core.record import from_json, to_json
-from opforge.core.verdict import Broken, Crash, Pass, Policy
+from opforge.core.verdict import Broken, Crash, LibraryFallback, Pass
 from opforge.registry import load
 from opforge.runner import Isolated, sandbox
+from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Limits
-from opforge.runner.witness import replaced, snapshot, traced
-from opforge.verdicts import Bench, verify
-from opforge.verdicts.policy import library_calls
-from opforge.verdicts.suite import EXACT
-from opforge.workbench import audit
+from opforge.runner.messages import Samples
+from opforge.runner.tamper_detection import replaced, snapshot
+from opforge.trial import audit
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import EXACT
+from opforge.verify.judging.fallback import library_calls
 
-confined = pytest.mark.skipif(not sandbox.landlock_version() or sandbox.wanted() != "full", reason="this kernel has no Landlock, or it was not asked for")
+confined = pytest.mark.skipif(
+    not sandbox.landlock_version() or sandbox.wanted() != "full",
+    reason="this kernel has no Landlock, or it was not asked for",
+)
 
 
 @pytest.fixture
@@ -37,14 +42,18 @@ def judged(tmp_path):
         (folder / f"{backend}_guest.py").write_text(textwrap.dedent(source), encoding="utf-8")
         (folder / "op.py").write_text(
             "from opforge.core.operator import Case, Operator, TensorSpec\n"
-            'operator = Operator(name="doubled", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),), outputs=(TensorSpec(name="y", shape="n"),),\n'
-            '    reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={"n": 64}, why="small"),),\n'
+            'operator = Operator(name="doubled", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),), '
+            'outputs=(TensorSpec(name="y", shape="n"),),\n'
+            '    reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={"n": '
+            '64}, why="small"),),\n'
             f'    implementations=("{backend}_guest",))\n',
             encoding="utf-8",
         )
         registry = load([tmp_path])
         with Isolated(**options) as host:
-            bench = Bench(registry=registry, operator=registry.operator("doubled"), host=host, device="cpu", run_limit_s=20)
+            bench = CaseCache(
+                registry=registry, operator=registry.operator("doubled"), host=host, device="cpu", run_limit_s=20
+            )
             try:
                 return verify(bench, registry.implementation("doubled", f"{backend}_guest"), "float32", effort=EXACT)
             finally:
@@ -81,14 +90,23 @@ def test_confinement_holds_for_this_process_and_its_children(tmp_path):
     inside, outside = tmp_path / "inside", tmp_path / "outside"
     inside.mkdir()
     outside.mkdir()
-    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(inside), str(outside)], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(inside), str(outside)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     assert said.split() == ["refused", "True"] and not list(outside.iterdir())
 
 
 def test_secrets_of_the_environment_do_not_reach_a_worker():
     """Seeds, tokens and the marks of a test run are not a kernel's business."""
     given = {"PATH": "/bin", "API_TOKEN": "secret", "PYTEST_CURRENT_TEST": "t", "OMP_NUM_THREADS": "1", "HOME": "/root"}
-    assert sandbox.environment_for_workers(given.items()) == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+    assert sandbox.environment_for_workers(given.items()) == {
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "1",
+        **sandbox.KEPT_MEMORY,
+    }
 
 
 def test_a_worker_runs_in_a_folder_of_its_own(judged):
@@ -106,7 +124,10 @@ def test_a_worker_runs_in_a_folder_of_its_own(judged):
 
 def test_memory_beyond_the_limit_is_a_verdict(judged):
     """On a shared machine the kernel's own out-of-memory killer would choose somebody else."""
-    verdict = judged("def run(x):\n    kept = [bytearray(64 << 20) for _ in range(40)]\n    return 2 * x\n", limits=Limits(memory_bytes=256 << 20))
+    verdict = judged(
+        "def run(x):\n    kept = [bytearray(64 << 20) for _ in range(40)]\n    return 2 * x\n",
+        limits=Limits(memory_bytes=256 << 20),
+    )
     # the system refuses the memory, or whoever watches the worker comes first
     words = verdict.reason if isinstance(verdict, Broken) else verdict.stderr if isinstance(verdict, Crash) else ""
     assert "MemoryError" in words or "256 MiB are allowed" in words, verdict
@@ -116,13 +137,15 @@ def test_a_library_behind_another_backend_is_a_matter_of_policy(judged):
     """It is right, so it is no failure; it is not what it says, so it is never timed."""
     pytest.importorskip("triton")
     verdict = judged("import torch\n\ndef launch(x, y):\n    torch.mul(x, 2, out=y)\n", backend="triton")
-    assert isinstance(verdict, Policy) and verdict.evidence == ("aten.mul.out (1 time)",)
+    assert isinstance(verdict, LibraryFallback) and verdict.evidence == ("aten.mul.out (1 time)",)
     assert from_json(to_json(verdict)) == verdict
 
 
 def test_moving_data_is_no_computation():
     """A launcher may allocate, view, copy and convert."""
-    counts = traced(lambda: torch.empty(4, 4).zero_().t().contiguous().to(torch.float16).view(2, 8).copy_(torch.ones(2, 8)))
+    counts = traced(
+        lambda: torch.empty(4, 4).zero_().t().contiguous().to(torch.float16).view(2, 8).copy_(torch.ones(2, 8))
+    )
     assert counts and library_calls(counts) == ()
     assert library_calls(traced(lambda: torch.ones(2, 2) @ torch.ones(2, 2))) == ("aten.mm.default (1 time)",)
 
@@ -148,13 +171,13 @@ def test_a_claim_below_the_parents_clock_is_not_believed(factor, believed):
     """A worker that divides its samples by ten is found by whoever waited for them."""
     import time
 
-    def ask(message):
+    def ask(question):
         began = time.perf_counter()
-        time.sleep(1e-3 * message["batch"])
-        return {"status": "ok", "samples": [factor * (time.perf_counter() - began) / message["batch"]], "batch": message["batch"]}
+        time.sleep(1e-3 * question.batch)
+        return Samples(samples=(factor * (time.perf_counter() - began) / question.batch,), batch=question.batch)
 
-    contestant = SimpleNamespace(ask=ask, launch=1, timer="host")
-    assert (audit.understated(contestant, SimpleNamespace(median_s=1e-3 * factor)) is None) == believed
+    candidate = SimpleNamespace(ask=ask, launch=1, timer="host")
+    assert (audit.understated(candidate, SimpleNamespace(median_s=1e-3 * factor)) is None) == believed
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -163,29 +186,34 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     x = torch.randn(4096)
     seen = []
 
-    def ask(message):
+    def ask(question):
         content = x.tolist()
         known = content in seen
         seen.append(content)
-        return {"status": "ok", "samples": [1e-4 if keeps and known else 1e-3]}
+        return Samples(samples=(1e-4 if keeps and known else 1e-3,), batch=1)
 
-    prepared = SimpleNamespace(arena=SimpleNamespace(tensors=lambda role: {"x": x}), case=Case(name="c", axes={}, why=""))
+    prepared = SimpleNamespace(
+        arena=SimpleNamespace(tensors=lambda role: {"x": x}), case=Case(name="c", axes={}, why="")
+    )
     words = audit.remembered(SimpleNamespace(ask=ask, launch=1, timer="host"), prepared)
     assert (words is not None) == keeps
 
 
-@pytest.mark.parametrize(("apart_s", "row_s", "believed"), [(60e-6, 4e-6, False), (60e-6, 55e-6, True), (9e-6, 3e-6, True)])
+@pytest.mark.parametrize(
+    ("apart_s", "row_s", "believed"), [(60e-6, 4e-6, False), (60e-6, 55e-6, True), (9e-6, 3e-6, True)]
+)
 @pytest.mark.parametrize("batch", [1, 17])
 def test_a_call_by_itself_is_held_against_those_in_a_row(batch, apart_s, row_s, believed):
-    """A kernel that looks at the device's clock leaves out the work when it was called a moment ago: only a call long after any other shows
+    """A kernel that looks at the device's clock leaves out the work when it was called a moment ago: only a call long
+    after any other shows
     what one costs. What a graph's launch costs is no evidence."""
 
-    def ask(message):
-        assert (message["timer"], message["batch"], message["cache"]) == ("cuda_graph", 1, "warm")
-        return {"status": "ok", "samples": [apart_s if message.get("apart") else row_s] * message["count"]}
+    def ask(question):
+        assert (question.timer, question.batch, question.cache) == ("cuda_graph", 1, "warm")
+        return Samples(samples=(apart_s if question.apart else row_s,) * question.count, batch=1)
 
-    contestant = SimpleNamespace(ask=ask, launch=1, timer="cuda_graph", batch=batch)
-    assert (audit.undivided(contestant, SimpleNamespace(median_s=row_s)) is None) == believed
+    candidate = SimpleNamespace(ask=ask, launch=1, timer="cuda_graph", batch=batch)
+    assert (audit.undivided(candidate, SimpleNamespace(median_s=row_s)) is None) == believed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])

@@ -1,4 +1,5 @@
-"""Launches that are bound to a class of tensors: Triton's through the CUDA driver, TileLang's through its TVM-FFI function. No GPU is here: Triton compiles
+"""Launches that are bound to a class of tensors: Triton's through the CUDA driver, TileLang's through its TVM-FFI
+function. No GPU is here: Triton compiles
 for one that is not, and the driver is a recorder."""
 
 import ctypes
@@ -8,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opforge.backends import native
+from opforge.backends import native, torch_private
 from opforge.registry import load
 
 pytestmark = [
@@ -22,7 +23,9 @@ GIVEN = ctypes.POINTER(ctypes.c_void_p)
 class Config(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = [(name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")]
+    _fields_ = [
+        (name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")
+    ]
     _fields_ += [("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint)]
 
 
@@ -33,7 +36,10 @@ class FakeDriver:
         self.launches, self.current, self.status, self.count = [], 0, 0, 0
 
         def launch(config, kernel, parameters, extra):
-            values = [ctypes.cast(parameters[place], ctypes.POINTER(ctypes.c_uint64)).contents.value for place in range(self.count)]
+            values = [
+                ctypes.cast(parameters[place], ctypes.POINTER(ctypes.c_uint64)).contents.value
+                for place in range(self.count)
+            ]
             self.launches.append((config.contents, kernel, values))
             return self.status
 
@@ -41,7 +47,9 @@ class FakeDriver:
             found[0] = self.current
             return 0
 
-        self._launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, GIVEN, ctypes.c_void_p)(launch)
+        self._launch = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, GIVEN, ctypes.c_void_p)(
+            launch
+        )
         self._current = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))(current_device)
 
     def __call__(self):
@@ -52,8 +60,9 @@ class FakeDriver:
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Triton for a Hopper GPU that is not there: kernels are compiled, and loading one gives it a made-up handle. CPU tensors stand for the GPU's."""
-    import torch
+    """Triton for a Hopper GPU that is not there: kernels are compiled, and loading one gives it a made-up handle. CPU
+    tensors stand for the GPU's.
+    """
     import triton
     from triton.compiler.compiler import CompiledKernel
 
@@ -68,7 +77,7 @@ def compiled(monkeypatch):
         made.append(kernel)
 
     monkeypatch.setattr(CompiledKernel, "_init_handles", load_onto_the_device)
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(torch_private, "current_gpu", lambda: -1)
     with offline_driver(TARGETS["sm_90"]):
         yield made
 
@@ -76,13 +85,15 @@ def compiled(monkeypatch):
 def bound(operator, implementation, tensors, driver, shapes=None, **scalars):
     """The launch of one of opforge's own kernels with these tensors, as the backend binds it; and the kernel."""
     from opforge.backends import triton_replay
-    from opforge.backends.modules import load_source
+    from opforge.backends.module_loading import load_source
     from opforge.backends.triton_lang import Triton
 
     found = load().implementation(operator, implementation)
     launch, words = Triton().launcher(found), {**scalars, **found.default.as_dict()}
     shapes = shapes or [tuple(tensor.shape) for tensor in tensors]
-    return triton_replay.bound(lambda *given: launch(*given, **words), load_source(found.source), tensors, shapes, "g++", driver)
+    return triton_replay.bound(
+        lambda *given: launch(*given, **words), load_source(found.source), tensors, shapes, "g++", driver
+    )
 
 
 def sizes_of_parameters(kernel):
@@ -92,7 +103,9 @@ def sizes_of_parameters(kernel):
 
 
 def test_a_bound_launch_passes_what_triton_would(compiled):
-    """Grid, threads, shared memory and every parameter that the compiled kernel declares: addresses of the tensors of the call, sizes, eps."""
+    """Grid, threads, shared memory and every parameter that the compiled kernel declares: addresses of the tensors of
+    the call, sizes, eps.
+    """
     import torch
 
     driver = FakeDriver()
@@ -107,13 +120,32 @@ def test_a_bound_launch_passes_what_triton_would(compiled):
     ((config, handle, values),) = driver.launches
     eps = ctypes.c_uint32.from_buffer(ctypes.c_float(1e-5)).value
     # rows, cols and strides that are multiples of 16 stay arguments; the two at the end are scratch memory
-    assert [value % 256**size for value, size in zip(values, sizes, strict=True)] == [other.data_ptr(), weight.data_ptr(), out.data_ptr(), 6, 96, 96, 96, eps, 0, 0]
+    assert [value % 256**size for value, size in zip(values, sizes, strict=True)] == [
+        other.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        6,
+        96,
+        96,
+        96,
+        eps,
+        0,
+        0,
+    ]
     assert handle == KERNEL
-    assert (config.block_x, config.block_y, config.block_z, config.shared) == (32 * kernel.metadata.num_warps, 1, 1, kernel.metadata.shared)
+    assert (config.block_x, config.block_y, config.block_z, config.shared) == (
+        32 * kernel.metadata.num_warps,
+        1,
+        1,
+        kernel.metadata.shared,
+    )
     assert config.grid_x >= 1 and (config.grid_y, config.grid_z, config.count) == (1, 1, 0)
 
 
-@pytest.mark.parametrize(("operator", "implementation", "shape"), [("vector_add", "triton_blocks", (3, 5)), ("softmax", "triton_onepass", (7, 33))])
+@pytest.mark.parametrize(
+    ("operator", "implementation", "shape"),
+    [("vector_add", "triton_blocks", (3, 5)), ("softmax", "triton_onepass", (7, 33))],
+)
 def test_leading_axes_are_collapsed_without_a_view(compiled, operator, implementation, shape):
     """The kernel sees one shape, the caller's tensors have another; a size of 1 is compiled in, and no argument."""
     import torch
@@ -131,14 +163,24 @@ def test_leading_axes_are_collapsed_without_a_view(compiled, operator, implement
 
 
 def test_another_class_of_tensors_is_not_launched(compiled):
-    """The kernel was compiled for addresses that are multiples of 16 and for these sizes: anything else would be a wrong answer."""
+    """The kernel was compiled for addresses that are multiples of 16 and for these sizes: anything else would be a
+    wrong answer.
+    """
     import torch
 
     driver = FakeDriver()
     x, longer, y = torch.zeros(64), torch.zeros(65), torch.zeros(64)
     launch = bound("vector_add", "triton_blocks", [x, x.clone(), y], driver)
     assert launch(x, x, y)
-    for given in ([longer[1:], x, y], [x, longer[1:], y], [x, x, longer[1:]], [longer, x, y], [x.double(), x, y], [torch.zeros(128)[::2], x, y], [x, y]):
+    for given in (
+        [longer[1:], x, y],
+        [x, longer[1:], y],
+        [x, x, longer[1:]],
+        [longer, x, y],
+        [x.double(), x, y],
+        [torch.zeros(128)[::2], x, y],
+        [x, y],
+    ):
         assert not launch(*given)
     driver.current = 1
     assert not launch(x, x, y), "the kernel lies in another device's context"
@@ -185,14 +227,25 @@ def test_what_the_driver_refuses_is_an_error(compiled):
         launch(x, x, x)
 
 
-@pytest.mark.parametrize("why", ["zeroes its output", "launches twice", "an address as a number", "scratch memory", "another Triton", "another device is current", "no TVM-FFI"])
+@pytest.mark.parametrize(
+    "why",
+    [
+        "zeroes its output",
+        "launches twice",
+        "an address as a number",
+        "scratch memory",
+        "another Triton",
+        "another device is current",
+        "no TVM-FFI",
+    ],
+)
 def test_what_is_no_single_plain_launch_is_not_bound(compiled, monkeypatch, why):
     """It is left to Triton's own launcher, which knows how."""
     import torch
     import triton
 
     from opforge.backends import triton_replay
-    from opforge.backends.modules import load_source
+    from opforge.backends.module_loading import load_source
 
     module = load_source(load().implementation("vector_add", "triton_blocks").source)
     kernel = module.vector_add_block
@@ -207,17 +260,25 @@ def test_what_is_no_single_plain_launch_is_not_bound(compiled, monkeypatch, why)
     if why == "another Triton":
         monkeypatch.setattr(triton, "__version__", "4.0.0")
     if why == "another device is current":
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
+        monkeypatch.setattr(torch_private, "current_gpu", lambda: 1)
     if why == "no TVM-FFI":
         native.helper.cache_clear()
+        native.helper_path.cache_clear()
         monkeypatch.setattr(native, "installed", lambda name: name != "tvm_ffi")
     if why == "scratch memory":
-        monkeypatch.setattr(triton_replay, "_plain", lambda metadata, plain=triton_replay._plain: plain(SimpleNamespace(**{**metadata._asdict(), "global_scratch_size": 128})))
+        monkeypatch.setattr(
+            triton_replay,
+            "_plain",
+            lambda metadata, plain=triton_replay._plain: plain(
+                SimpleNamespace(**{**metadata._asdict(), "global_scratch_size": 128})
+            ),
+        )
     tensors = [torch.zeros(64) for _ in range(3)]
     try:
         assert triton_replay.bound(launch, module, tensors, [(64,)] * 3, "g++", FakeDriver()) is None
     finally:
         native.helper.cache_clear()
+        native.helper_path.cache_clear()
 
 
 COPIES_SOMETIMES = """#include "opforge/ffi.h"
@@ -235,23 +296,38 @@ OPFORGE_EXPORT(run, copy)
 
 @pytest.mark.parametrize("answer", [True, False])
 def test_a_call_that_is_refused_takes_the_other_way(tmp_path, answer):
-    """By the kernel, or because an address is not aligned: the same call is made in the general way, which knows all of them."""
+    """By the kernel, or because an address is not aligned: the same call is made in the general way, which knows all of
+    them.
+    """
     import torch
     import tvm_ffi
 
     from opforge.backends import Kernel
-    from opforge.dispatch.prepared import prepared
+    from opforge.runner.prepared_call import prepared
 
     source, library, general = tmp_path / "copy.cpp", tmp_path / "copy.so", []
     source.write_text(COPIES_SOMETIMES)
-    native.compile_with(["g++", *native.BINDING_FLAGS, f"-I{native.INCLUDE}", *native.ffi_flags()[0], str(source), "-o", str(library), *native.ffi_flags()[1]])
+    native.compile_with(
+        [
+            "g++",
+            *native.BINDING_FLAGS,
+            f"-I{native.INCLUDE}",
+            *native.ffi_flags()[0],
+            str(source),
+            "-o",
+            str(library),
+            *native.ffi_flags()[1],
+        ]
+    )
     function = tvm_ffi.load_module(str(library)).run
 
     def run(inputs, outputs, scalars):
         general.append(tuple(inputs[0].shape))
         outputs[0].copy_(inputs[0])
 
-    kernel = Kernel(run=run, bound=lambda tensors, shapes: native.bound(function, tensors, shapes, (int(answer),), "g++", 16))
+    kernel = Kernel(
+        run=run, bound=lambda tensors, shapes: native.bound(function, tensors, shapes, (int(answer),), "g++", 16)
+    )
     x, shifted = torch.randn(2, 3, 4), torch.randn(25)[1:].view(2, 3, 4)
     call = prepared(kernel, [x], [(6, 4)], [(2, 3, 4)], [(6, 4)], [torch.float32], {}).run
     assert torch.equal(call([x]), x)
@@ -263,7 +339,9 @@ def test_a_call_that_is_refused_takes_the_other_way(tmp_path, answer):
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to compile for a GPU")
 def test_tilelang_is_called_without_its_front():
-    """The function that its front would call, with these very tensors: it finds out itself that they are not on a GPU."""
+    """The function that its front would call, with these very tensors: it finds out itself that they are not on
+    a GPU.
+    """
     import tilelang
     import torch
     import tvm

@@ -16,11 +16,24 @@ import pytest
 from opforge.core.device import Ceiling
 from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.record import to_json
-from opforge.machine import accelerator, catalogue, descriptors, detect, environment, hardware, host, measure_ceilings, warnings
-from opforge.machine.kept import ceilings_file, load_ceilings, save_ceilings
+from opforge.machine import (
+    accelerator,
+    catalogue,
+    descriptors,
+    detect,
+    environment,
+    hardware,
+    host_hardware,
+    measure_ceilings,
+    warnings,
+)
 from opforge.machine.probes import Probe, batch_for
+from opforge.machine.saved_ceilings import ceilings_file, load_ceilings, save_ceilings
 
-CPUINFO = "processor\t: 0\nmodel name\t: Example(R) Xeon(R) CPU @ 2GHz\ncpu MHz\t\t: 2100.4\nflags\t\t: sse2 avx avx2 fma avx512f amx_bf16\n"
+CPUINFO = (
+    "processor\t: 0\nmodel name\t: Example(R) Xeon(R) CPU @ 2GHz\ncpu MHz\t\t: 2100.4\nflags\t\t: sse2 avx "
+    "avx2 fma avx512f amx_bf16\n"
+)
 
 
 @pytest.fixture
@@ -65,10 +78,10 @@ def test_a_control_group_limits_memory(root):
     """A container may have less than the machine."""
     put(root, "sys/fs/cgroup/memory.max", str(4 * 2**30))
     put(root, "sys/fs/cgroup/memory.current", str(3 * 2**30))
-    assert host.look(root).memory_bytes == 4 * 2**30
-    assert host.available_bytes(root) == 2**30
+    assert host_hardware.look(root).memory_bytes == 4 * 2**30
+    assert host_hardware.available_bytes(root) == 2**30
     put(root, "sys/fs/cgroup/memory.stat", f"anon {2**30}\nfile {2 * 2**30}\ninactive_file {2 * 2**30}\n")
-    assert host.available_bytes(root) == 3 * 2**30, "a cache of files is given up for who needs the memory"
+    assert host_hardware.available_bytes(root) == 3 * 2**30, "a cache of files is given up for who needs the memory"
 
 
 def test_an_environment_says_where_without_saying_whose(root, monkeypatch):
@@ -78,7 +91,13 @@ def test_an_environment_says_where_without_saying_whose(root, monkeypatch):
     assert found.device == "Example Xeon CPU @ 2GHz"
     assert found.host == f"Example Xeon CPU @ 2GHz, {len(os.sched_getaffinity(0))} cores"
     facts = dict(found.facts)
-    expected = {"memory.gib": "16", "os.name": "Example Linux 12", "threads.OMP_NUM_THREADS": "2", "clock.cpu_mhz": "2100", "load.average_1m": "0.05"}
+    expected = {
+        "memory.gib": "16",
+        "os.name": "Example Linux 12",
+        "threads.OMP_NUM_THREADS": "2",
+        "clock.cpu_mhz": "2100",
+        "load.average_1m": "0.05",
+    }
     assert expected.items() <= facts.items()
     assert facts["version.numpy"]
     text = json.dumps([found.host, found.device, facts])
@@ -107,7 +126,9 @@ def test_the_commit_of_the_operators_home_is_recorded(root, tmp_path):
 
     def git(*words: str) -> str:
         identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", "-C", str(home), *identity, *words], check=True, capture_output=True, text=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(home), *identity, *words], check=True, capture_output=True, text=True
+        ).stdout.strip()
 
     assert "git.commit" not in environment("cpu", home, root=root).facts
     git("init", "-q")
@@ -122,12 +143,17 @@ def test_the_commit_of_the_operators_home_is_recorded(root, tmp_path):
 def test_asking_loads_no_toolchain():
     """A record of a C++ kernel must not pay for torch."""
     asked = "from opforge.machine import *; environment('cpu', None); detect('cpu'); warnings('cpu')"
-    code = f"import sys; {asked}; print(*(name for name in ('torch', 'triton', 'tilelang', 'numpy') if name in sys.modules))"
+    code = (
+        f"import sys; {asked}; print(*(name for name in ('torch', 'triton', 'tilelang', 'numpy') if name in "
+        "sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == ""
 
 
 def test_an_idle_machine_has_no_warnings_of_its_own(root):
-    """A warning that always stands is not read. (A debugger or coverage tool around the tests is warned of, rightly.)"""
+    """A warning that always stands is not read. (A debugger or coverage tool around the tests is warned of,
+    rightly.)
+    """
     assert [words for words in warnings("cpu", environ={}, root=root) if "traces every call" not in words] == []
 
 
@@ -140,7 +166,13 @@ def test_an_idle_machine_has_no_warnings_of_its_own(root):
         ("cpu", {"OMP_NUM_THREADS": "4096"}, {}, "more threads than", "Set it to"),
         ("cpu", {}, {"sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "powersave"}, "powersave", "cpupower"),
         ("cpu", {}, {"proc/loadavg": "64.0 1 1 1/1 1"}, "load 64.0", "Wait"),
-        ("cpu", {}, {"sys/class/power_supply/BAT0/type": "Battery", "sys/class/power_supply/BAT0/status": "Discharging"}, "battery", "Plug it in"),
+        (
+            "cpu",
+            {},
+            {"sys/class/power_supply/BAT0/type": "Battery", "sys/class/power_supply/BAT0/status": "Discharging"},
+            "battery",
+            "Plug it in",
+        ),
         ("cpu", {}, {"sys/fs/cgroup/cpu.max": "50000 100000"}, "grants 0.5", "OMP_NUM_THREADS=1"),
     ],
 )
@@ -161,7 +193,11 @@ def test_builds_that_check_themselves_are_said(root, monkeypatch):
     monkeypatch.setattr(sys, "gettotalrefcount", lambda: 0, raising=False)
     monkeypatch.setattr(sys, "gettrace", lambda: print)
     said = " ".join(warnings("cpu", environ={}, root=root))
-    for words in ("torch is a debug build. Install a release build", "This Python is a debug build", "traces every call. Run without it"):
+    for words in (
+        "torch is a debug build. Install a release build",
+        "This Python is a debug build",
+        "traces every call. Run without it",
+    ):
         assert words in said
 
 
@@ -169,7 +205,11 @@ def test_development_mode_is_said():
     """Python's own checks on every allocation."""
     code = "from opforge.machine import warnings; print(' '.join(warnings('cpu')))"
     output = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "ignore", "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert "without -X dev" in output.stdout
 
@@ -180,7 +220,11 @@ def test_a_torch_with_assertions_is_recognised(tmp_path, monkeypatch):
 
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("")
-    monkeypatch.setattr(versions.importlib.util, "find_spec", lambda name: type("Spec", (), {"origin": str(tmp_path / "torch" / "__init__.py")}))
+    monkeypatch.setattr(
+        versions.importlib.util,
+        "find_spec",
+        lambda name: type("Spec", (), {"origin": str(tmp_path / "torch" / "__init__.py")}),
+    )
     for text, debug in (("debug = False\n", False), ("__version__ = '2'\ndebug = True\n", True)):
         (tmp_path / "torch" / "version.py").write_text(text)
         assert versions.built_for_debugging() is debug
@@ -203,7 +247,7 @@ def test_warnings_stand_in_the_record_and_before_a_bench(monkeypatch, capsys):
     pytest.importorskip("torch")
     from opforge.cli.shared import device_to_time
     from opforge.runner import InProcess
-    from opforge.timing.asking import look_at_clocks
+    from opforge.timing.worker_requests import look_at_clocks
 
     monkeypatch.setenv("MALLOC_PERTURB_", "7")
     assert device_to_time("cpu") == "cpu"
@@ -221,7 +265,17 @@ def test_launch_blocking_does_not_matter_on_a_processor(root):
 def test_shipped_descriptors_are_complete_and_say_where_they_come_from():
     """A chip that is on nobody's desk is judged by these figures alone."""
     known = descriptors()
-    assert set(known) == {"nvidia-h200", "nvidia-h100", "nvidia-a100-80g", "nvidia-b200", "amd-mi300x", "ascend-910b", "cpu"}
+    assert set(known) == {
+        "nvidia-h200",
+        "nvidia-h100",
+        "nvidia-a100-80g",
+        "nvidia-b200",
+        "nvidia-rtx4090",
+        "low-bw",
+        "amd-mi300x",
+        "ascend-910b",
+        "cpu",
+    }
     for name, spec in known.items():
         assert spec.name == name
         assert len(spec.source) > 20
@@ -235,7 +289,11 @@ def test_shipped_descriptors_are_complete_and_say_where_they_come_from():
     assert h200.ceiling("copy").value == 4.24e12
     # what was measured is below what the vendor prints, or one of them is wrong
     for ceiling in h200.ceilings:
-        sheet = h200.nominal_bytes_per_s if ceiling.unit == "B/s" else h200.nominal_flops_per_s.get(ceiling.name.removeprefix("matrix_"), float("inf"))
+        sheet = (
+            h200.nominal_bytes_per_s
+            if ceiling.unit == "B/s"
+            else h200.nominal_flops_per_s.get(ceiling.name.removeprefix("matrix_"), float("inf"))
+        )
         assert ceiling.value <= sheet, ceiling.name
 
 
@@ -272,8 +330,15 @@ def test_an_accelerator_is_found_by_its_name(cache, monkeypatch):
     """What the driver reports wins over the sheet; another model's rates are never borrowed."""
     monkeypatch.setattr(accelerator, "look", lambda device: chip())
     spec = detect("cuda")
-    assert (spec.name, spec.cache_bytes, spec.memory_bytes, spec.ceiling("copy").value) == ("nvidia-h200", 60 * 2**20, 150 * 10**9, 4.24e12)
-    monkeypatch.setattr(accelerator, "look", lambda device: chip(name="NVIDIA H200 MIG 1g.18gb", units=16, cache_bytes=10 * 2**20))
+    assert (spec.name, spec.cache_bytes, spec.memory_bytes, spec.ceiling("copy").value) == (
+        "nvidia-h200",
+        60 * 2**20,
+        150 * 10**9,
+        4.24e12,
+    )
+    monkeypatch.setattr(
+        accelerator, "look", lambda device: chip(name="NVIDIA H200 MIG 1g.18gb", units=16, cache_bytes=10 * 2**20)
+    )
     part = detect("cuda")
     assert (part.nominal_bytes_per_s, part.ceilings, part.cache_bytes) == (0.0, (), 10 * 2**20)
     monkeypatch.setattr(accelerator, "look", lambda device: chip(name="NVIDIA H100 PCIe", units=114))
@@ -313,7 +378,10 @@ def test_measured_ceilings_come_before_shipped_ones(cache, monkeypatch):
     assert [ceiling.name for ceiling in spec.ceilings].count("copy") == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"ceilings": [1]}', b'{"ceilings": [{"type": "Ceiling"}]}', b"[]", b"[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe", b'{"ceilings": [1]}', b'{"ceilings": [{"type": "Ceiling"}]}', b"[]", b"[" * 100_000],
+)
 def test_a_damaged_file_of_ceilings_is_set_aside(cache, root, content):
     """It counts as not measured; the next measuring writes a sound one."""
     spec = detect("cpu", root=root)
@@ -333,7 +401,9 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path, monkeypatch, root):
 
 
 def test_measuring_really_measures(cache, monkeypatch):
-    """Small buffers and a short budget: the figures are rough (the machine may be busy with other tests), and physically possible."""
+    """Small buffers and a short budget: the figures are rough (the machine may be busy with other tests), and
+    physically possible.
+    """
     from opforge.machine import probes
 
     monkeypatch.setattr(probes, "LARGEST_BUFFER", 32 * 2**20)
@@ -341,7 +411,18 @@ def test_measuring_really_measures(cache, monkeypatch):
     spec = measure_ceilings("cpu", budget_s=0.1, progress=lambda words, fraction: said.append((words, fraction)))
     assert spec == detect("cpu")
     names = {ceiling.name for ceiling in spec.ceilings}
-    assert {"copy", "add", "read", "write", "matrix_float32", "matrix_float16", "matrix_bfloat16", "vector_float32", "launch", "call"} <= names
+    assert {
+        "copy",
+        "add",
+        "read",
+        "write",
+        "matrix_float32",
+        "matrix_float16",
+        "matrix_bfloat16",
+        "vector_float32",
+        "launch",
+        "call",
+    } <= names
     for ceiling in spec.ceilings:
         low, high = {"B/s": (1e6, 1e13), "FLOP/s": (1e6, 1e15), "s": (1e-9, 1e-2)}[ceiling.unit]
         assert low < ceiling.value < high, ceiling
@@ -360,9 +441,15 @@ def test_a_probe_that_the_device_refuses_is_left_out_and_said(cache, monkeypatch
 
     ticks = iter(range(10**6))
     good = Probe(name="copy", unit="B/s", amount=1e9, run=lambda: None, about="a copy")
-    monkeypatch.setattr(ceilings, "probes", lambda device, spec: [lambda: replace(good, name="matrix_float16", run=refuse), lambda: good])
+    monkeypatch.setattr(
+        ceilings,
+        "probes",
+        lambda device, spec: [lambda: replace(good, name="matrix_float16", run=refuse), lambda: good],
+    )
     said: list[str] = []
-    spec = measure_ceilings("cpu", budget_s=0.0, progress=lambda words, _: said.append(words), clock=lambda: float(next(ticks)))
+    spec = measure_ceilings(
+        "cpu", budget_s=0.0, progress=lambda words, _: said.append(words), clock=lambda: float(next(ticks))
+    )
     assert [(ceiling.name, ceiling.value) for ceiling in spec.ceilings] == [("copy", 1e9)]
     assert 'one probe is left out: "addmm" not implemented for Half' in said
 

@@ -1,4 +1,5 @@
-"""Matrix products in CUDA and C++. Those that only a Hopper GPU can run, as far as a machine without one can judge them:
+"""Matrix products in CUDA and C++. Those that only a Hopper GPU can run, as far as a machine without one can judge
+them:
 their binaries, and that they are refused elsewhere. Those of the CPU, for each set of registers."""
 
 import dataclasses
@@ -16,17 +17,22 @@ from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Config
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
-from opforge.registry.sources import read_implementation
+from opforge.registry.implementation_files import read_implementation
 
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH: install the CUDA toolkit")
-needs_cuobjdump = pytest.mark.skipif(importlib.util.find_spec("triton") is None and shutil.which("cuobjdump") is None, reason="cuobjdump is neither in Triton's wheel nor on PATH")
+needs_cuobjdump = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None and shutil.which("cuobjdump") is None,
+    reason="cuobjdump is neither in Triton's wheel nor on PATH",
+)
 HOPPER = (("cuda_wgmma", "bfloat16"), ("cuda_wgmma", "float16"), ("cuda_split", "float32"), ("cuda_tf32", "float32"))
 
 
 @cache
 def inspected(name, dtype):
     scalars = {"precision": "tf32" if name == "cuda_tf32" else "ieee"}
-    return inspect_implementation(load(), "matmul", name, target="sm_90a", dtype=dtype, axes={"m": 256, "n": 256, "k": 256}, scalars=scalars)
+    return inspect_implementation(
+        load(), "matmul", name, target="sm_90a", dtype=dtype, axes={"m": 256, "n": 256, "k": 256}, scalars=scalars
+    )
 
 
 def check_hopper(found):
@@ -46,7 +52,12 @@ def test_hopper_kernels_multiply_with_warpgroups_and_spill_nothing(name, dtype):
     """ptxas serialises wgmma, ignores setmaxnreg, or spills sums with no more than a warning; each halves the speed."""
     found = inspected(name, dtype)
     # of cuda_tf32 all but the kernels that copy what lies otherwise, and the one for empty sums
-    check_hopper(dataclasses.replace(found, kernels=tuple(kernel for kernel in found.kernels if "product" in kernel.kernel or name != "cuda_tf32")))
+    check_hopper(
+        dataclasses.replace(
+            found,
+            kernels=tuple(kernel for kernel in found.kernels if "product" in kernel.kernel or name != "cuda_tf32"),
+        )
+    )
     assert found.compile_s < 60
 
 
@@ -56,14 +67,20 @@ def test_hopper_kernels_multiply_with_warpgroups_and_spill_nothing(name, dtype):
 @pytest.mark.parametrize("operator", ["linear", "linear_add", "linear_fp8"])
 def test_epilogues_do_not_push_sums_out_of_the_registers(operator):
     """A thread holds 128 sums of the 232 registers it has: loads of bias or residual for a whole tile at once spill."""
-    check_hopper(inspect_implementation(load(), operator, "cuda_wgmma", target="sm_90a", dtype="bfloat16", axes={"rows": (256,), "n": 256, "k": 256}))
+    check_hopper(
+        inspect_implementation(
+            load(), operator, "cuda_wgmma", target="sm_90a", dtype="bfloat16", axes={"rows": (256,), "n": 256, "k": 256}
+        )
+    )
 
 
 @needs_nvcc
 @needs_cuobjdump
 @pytest.mark.offline
 def test_the_wgmma_kernels_read_and_write_by_tma():
-    """For each of six widths of tiles, one for each way in which a and b may lie in memory; and one that copies itself, for addresses beyond the TMA."""
+    """For each of six widths of tiles, one for each way in which a and b may lie in memory; and one that copies itself,
+    for addresses beyond the TMA.
+    """
     kernels = inspected("cuda_wgmma", "bfloat16").kernels
     assert [kernel.other_instructions.get("UTMALDG", 0) > 0 for kernel in kernels].count(True) == 24
     assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 24
@@ -72,14 +89,15 @@ def test_the_wgmma_kernels_read_and_write_by_tma():
 
 CHOICE = """
 #include <cstdio>
-#include "opforge/gemm_wgmma_tunables.h"
+#include "opforge/gemm/wgmma/tunables.h"
 namespace wgmma = opforge::wgmma;
 int main() {
   int64_t m, n, blocks;
   while (std::scanf("%ld %ld %ld", &m, &n, &blocks) == 3) {
     opforge::Matrix c{};
     c.rows = m, c.cols = n, c.batch = 1;
-    wgmma::launch_cheapest<wgmma::Wide<opforge::half_t>>(wgmma::Narrow<opforge::half_t>(), c, blocks, [](auto shape, bool turned) {
+    wgmma::launch_cheapest<wgmma::Wide<opforge::half_t>>(wgmma::Narrow<opforge::half_t>(), c, blocks, [](auto shape,
+        bool turned) {
       std::printf("%d %d\\n", decltype(shape)::kBlockN, turned);
     });
   }
@@ -104,7 +122,14 @@ def test_tiles_are_as_wide_as_leaves_the_fewest_columns_to_one_multiprocessor(tm
     source, program = tmp_path / "choice.cu", tmp_path / "choice"
     source.write_text(CHOICE)
     native.compile_with(
-        [*("nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90a", "-DNARROW=2"), *native.includes_of(source), str(source), "-o", str(program), *native.ffi_flags()[1]]
+        [
+            *("nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90a", "-DNARROW=2"),
+            *native.includes_of(source),
+            str(source),
+            "-o",
+            str(program),
+            *native.ffi_flags()[1],
+        ]
     )
     asked = "".join(f"{m} {n} 132\n" for m, n in CHOSEN)
     lines = subprocess.run([program], input=asked, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -115,12 +140,29 @@ def test_tiles_are_as_wide_as_leaves_the_fewest_columns_to_one_multiprocessor(tm
 @needs_cuobjdump
 @pytest.mark.offline
 def test_few_rows_stream_through_the_tensor_cores():
-    """Kernels for 8 to 128 rows, for 128 two, for b row by row and column by column; one that takes what the TMA cannot address has no tensor cores."""
-    found = inspect_implementation(load(), "matmul", "cuda_stream", target="sm_90a", dtype="bfloat16", axes={"m": 16, "n": 256, "k": 256})
+    """Kernels for 8 to 128 rows, for 128 two, for b row by row and column by column; one that takes what the TMA cannot
+    address has no tensor cores.
+    """
+    found = inspect_implementation(
+        load(), "matmul", "cuda_stream", target="sm_90a", dtype="bfloat16", axes={"m": 16, "n": 256, "k": 256}
+    )
     streaming = [kernel for kernel in found.kernels if kernel.matrix_instructions.get("HGMMA", 0) > 0]
     assert (len(streaming), len(found.kernels)) == (12, 13)
     # boxes of b, and one of a or two; from 64 rows on those of a once more, for all blocks that share it
-    assert sorted(kernel.other_instructions.get("UTMALDG", 0) for kernel in streaming) == [3, 3, 4, 4, 4, 4, 4, 6, 6, 6, 8, 8]
+    assert sorted(kernel.other_instructions.get("UTMALDG", 0) for kernel in streaming) == [
+        3,
+        3,
+        4,
+        4,
+        4,
+        4,
+        4,
+        6,
+        6,
+        6,
+        8,
+        8,
+    ]
     for kernel in found.kernels:
         assert kernel.warnings == ()
         assert not kernel.spills and kernel.local_instructions == 0 and kernel.stack_bytes == 0
@@ -133,7 +175,9 @@ def test_tf32_takes_one_side_from_registers():
     """For wide and narrow tiles, for both layouts of b, and for a c that the TMA cannot address."""
     kernels = [kernel for kernel in inspected("cuda_tf32", "float32").kernels if "product" in kernel.kernel]
     assert len(kernels) == 8
-    assert all(kernel.other_instructions["UTMALDG"] > 0 and kernel.other_instructions["LDS"] >= 32 for kernel in kernels)
+    assert all(
+        kernel.other_instructions["UTMALDG"] > 0 and kernel.other_instructions["LDS"] >= 32 for kernel in kernels
+    )
     assert [kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in kernels].count(True) == 4
 
 
@@ -141,8 +185,17 @@ def test_tf32_takes_one_side_from_registers():
 @needs_cuobjdump
 @pytest.mark.offline
 def test_a_batch_goes_through_the_same_ring():
-    """The kernels of matmul once more, and again with c added: it comes by TMA and is read from shared memory as y is written to it."""
-    found = inspect_implementation(load(), "batched_matmul", "cuda_wgmma", target="sm_90a", dtype="bfloat16", axes={"batch": (3,), "m": 256, "n": 256, "k": 256})
+    """The kernels of matmul once more, and again with c added: it comes by TMA and is read from shared memory as y is
+    written to it.
+    """
+    found = inspect_implementation(
+        load(),
+        "batched_matmul",
+        "cuda_wgmma",
+        target="sm_90a",
+        dtype="bfloat16",
+        axes={"batch": (3,), "m": 256, "n": 256, "k": 256},
+    )
     check_hopper(found)
     copied = [kernel for kernel in found.kernels if kernel.other_instructions.get("UTMALDG", 0) > 0]
     assert all(kernel.other_instructions.get("UTMASTG", 0) > 0 for kernel in copied)
@@ -157,7 +210,14 @@ def test_another_target_is_refused_with_a_reason(tmp_path, name, target):
     """sm_90 without the a has no wgmma: the assembler's complaint would name an instruction and no remedy."""
     registry = load()
     operator, implementation = registry.operator("matmul"), registry.implementation("matmul", name)
-    call = Call(operator=operator, axes={"m": 64, "n": 64, "k": 64}, dtype="bfloat16", scalars={}, config=implementation.default, device="cuda")
+    call = Call(
+        operator=operator,
+        axes={"m": 64, "n": 64, "k": 64},
+        dtype="bfloat16",
+        scalars={},
+        config=implementation.default,
+        device="cuda",
+    )
     with pytest.raises(EnvironmentLacks, match="needs sm_90a, and the target here is " + target):
         backend("cuda").compile_offline(implementation, call, target, tmp_path)
 
@@ -178,7 +238,9 @@ def test_a_file_says_which_architecture_it_needs(tmp_path):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("isa", "needs"), [(1, ("DEFAULT", "AVX2", "AVX512")), (2, ("AVX2", "AVX512")), (3, ("AVX512",))])
+@pytest.mark.parametrize(
+    ("isa", "needs"), [(1, ("DEFAULT", "AVX2", "AVX512")), (2, ("AVX2", "AVX512")), (3, ("AVX512",))]
+)
 def test_every_register_width_of_the_cpu_gives_the_same_product(isa, needs):
     """The width is chosen when the kernel runs: a machine with AVX-512 would never try the others."""
     torch = pytest.importorskip("torch")

@@ -67,7 +67,9 @@ def test_a_build_that_fails_leaves_nothing_behind(tmp_path):
 def test_a_cache_that_cannot_be_written_says_where_to_put_one(tmp_path):
     """A home that is for reading only is common where models are served."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(EnvironmentLacks, match=r"cannot be kept in .*file/native \(Not a directory\)\. Point OPFORGE_CACHE at"):
+    with pytest.raises(
+        EnvironmentLacks, match=r"cannot be kept in .*file/native \(Not a directory\)\. Point OPFORGE_CACHE at"
+    ):
         cache.obtain(tmp_path / "file" / "native", "k", "f", make_text("one"))
 
 
@@ -90,7 +92,12 @@ def test_processes_that_want_one_entry_make_it_once(tmp_path):
         "print(cache.obtain(pathlib.Path(sys.argv[1]), 'k', 'f', make).how)"
     )
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        jobs = [pool.submit(subprocess.run, [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True) for _ in range(8)]
+        jobs = [
+            pool.submit(
+                subprocess.run, [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+            )
+            for _ in range(8)
+        ]
         found = sorted(job.result().stdout.strip() for job in jobs)
     assert found == ["cached"] * 7 + ["compiled"]
 
@@ -141,13 +148,14 @@ def test_a_source_that_does_not_compile_shows_the_command(tmp_path):
 
 MERGED = """
 #include "opforge/ffi.h"
-#include "opforge/softmax_rows.h"
+#include "opforge/rows/softmax.h"
 namespace {
 __global__ void merged(const float* x, float* y) {
   const opforge::TopAndSum whole = opforge::SoftmaxRows::merge_lanes({x[threadIdx.x], x[32 + threadIdx.x]});
   y[threadIdx.x] = whole.sum;
 }
-void launch(opforge::TensorView x, opforge::TensorView y) { merged<<<1, 32>>>(opforge::data<const float>(x), opforge::data<float>(y)); }
+void launch(opforge::TensorView x, opforge::TensorView y) { merged<<<1, 32>>>(opforge::data<const float>(x),
+    opforge::data<float>(y)); }
 }  // namespace
 OPFORGE_EXPORT(run, launch)
 """
@@ -156,13 +164,26 @@ OPFORGE_EXPORT(run, launch)
 @needs_nvcc
 @pytest.mark.offline
 def test_the_shift_of_a_softmax_is_rounded_wherever_it_is_used(tmp_path):
-    """Contracted with the difference that follows, it is exact in one place and rounded in the others: with a largest score of 65504 all of the row was off
-    by 0.15 %. No emulator shows it. The library is built whole, because the host's compiler reads what stands before a constructor's body."""
+    """Contracted with the difference that follows, it is exact in one place and rounded in the others: with a largest
+    score of 65504 all of the row was off by 0.15 %. No emulator shows it. The library is built whole, because the
+    host's compiler reads what stands before a constructor's body.
+    """
     source = tmp_path / "cuda_merged.cu"
     source.write_text(MERGED)
-    made = Implementation(name="cuda_merged", operator="x", backend="cuda", source=source, idea="", space={}, limits={}, default=Config(()))
+    made = Implementation(
+        name="cuda_merged",
+        operator="x",
+        backend="cuda",
+        source=source,
+        idea="",
+        space={},
+        limits={},
+        default=Config(()),
+    )
     path = native.library(made, Config(()), Cuda().device_toolchain("sm_90a")).path
-    sass = subprocess.run([str(tool("cuobjdump")), "--dump-sass", str(path.resolve())], capture_output=True, text=True, check=True).stdout
+    sass = subprocess.run(
+        [str(tool("cuobjdump")), "--dump-sass", str(path.resolve())], capture_output=True, text=True, check=True
+    ).stdout
     assert sass.count("FMUL") >= 2 and "FFMA" not in sass
 
 
@@ -178,8 +199,19 @@ def test_cuda_sources_compile_offline(tmp_path, name, target):
     operator = registry.operator(name)
     for implementation in registry.implementations(name):
         if implementation.backend == "cuda" and implementation.arch in ("", target):
-            call = Call(operator=operator, axes=operator.workloads[0].axes, dtype="float16", scalars=operator.scalar_values({}), config=implementation.default, device="cuda")
+            call = Call(
+                operator=operator,
+                axes=operator.workloads[0].axes,
+                dtype="float16",
+                scalars=operator.scalar_values({}),
+                config=implementation.default,
+                device="cuda",
+            )
             (artefact,) = Cuda().compile_offline(implementation, call, target, tmp_path)
             assert artefact.path.stat().st_size > 1000
             assert "0 bytes spill stores" in artefact.log
-            assert not [line for line in artefact.log.splitlines() if "bytes spill stores" in line and "0 bytes spill stores, 0 bytes spill loads" not in line]
+            assert not [
+                line
+                for line in artefact.log.splitlines()
+                if "bytes spill stores" in line and "0 bytes spill stores, 0 bytes spill loads" not in line
+            ]

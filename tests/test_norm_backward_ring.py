@@ -18,7 +18,9 @@ TWO_ROWS_OF_FOUR_WARPS = {"VECS": 1, "STAGES": 3, "THREADS": 256}
 
 
 def built(implementation, config):
-    return native.entry_point(native.library(implementation, Config(tuple(config.items())), Cuda().toolchain("cpu")).path)
+    return native.entry_point(
+        native.library(implementation, Config(tuple(config.items())), Cuda().toolchain("cpu")).path
+    )
 
 
 def ring(operator, **config):
@@ -26,7 +28,9 @@ def ring(operator, **config):
 
 
 def inputs(dtype, rows, cols, shift=0):
-    """x, weight, dy and room for the results; `shift` elements past an aligned address. A mean far from 0 shows a variance that cancels."""
+    """x, weight, dy and room for the results; `shift` elements past an aligned address. A mean far from 0 shows a
+    variance that cancels.
+    """
     torch.manual_seed(rows + cols)
 
     def make(*shape):
@@ -40,7 +44,10 @@ def inputs(dtype, rows, cols, shift=0):
 
 def gradients(operator, function, x, weight, dy):
     """dx, dweight (and dbias) of a call."""
-    outputs = [torch.full_like(like, float("nan")) for like in (x, weight, weight)[: 3 if operator == "layernorm_backward" else 2]]
+    outputs = [
+        torch.full_like(like, float("nan"))
+        for like in (x, weight, weight)[: 3 if operator == "layernorm_backward" else 2]
+    ]
     function(x, weight, dy, *outputs, 1e-5)
     return outputs
 
@@ -50,12 +57,26 @@ def worst(operator, function, x, weight, dy):
     outputs = gradients(operator, function, x, weight, dy)
     wants = load().operator(operator).reference(x.double(), weight.double(), dy.double(), 1e-5)
     unit = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-20}[x.dtype]
-    return max(((got.double() - want).abs() / unit / (want.abs() + want.abs().mean())).max().item() for got, want in zip(outputs, wants, strict=True))
+    return max(
+        ((got.double() - want).abs() / unit / (want.abs() + want.abs().mean())).max().item()
+        for got, want in zip(outputs, wants, strict=True)
+    )
 
 
-# one warp to a row and many; whole vectors for every thread, and a last warp that has few; mostly more rows than the ring has places
+# one warp to a row and many; whole vectors for every thread, and a last warp that has few; mostly more rows than the
+# ring has places
 SHAPES = {
-    torch.bfloat16: [(201, 64), (97, 256), (70, 504), (75, 1024), (29, 2560), (17, 4096), (9, 5000), (13, 8192), (9, 12288)],
+    torch.bfloat16: [
+        (201, 64),
+        (97, 256),
+        (70, 504),
+        (75, 1024),
+        (29, 2560),
+        (17, 4096),
+        (9, 5000),
+        (13, 8192),
+        (9, 12288),
+    ],
     torch.float16: [(70, 768), (20, 136), (1, 2048)],
     torch.float32: [(201, 64), (97, 128), (75, 260), (41, 1024), (17, 4096), (9, 5124), (9, 6144)],
 }
@@ -73,6 +94,7 @@ def test_rows_of_every_width(monkeypatch, operator):
             assert worst(operator, function, *inputs(dtype, rows, cols)) < 2, (dtype, rows, cols)
 
 
+@pytest.mark.first_only
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_the_order_of_threads_changes_no_bit(monkeypatch, operator):
     """Sums are added up in an order that nothing but the shape decides."""
@@ -89,20 +111,26 @@ def test_the_order_of_threads_changes_no_bit(monkeypatch, operator):
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_rows_off_the_grid(operator):
-    """Addresses and strides are not known when an implementation is chosen: what no 16-byte copy can fetch must be right all the same."""
+    """Addresses and strides are not known when an implementation is chosen: what no 16-byte copy can fetch must be
+    right all the same.
+    """
     function = ring(operator, **TWO_ROWS_OF_FOUR_WARPS)
     x, weight, dy = inputs(torch.bfloat16, 9, 264, shift=1)
     assert worst(operator, function, x, weight, dy) < 2
     x, weight, dy = inputs(torch.bfloat16, 9, 267)
     assert worst(operator, function, x[:, 1:265], weight[:264].clone(), dy[:, :264]) < 2
     x, weight, dy = inputs(torch.bfloat16, 9, 280)
-    assert worst(operator, function, x[:, 8:272], weight[:264].clone(), dy[:, :264]) < 2, "and on the grid, with a stride"
+    assert worst(operator, function, x[:, 8:272], weight[:264].clone(), dy[:, :264]) < 2, (
+        "and on the grid, with a stride"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_rows_wider_than_clusters_of_four_vectors_a_thread(operator):
-    """Past 131072 columns a thread of cuda_persistent has eight vectors of 32 bits; of single elements it keeps none and reads them again."""
+    """Past 131072 columns a thread of cuda_persistent has eight vectors of 32 bits; of single elements it keeps none
+    and reads them again.
+    """
     function = built(load().implementation(operator, "cuda_persistent"), {})
     for dtype, cols in [(torch.float32, 131076), (torch.float32, 131073), (torch.bfloat16, 131073)]:
         assert worst(operator, function, *inputs(dtype, 2, cols)) < 2, (dtype, cols)
@@ -115,38 +143,59 @@ def test_no_rows(operator):
     assert all(not sums.any() for sums in outputs[1:])
 
 
+@pytest.mark.first_only
 @pytest.mark.parametrize("wait", ["wait_for_copies<kStages - 1>();", "row_barrier(which, width);"])
 def test_a_wait_that_is_left_out_of_the_kernel_shows(tmp_path, monkeypatch, wait):
     """Else a row is read before it has come, or its sums before every warp has made them."""
     monkeypatch.setenv("OPFORGE_EMU_SCHEDULE", "reverse")
-    header = (native.INCLUDE / "opforge" / "norm_backward_ring.h").read_text()
+    header = (native.INCLUDE / "opforge" / "norm" / "backward_ring.h").read_text()
     assert header.count(wait) == 1
     source = tmp_path / "cuda_ring.cu"
     kernel = load().implementation("rmsnorm_backward", "cuda_ring")
-    source.write_text(kernel.source.read_text().replace('#include "opforge/norm_backward_ring.h"', header.replace(wait, ";")))
+    source.write_text(
+        kernel.source.read_text().replace('#include "opforge/norm/backward_ring.h"', header.replace(wait, ";"))
+    )
     broken = Implementation(name="cuda_ring", operator="rmsnorm_backward", backend="cuda", source=source, idea="")
     assert not worst("rmsnorm_backward", built(broken, TWO_ROWS_OF_FOUR_WARPS), *inputs(torch.float32, 50, 512)) < 2
 
 
 def test_what_does_not_fit_is_refused():
-    """Wider than a block, or not whole vectors: passed over; wider than the config that was asked for: an error that names the way out."""
+    """Wider than a block, or not whole vectors: passed over; wider than the config that was asked for: an error that
+    names the way out.
+    """
     registry = load()
     for operator, widest in (("layernorm_backward", 12288), ("rmsnorm_backward", 16384)):
         kernel = registry.implementation(operator, "cuda_ring")
-        answers = [isinstance(kernel.accepts({"lead": (4,), "cols": cols}, "bfloat16", {"eps": 1e-5}), Accepted) for cols in (widest, widest + 8, 1001)]
-        answers += [isinstance(kernel.accepts({"lead": (4,), "cols": cols}, "float32", {"eps": 1e-5}), Accepted) for cols in (widest // 2, widest // 2 + 4)]
+        answers = [
+            isinstance(kernel.accepts({"lead": (4,), "cols": cols}, "bfloat16", {"eps": 1e-5}), Accepted)
+            for cols in (widest, widest + 8, 1001)
+        ]
+        answers += [
+            isinstance(kernel.accepts({"lead": (4,), "cols": cols}, "float32", {"eps": 1e-5}), Accepted)
+            for cols in (widest // 2, widest // 2 + 4)
+        ]
         assert answers == [True, False, False, True, False]
     with pytest.raises(ValueError, match="use another config or implementation"):
-        gradients("rmsnorm_backward", ring("rmsnorm_backward", **TWO_ROWS_OF_FOUR_WARPS), *inputs(torch.float32, 2, 2048))
+        gradients(
+            "rmsnorm_backward", ring("rmsnorm_backward", **TWO_ROWS_OF_FOUR_WARPS), *inputs(torch.float32, 2, 2048)
+        )
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_configs_worth_trying(operator):
-    """The default is one of them, the three parameters of a shape come together, and a tuned shape fits all widths of its class."""
+    """The default is one of them, the three parameters of a shape come together, and a tuned shape fits all widths of
+    its class.
+    """
     kernel = load().implementation(operator, "cuda_ring")
     axes = {"lead": (4096,), "cols": 3000}
-    tried = [config.as_dict() for config in kernel.configs() if isinstance(kernel.allows(config, axes, "bfloat16", 2, {"eps": 1e-5}), Accepted)]
-    assert kernel.default.as_dict() == BY_WIDTH and BY_WIDTH in tried and {"VECS": 2, "STAGES": 3, "THREADS": 512} in tried
+    tried = [
+        config.as_dict()
+        for config in kernel.configs()
+        if isinstance(kernel.allows(config, axes, "bfloat16", 2, {"eps": 1e-5}), Accepted)
+    ]
+    assert (
+        kernel.default.as_dict() == BY_WIDTH and BY_WIDTH in tried and {"VECS": 2, "STAGES": 3, "THREADS": 512} in tried
+    )
     for shape in tried:
         assert len({value == 0 for value in shape.values()}) == 1
         assert shape == BY_WIDTH or 16 * shape["VECS"] * shape["THREADS"] >= 4096 * 2

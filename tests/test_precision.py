@@ -1,4 +1,6 @@
-"""TF32 as a precision that a product may be asked for: what the bound accepts, who takes part, and what stays as it was."""
+"""TF32 as a precision that a product may be asked for: what the bound accepts, who takes part, and what stays as it
+was.
+"""
 
 import dataclasses
 import shutil
@@ -14,17 +16,17 @@ from opforge.core.implementation import Rejected  # noqa: E402
 from opforge.core.operator import Case  # noqa: E402
 from opforge.core.timing import Timing  # noqa: E402
 from opforge.core.verdict import Pass  # noqa: E402
+from opforge.device.torch.precision import products_in  # noqa: E402
 from opforge.dispatch import Chooser, function_of  # noqa: E402
 from opforge.machine import descriptors  # noqa: E402
-from opforge.primitives.torch_precision import products_in  # noqa: E402
 from opforge.registry import load  # noqa: E402
 from opforge.roofline import compute_rate  # noqa: E402
 from opforge.runner import Isolated  # noqa: E402
 from opforge.store import Store  # noqa: E402
-from opforge.verdicts import QUICK, Bench, verify  # noqa: E402
-from opforge.verdicts.compare import compare  # noqa: E402
-from opforge.verdicts.oracle import consult  # noqa: E402
-from opforge.workbench import Options, verify_all  # noqa: E402
+from opforge.verify import QUICK, CaseCache, verify  # noqa: E402
+from opforge.verify.judging.elements import compare  # noqa: E402
+from opforge.verify.oracle.expectation import consult  # noqa: E402
+from opforge.workbench import BenchOptions, verify_all  # noqa: E402
 
 TF32 = {"precision": "tf32"}
 
@@ -53,8 +55,10 @@ def agrees(precision, change, m=64, n=72, k=96, fill=torch.randn):
     return compare((change(a).double() @ change(b).double()).float(), expectation).agrees
 
 
-@pytest.mark.parametrize("k", [1, 8, 96, 1000, 4096])
-@pytest.mark.parametrize("fill", [torch.randn, torch.rand, lambda *shape: torch.randn(*shape).exp()], ids=["normal", "positive", "skewed"])
+@pytest.mark.parametrize("k", [1, 8, 96, 1000, pytest.param(4096, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize(
+    "fill", [torch.randn, torch.rand, lambda *shape: torch.randn(*shape).exp()], ids=["normal", "positive", "skewed"]
+)
 def test_the_bound_of_tf32_accepts_tf32(k, fill):
     """Cut off or rounded, both are what hardware does; all digits are right too."""
     for change in (cut_off, rounded, lambda x: x):
@@ -63,7 +67,9 @@ def test_the_bound_of_tf32_accepts_tf32(k, fill):
 
 @pytest.mark.parametrize("k", [1, 8, 96, 1000, 4096])
 def test_the_bound_of_tf32_refuses_bfloat16(k):
-    """Eight bits are not eleven, however many terms there are: the errors of both grow like the root of their number."""
+    """Eight bits are not eleven, however many terms there are: the errors of both grow like the root of their
+    number.
+    """
     assert not agrees("tf32", in_bfloat16, k=k)
 
 
@@ -88,42 +94,73 @@ def test_only_float32_factors_have_a_precision(tmp_path):
 def test_kernels_for_all_digits_and_for_few_are_told_apart():
     """Six products where one would do, or one where six are needed."""
     registry, axes = load(), {"m": 64, "n": 64, "k": 64}
-    for name, taken in (("cuda_split", "ieee"), ("triton_bf16x6", "ieee"), ("cuda_tf32", "tf32"), ("cuda_mma", "tf32"), ("triton_pipelined", "tf32")):
+    for name, taken in (
+        ("cuda_split", "ieee"),
+        ("triton_bf16x6", "ieee"),
+        ("cuda_tf32", "tf32"),
+        ("cuda_mma", "tf32"),
+        ("triton_pipelined", "tf32"),
+    ):
         implementation = registry.implementation("matmul", name)
         for precision in ("ieee", "tf32"):
             refused = isinstance(implementation.accepts(axes, "float32", {"precision": precision}), Rejected)
             assert refused == (precision != taken), (name, precision)
-    assert not isinstance(registry.implementation("matmul", "cuda_mma").accepts(axes, "bfloat16", {"precision": "ieee"}), Rejected)
+    assert not isinstance(
+        registry.implementation("matmul", "cuda_mma").accepts(axes, "bfloat16", {"precision": "ieee"}), Rejected
+    )
 
 
 def test_the_roof_of_tf32_is_its_own():
     """A third of it is the roof of float32: TF32 under that one would be faster than the device."""
     spec, operator = descriptors()["nvidia-h200"], load().operator("matmul")
-    form = operator.format_of_factors("float32", TF32)
-    assert form == "tfloat32" and operator.format_of_factors("bfloat16", {}) == "bfloat16"
+    form = operator.compute_dtype_of("float32", TF32)
+    assert form == "tfloat32" and operator.compute_dtype_of("bfloat16", {}) == "bfloat16"
     assert compute_rate(spec, form, "matrix").name == "matrix_tfloat32"
     assert compute_rate(spec, form, "matrix").value > 2 * compute_rate(spec, "float32", "matrix").value
     # a processor that has no TF32 is not slower at it than at float32
-    assert compute_rate(dataclasses.replace(spec, ceilings=(), nominal_flops_per_s={"float32": 1e12}), form, "matrix").value == 1e12
+    assert (
+        compute_rate(
+            dataclasses.replace(spec, ceilings=(), nominal_flops_per_s={"float32": 1e12}), form, "matrix"
+        ).value
+        == 1e12
+    )
 
 
 @pytest.mark.campaign
 def test_a_time_in_tf32_says_nothing_of_float32(tmp_path):
     """The same kernel takes both, and is seven times as fast in one: its time would win every call in the other."""
     registry, store = load(), f"sqlite:///{tmp_path / 'records.db'}"
-    options = Options(device="cpu", dtypes=("float32",), implementations=("cpp_blocked", "torch_eager"), effort=QUICK)
+    options = BenchOptions(
+        device="cpu", dtypes=("float32",), implementations=("cpp_blocked", "torch_eager"), effort=QUICK
+    )
     with Isolated() as host:
         passes = list(verify_all(registry, ["matmul"], options, host))
 
     def timed(record, seconds, precision):
         timing = Timing(samples_s=(seconds,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
-        return dataclasses.replace(record, id=uuid.uuid4().hex, timing=timing, workload="w", axes={"m": 64, "n": 64, "k": 64}, scalars={"precision": precision})
+        return dataclasses.replace(
+            record,
+            id=uuid.uuid4().hex,
+            timing=timing,
+            workload="w",
+            axes={"m": 64, "n": 64, "k": 64},
+            scalars={"precision": precision},
+        )
 
     times = {("cpp_blocked", "ieee"): 3.0, ("torch_eager", "ieee"): 2.0, ("cpp_blocked", "tf32"): 1.0}
     with Store.open(store) as opened:
         for record in passes:
             assert isinstance(record.verdict, Pass)
-            opened.add([record, *(timed(record, seconds, precision) for (name, precision), seconds in times.items() if record.implementation == name)])
+            opened.add(
+                [
+                    record,
+                    *(
+                        timed(record, seconds, precision)
+                        for (name, precision), seconds in times.items()
+                        if record.implementation == name
+                    ),
+                ]
+            )
     multiply = function_of("matmul", Chooser(registry=registry, store_url=store))
     a, b = torch.randn(64, 64), torch.randn(64, 64)
     assert multiply.why(a, b).implementation.name == "torch_eager"
@@ -153,7 +190,11 @@ def test_pytorch_multiplies_as_asked_and_the_process_keeps_its_choice(process):
         left = torch.backends.cuda.matmul.fp32_precision
         assert products_in("tf32", chosen_now, OnGpu()) == "tf32"
         assert products_in("ieee", chosen_now, OnGpu()) != "tf32"
-        assert products_in("tf32", chosen_now, OnGpu(is_cuda=False)) == left == products_in("tf32", chosen_now, OnGpu(dtype=torch.float16))
+        assert (
+            products_in("tf32", chosen_now, OnGpu(is_cuda=False))
+            == left
+            == products_in("tf32", chosen_now, OnGpu(dtype=torch.float16))
+        )
 
         def fails(*operands):
             raise RuntimeError("out of memory")
@@ -161,7 +202,9 @@ def test_pytorch_multiplies_as_asked_and_the_process_keeps_its_choice(process):
         with pytest.raises(RuntimeError, match="out of memory"):
             products_in("tf32" if process == "highest" else "ieee", fails, OnGpu())
         assert torch.backends.cuda.matmul.fp32_precision == left
-        assert torch.get_float32_matmul_precision() == process and torch.backends.cuda.matmul.allow_tf32 == (process == "high")
+        assert torch.get_float32_matmul_precision() == process and torch.backends.cuda.matmul.allow_tf32 == (
+            process == "high"
+        )
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -188,11 +231,19 @@ def test_threads_that_ask_for_different_precisions_leave_nothing_behind():
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs a C++ compiler: apt-get install g++")
 @pytest.mark.parametrize("layout", ["contiguous", "transposed"])
 def test_tensor_cores_multiply_tf32_from_either_layout_of_b(layout):
-    """ldmatrix moves float32 as pairs of halves, mma.m16n8k8 wants them so; a b stored row by row is read element by element."""
+    """ldmatrix moves float32 as pairs of halves, mma.m16n8k8 wants them so; a b stored row by row is read element by
+    element.
+    """
     registry = load()
-    case = Case(name="x", axes={"m": 20, "n": 24, "k": 88}, why="three steps of the ring, the last one and the last rows and columns cut off", layout=layout, scalars=TF32)
+    case = Case(
+        name="x",
+        axes={"m": 20, "n": 24, "k": 88},
+        why="three steps of the ring, the last one and the last rows and columns cut off",
+        layout=layout,
+        scalars=TF32,
+    )
     with Isolated() as host:
-        bench = Bench(registry=registry, operator=registry.operator("matmul"), host=host, device="cpu")
+        bench = CaseCache(registry=registry, operator=registry.operator("matmul"), host=host, device="cpu")
         try:
             verdict = verify(bench, registry.implementation("matmul", "cuda_mma"), "float32", cases=[case])
         finally:

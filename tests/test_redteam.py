@@ -13,7 +13,8 @@ from tests.redteam import campaign
 
 pytestmark = [pytest.mark.xdist_group("redteam"), pytest.mark.campaign]
 
-# how long something takes says as much about the machine as about the verifier: `make redteam` asks that, on a quiet one
+# how long something takes says as much about the machine as about the verifier: `make redteam` asks that, on a quiet
+# one
 NOT_ASKED = ("seconds for the cheats", "seconds for the slowest bug")
 
 

@@ -16,7 +16,9 @@ from tests.redteam.on_gpu import HOME
 
 @pytest.mark.gpu
 def test_every_count_of_the_gpu_campaign_is_reached(monkeypatch):
-    """A clock that can be told lies, or a poisoned context that fails its neighbour, makes every figure from a GPU worthless."""
+    """A clock that can be told lies, or a poisoned context that fails its neighbour, makes every figure from a GPU
+    worthless.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     said: list[str] = []
     counts = campaign.run(campaign.QUICK, said.append, ["gpu"])

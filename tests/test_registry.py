@@ -8,13 +8,24 @@ import pytest
 from opforge.core.errors import UsageError
 from opforge.core.plugins import plugged
 from opforge.forge import create
-from opforge.registry import load
+from opforge.registry import Home, Registry, load
 
 PACKAGE = Path(load().homes[0].path)
 
 
 def test_the_ten_operators_are_there():
-    wanted = {"vector_add", "relu", "gelu", "silu_mul", "bias_add", "softmax", "layernorm", "rmsnorm", "mean_var", "matmul"}
+    wanted = {
+        "vector_add",
+        "relu",
+        "gelu",
+        "silu_mul",
+        "bias_add",
+        "softmax",
+        "layernorm",
+        "rmsnorm",
+        "mean_var",
+        "matmul",
+    }
     registry = load()
     assert wanted <= set(registry.names())
     for name in wanted:
@@ -34,12 +45,23 @@ def test_an_unknown_operator_gets_a_suggestion():
 def test_adding_an_operator_touches_one_new_folder(tmp_path):
     """A copy of the package's home plus one folder is all it takes; no existing file changes."""
     home = tmp_path / "more"
-    before = {path: path.read_bytes() for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts and "built" not in path.parts}
+    before = {
+        path: path.read_bytes()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and "built" not in path.parts
+    }
     written = create(load(), "squares", home)
     registry = load([home])
     assert "squares" in registry.names()
     assert {path.parent for path in written} == {home / "squares"}
-    assert {item.backend for item in registry.implementations("squares")} == {"torch", "compile", "triton", "cuda", "tilelang", "cpp"}
+    assert {item.backend for item in registry.implementations("squares")} == {
+        "torch",
+        "compile",
+        "triton",
+        "cuda",
+        "tilelang",
+        "cpp",
+    }
     after = {path: path.read_bytes() for path in before}
     assert before == after
 
@@ -52,7 +74,9 @@ def test_installed_plugins_bring_operators_and_backends(tmp_path, monkeypatch):
     metadata = tmp_path / "my_operators-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my_operators\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[opforge.operators]\nmine = my_operators\n[opforge.backends]\nmine = my_backend:Mine\n")
+    (metadata / "entry_points.txt").write_text(
+        "[opforge.operators]\nmine = my_operators\n[opforge.backends]\nmine = my_backend:Mine\n"
+    )
     assert "squares" not in load().names()
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "squares" in load().names()
@@ -76,7 +100,10 @@ def test_a_folder_with_such_a_name_is_refused(tmp_path):
         load([tmp_path]).operator("my-squares")
 
 
-@pytest.mark.parametrize(("value", "words"), [("fileless_operators", None), ("not_there_at_all", "Plugin 'mine'.*ModuleNotFoundError.*Mend my_plugin")])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [("fileless_operators", None), ("not_there_at_all", "Plugin 'mine'.*ModuleNotFoundError.*Mend my_plugin")],
+)
 def test_a_plugin_without_a_file_is_found_and_a_broken_one_is_named(tmp_path, monkeypatch, value, words):
     """Either ended every verb in a trace that says nothing of plugins."""
     create(load(), "squares", tmp_path / "fileless_operators")
@@ -100,7 +127,7 @@ def test_an_operators_own_folder_is_no_home(tmp_path):
 
 
 def test_one_name_twice_is_refused(tmp_path):
-    shutil.copytree(PACKAGE / "softmax", tmp_path / "softmax")
+    shutil.copytree(PACKAGE / "rows" / "softmax", tmp_path / "softmax")
     with pytest.raises(UsageError, match="defined twice"):
         load([tmp_path]).names()
 
@@ -150,11 +177,20 @@ def test_a_definition_that_raises_is_reported_with_its_file(guest, text, words):
 @pytest.mark.parametrize(
     ("written", "instead", "words"),
     [
-        ('laws=(Law(name="never_negative", about="squares", holds=never_negative),)', 'laws=Law(name="never_negative", about="squares", holds=never_negative)', "tuple of Law"),
+        (
+            'laws=(Law(name="never_negative", about="squares", holds=never_negative),)',
+            'laws=Law(name="never_negative", about="squares", holds=never_negative)',
+            "tuple of Law",
+        ),
         ('flops="prod(shape)"', 'flops="prod(shape)", dtypes=("float32")', "tuple of texts"),
         ('flops="prod(shape)"', 'flops="prod(shape)", dtypes=("flaot32",)', "Did you mean 'float32'"),
+        ('flops="prod(shape)"', 'flops="prod(shape)", factors="dtype"', "Did you mean 'compute_dtype'"),
         ('flops="prod(shape)"', 'flops="prod(shpe)"', "uses 'shpe'"),
-        ('flops="prod(shape)"', "flops=3", "is no text"),
+        (
+            'flops="prod(shape)"',
+            "flops=3",
+            r"flops of Operator 'squares' must be a text, not 3 \(int\); write for example flops=",
+        ),
         ('flops="prod(shape)"', "flops=\"'a'\"", "no number"),
         ("tolerance=Tolerance()", 'tolerance=Tolerance(length="colz")', "uses 'colz'"),
         ('shape="*shape"', 'shape="[rows, cols]"', "is no axis"),
@@ -163,17 +199,37 @@ def test_a_definition_that_raises_is_reported_with_its_file(guest, text, words):
         ('axes={"shape": (1,)}', 'axes={"shap": (1,)}', "has the axes shap; it needs shape"),
         ('axes={"shape": (1,)}', 'axes={"shape": (1,), "cols": 3}', "has the axes shape, cols"),
         ('axes={"shape": (1,)}', 'axes={"shape": (-1,)}', "none below 0"),
-        ('axes={"shape": (1024, 1024)}', 'axes={"shape": [1024, 1024]}', "tuple of whole numbers"),
+        (
+            'axes={"shape": (1024, 1024)}',
+            'axes={"shape": [1024, 1024]}',
+            "tuples of whole numbers, not {'shape': .1024, 1024.}",
+        ),
         ('distribution="large"', 'distribution="large", dtype="float64"', "never be run"),
         ('distribution="large"', 'distribution="large", scalars={"eps": 3}', "has no parameter 'eps'"),
         ('scale="laptop"', 'scale="labtop"', "never be timed"),
         ('name="one"', 'name="empty"', "'empty' stands 2 times among its cases"),
         ('name="small"', 'name="large"', "'large' stands 2 times among its workloads"),
         ('"cpp_flat", "torch_eager"', '"cpp_flat", "cpp_flat"', "'cpp_flat' stands 2 times among its implementations"),
-        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="shape", default=1),)', "something else in expressions"),
-        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default="plain"),)', "List its choices"),
-        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default=None),)', "neither a number"),
-        ('flops="prod(shape)"', 'flops="prod(shape)", scalars=(Scalar(name="mode", default="c", choices=("a", "b")),)', "by default is not one of"),
+        (
+            'flops="prod(shape)"',
+            'flops="prod(shape)", scalars=(Scalar(name="shape", default=1),)',
+            "something else in expressions",
+        ),
+        (
+            'flops="prod(shape)"',
+            'flops="prod(shape)", scalars=(Scalar(name="mode", default="plain"),)',
+            "List its choices",
+        ),
+        (
+            'flops="prod(shape)"',
+            'flops="prod(shape)", scalars=(Scalar(name="mode", default=None),)',
+            "default of Scalar 'mode' must be True or False or a number or a text, not None",
+        ),
+        (
+            'flops="prod(shape)"',
+            'flops="prod(shape)", scalars=(Scalar(name="mode", default="c", choices=("a", "b")),)',
+            "by default is not one of",
+        ),
     ],
 )
 def test_a_slip_in_a_definition_is_named_before_anything_is_done_with_it(tmp_path, written, instead, words):
@@ -186,3 +242,56 @@ def test_a_slip_in_a_definition_is_named_before_anything_is_done_with_it(tmp_pat
     with pytest.raises(UsageError, match=words) as raised:
         load([tmp_path]).operator("squares")
     assert str(raised.value).startswith(str(file))
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ('SPACES = {"BLOCK": (64,)}', r":3: SPACES says nothing.*SPACE\?"),
+        ('SUPPORT = {"narrow": "cols <= 4"}', r":3: SUPPORT says nothing.*SUPPORTS\?"),
+        ('SPACE = {"BLOCK": (64, 128)}\nDEFAULT = {"BLOCK": 256}', r":4: DEFAULT BLOCK = 256 is not in its SPACE"),
+        (
+            'SPACE = {"BLOCK": (64, 128)}\nDEFAULT = {"BLOK": 64, "BLOCK": 64}',
+            r":4: DEFAULT has BLOK, and SPACE has not. Did you mean 'BLOCK'",
+        ),
+        ('SPACE = {"BLOCK": (64, 128), "warps": (4,)}\nDEFAULT = {"BLOCK": 64}', r":4: DEFAULT has no warps"),
+        ('SPACE = {"BLOCK": ()}', r":3: SPACE BLOCK has no value"),
+        ('LIMITS = ("cols <= 4",)', r":3: LIMITS must be a dict of names, not tuple"),
+        ('LIMITS = {"narrow": 4}', r":3: LIMITS 'narrow' is 4, no condition"),
+        ('LIMITS = {"narrow": "cols <"}', r":3: LIMITS 'narrow' = 'cols <' does not parse"),
+        (
+            'LIMITS = {\n    "narrow": "columns <= 4",\n}',
+            r":4: LIMITS 'narrow' speaks of 'columns', which guest_add has not.*Known here: .*cols",
+        ),
+        (
+            'SUPPORTS = {"narrow": "col <= 4"}',
+            r":3: SUPPORTS 'narrow' speaks of 'col', which guest_add has not. Did you mean 'cols'",
+        ),
+        (
+            'SUPPORTS = {"narrow": "BLOCK <= 4"}\nSPACE = {"BLOCK": (4,)}\nDEFAULT = {"BLOCK": 4}',
+            r":3: SUPPORTS 'narrow' speaks of 'BLOCK'",
+        ),
+    ],
+)
+def test_what_a_file_says_of_itself_is_checked_when_it_is_read(guest, statement, words):
+    """Each of these was accepted in silence: the statement said nothing, and the kernel was tried without it."""
+    home = guest(tested=f'"""An idea."""\n\n{statement}\n\n\ndef run(x, bias):\n    return x + bias\n')
+    with pytest.raises(UsageError, match=f"torch_tested.py{words}"):
+        load([home]).implementations("guest_add")
+
+
+def test_a_home_may_hold_families_and_names_stay_unique(tmp_path):
+    """An operator is called by its name alone: two folders of one name are an error that names both."""
+    for place in ("rows/squares", "cubes"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "op.py").write_text("")
+    registry = Registry((Home(tmp_path, "option"),))
+    assert registry.names() == ("cubes", "squares")
+    assert (registry.family("squares"), registry.family("cubes")) == ("rows", "")
+    # what lies in an operator's own folder is none, nor is what is hidden
+    for place in ("cubes/old", ".kept/spheres", "norm/squares"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "op.py").write_text("")
+    with pytest.raises(UsageError, match=r"norm.squares and .*rows.squares"):
+        _ = Registry((Home(tmp_path, "option"),)).folders
+    assert load([]).family("softmax") == "rows"

@@ -52,7 +52,12 @@ def test_a_record_is_measured_again_by_its_id(opforge, benched):
     assert now.startswith("now") and "95 % interval" in now
     again = newest()[0]
     assert again.id != benched.id
-    assert (again.operator, again.implementation, again.workload, again.dtype) == (benched.operator, benched.implementation, benched.workload, benched.dtype)
+    assert (again.operator, again.implementation, again.workload, again.dtype) == (
+        benched.operator,
+        benched.implementation,
+        benched.workload,
+        benched.dtype,
+    )
     assert "times are not of the same thing" not in said
 
 
@@ -71,9 +76,15 @@ def test_what_cannot_be_had_again_is_said_with_what_can(opforge, benched):
     resized = dataclasses.replace(benched, id="b" * 32, axes={"rows": 1, "cols": 1})
     with Store.open() as store:
         store.add([other, resized])
-    for identity, words in (("a" * 32, "opforge compare 'twice:torch_eager"), ("b" * 32, "opforge show twice"), ("ffffffff", "No record")):
+    for identity, words in (
+        ("a" * 32, "opforge compare 'twice:torch_eager"),
+        ("b" * 32, "opforge show twice"),
+        ("ffffffff", "No record"),
+    ):
         with pytest.raises(UsageError, match=words):
-            command_line()(["--home", str(opforge.home), "records", "rerun", identity, "--in-process"], standalone_mode=False)
+            command_line()(
+                ["--home", str(opforge.home), "records", "rerun", identity, "--in-process"], standalone_mode=False
+            )
 
 
 def test_the_report_of_a_bench_shows_the_history_of_each_kernel(opforge, benched):

@@ -86,7 +86,9 @@ def test_products_of_matrices_get_the_matrix_rate_and_everything_else_the_vector
 
 
 def test_a_slow_library_for_a_narrow_format_is_no_roof():
-    """Processors without float16 arithmetic run torch's float16 product at a tenth; a kernel that converts to float32 is not a cheat."""
+    """Processors without float16 arithmetic run torch's float16 product at a tenth; a kernel that converts to float32
+    is not a cheat.
+    """
     spec = device(ceiling("matrix_float16", 1e12, "FLOP/s"), ceiling("matrix_float32", 9e12, "FLOP/s"))
     rate = compute_rate(spec, "float16", "matrix")
     assert (rate.name, rate.value, rate.source) == ("matrix_float32", 9e12, "measured")

@@ -1,5 +1,7 @@
 """Arenas, layouts, binding, workers."""
 
+import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -14,9 +16,11 @@ import torch
 from opforge.core.implementation import Rejected
 from opforge.core.operator import Case
 from opforge.registry import load
-from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, bind_message, fill, hosts
+from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, fill
 from opforge.runner.arena import GUARD_BYTES
 from opforge.runner.guards import default_limits
+from opforge.runner.messages import QUESTIONS, Bind, Failed, LaunchBound, Launched, Run
+from opforge.runner.protocol import Malformed, decoded
 
 HONEST = "def run(x, bias):\n    return x + bias\n"
 
@@ -36,9 +40,18 @@ def prepared(home, axes=None, **case):
 
 
 def ask(worker, home, arena, axes, name="torch_eager", **changes):
-    message = bind_message([home], "guest_add", name, axes, "float32", {}, "cpu", None)
-    message["arena"] = arena.describe()
-    return worker.request({**message, **changes}, [arena.fd])
+    question = Bind(
+        homes=(str(home),),
+        operator="guest_add",
+        implementation=name,
+        axes=axes,
+        dtype="float32",
+        scalars={},
+        device="cpu",
+        config=None,
+        arena=arena.describe(),
+    )
+    return worker.request(dataclasses.replace(question, **changes), [arena.fd])
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "strided", "misaligned", "expanded"])
@@ -103,28 +116,32 @@ def test_broken_contracts_come_back_as_words(guest, host, source, words):
     _, case, arena = prepared(home)
     worker = host.worker({})
     answer = ask(worker, home, arena, case.axes)
-    if answer["status"] == "bound":
-        answer = worker.request({"do": "run", "launch": answer["launch"]})
-    assert answer["status"] == "failed" and words in answer["reason"]
+    if isinstance(answer, LaunchBound):
+        answer = worker.request(Run(launch=answer.launch))
+    assert isinstance(answer, Failed) and words in answer.reason
     worker.close()
     arena.close()
 
 
 @pytest.mark.parametrize(
     ("body", "status"),
-    [("import os; os._exit(0)", 0), ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV), ("import sys; sys.exit(3)", None)],
+    [
+        ("import os; os._exit(0)", 0),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("import sys; sys.exit(3)", None),
+    ],
 )
 def test_a_worker_that_dies_costs_one_answer(guest, host, body, status):
     """exit(0) in the middle of a call is no success; the next worker is fine."""
     home = guest(eager=f"def run(x, bias):\n    {body}\n")
     _, case, arena = prepared(home)
     worker = host.worker({})
-    number = ask(worker, home, arena, case.axes)["launch"]
+    number = ask(worker, home, arena, case.axes).launch
     with pytest.raises(WorkerDied) as died:
-        worker.request({"do": "run", "launch": number})
+        worker.request(Run(launch=number))
     assert status is None or died.value.status == status
     again = host.worker({})
-    assert ask(again, home, arena, case.axes)["status"] == "bound"
+    assert isinstance(ask(again, home, arena, case.axes), LaunchBound)
     again.close()
     arena.close()
 
@@ -133,10 +150,10 @@ def test_a_worker_that_hangs_is_ended(guest, host):
     home = guest(eager="def run(x, bias):\n    while True:\n        pass\n")
     _, case, arena = prepared(home)
     worker = host.worker({})
-    number = ask(worker, home, arena, case.axes)["launch"]
+    number = ask(worker, home, arena, case.axes).launch
     pid = worker.pid
     with pytest.raises(WorkerLate):
-        worker.request({"do": "run", "launch": number}, limit_s=0.5)
+        worker.request(Run(launch=number), limit_s=0.5)
     deadline = time.monotonic() + 10
     while _alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -177,8 +194,8 @@ def test_in_process_runs_here_and_says_so(guest):
     _, case, arena = prepared(home)
     host = InProcess()
     worker = host.worker({})
-    number = ask(worker, home, arena, case.axes)["launch"]
-    assert worker.request({"do": "run", "launch": number})["status"] == "ok"
+    number = ask(worker, home, arena, case.axes).launch
+    assert isinstance(worker.request(Run(launch=number)), Launched)
     assert torch.equal(arena.tensor("y"), arena.tensor("x") + arena.tensor("bias"))
     assert "in-process" in host.isolation
     worker.close()
@@ -195,7 +212,9 @@ def test_an_arena_is_seen_by_its_other_side(guest):
 
 
 def test_a_killed_worker_that_takes_its_time_to_end_is_no_other_workers_doing(monkeypatch):
-    """A driver may take seconds to let a process go. Seen on a GPU under load: honest kernels were called crashed, and a server was ended."""
+    """A driver may take seconds to let a process go. Seen on a GPU under load: honest kernels were called crashed, and
+    a server was ended.
+    """
     from opforge.runner import processes
 
     with Isolated() as host:
@@ -235,20 +254,28 @@ def test_a_killed_worker_that_takes_its_time_to_end_is_no_other_workers_doing(mo
     ],
 )
 def test_an_answer_holds_what_the_question_asks_for(asked, answer, fine):
-    """What a worker sends is foreign: a missing field, or a number that no float can hold, was a traceback and the end of all verdicts."""
-    assert (hosts._malformed(asked, {**answer, "nonce": 7}, 7) is None) == fine
-    assert hosts._malformed(asked, {**answer, "nonce": 8}, 7) == "it answered a question that was not asked"
+    """What a worker sends is foreign: a missing field, or a number that no float can hold, was a traceback and the end
+    of all verdicts.
+    """
+    # of a question nothing is looked at but its kind
+    question = object.__new__(QUESTIONS[asked])
+    with contextlib.nullcontext() if fine else pytest.raises(Malformed, match="not one that a worker gives"):
+        decoded(question, {**answer, "nonce": 7}, 7)
+    with pytest.raises(Malformed, match="it answered a question that was not asked"):
+        decoded(question, {**answer, "nonce": 8}, 7)
 
 
 @pytest.mark.parametrize(("available_gib", "limit_gib"), [(0.2, 1), (0, 2), (6, 3), (40, 8), (100, 50)])
 def test_a_worker_may_use_what_its_control_group_has(available_gib, limit_gib, monkeypatch):
-    """Half of a host's memory in a container of a few GiB: a kernel that takes all it may get ends the container, opforge included."""
-    monkeypatch.setattr("opforge.machine.host.available_bytes", lambda: int(available_gib * 2**30))
+    """Half of a host's memory in a container of a few GiB: a kernel that takes all it may get ends the container,
+    opforge included.
+    """
+    monkeypatch.setattr("opforge.machine.host_hardware.available_bytes", lambda: int(available_gib * 2**30))
     assert default_limits().memory_bytes == limit_gib * 2**30
 
 
 def test_a_flood_of_words_is_cut():
     """An exception of megabytes went into the record, the page and the terminal."""
     answer = {"status": "failed", "reason": "first" + "y" * 10_000_000 + "last"}
-    assert hosts._malformed("run", answer, None) is None
-    assert len(answer["reason"]) < 20_000 and answer["reason"].startswith("first") and answer["reason"].endswith("last")
+    reason = decoded(Run(launch=1), answer).reason
+    assert len(reason) < 20_000 and reason.startswith("first") and reason.endswith("last")

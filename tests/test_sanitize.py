@@ -1,4 +1,6 @@
-"""Kernels under compute-sanitizer: what it writes becomes findings, a statement or a verdict. A script stands in for the program here."""
+"""Kernels under compute-sanitizer: what it writes becomes findings, a statement or a verdict. A script stands in for
+the program here.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from opforge.core.errors import EnvironmentLacks
 from opforge.core.verdict import Broken, Pass
 from opforge.registry import load
 from opforge.runner import Isolated, sanitizer
-from opforge.verdicts import Bench
-from opforge.verdicts.sanitize import cases_for, outcome, ready
+from opforge.verify import CaseCache
+from opforge.verify.extra.sanitize import cases_for, outcome, ready
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER
@@ -24,7 +26,8 @@ opforge-case: odd_tail
 =========     Access to 0x7f00c0010190 is out of bounds
 =========     and is 65,424 bytes after the nearest allocation at 0x7f00c0000000 of size 400 bytes
 =========
-========= Program hit cudaErrorLaunchFailure (error 719) due to "unspecified launch failure" on CUDA API call to cudaDeviceSynchronize.
+========= Program hit cudaErrorLaunchFailure (error 719) due to "unspecified launch failure" \
+on CUDA API call to cudaDeviceSynchronize.
 =========
 ========= ERROR SUMMARY: 2 errors
 """
@@ -63,13 +66,27 @@ def test_a_memcheck_finding_names_kernel_place_thread_and_address():
 
 @pytest.mark.parametrize(
     ("said", "what", "place"),
-    [(RACECHECK, "Race reported", "cuda_races.cu:11"), (SYNCCHECK, "Barrier error", "cuda_sync.cu:9"), (INITCHECK, "Uninitialized", "")],
+    [
+        (RACECHECK, "Race reported", "cuda_races.cu:11"),
+        (SYNCCHECK, "Barrier error", "cuda_sync.cu:9"),
+        (INITCHECK, "Uninitialized", ""),
+    ],
     ids=["racecheck", "synccheck", "initcheck"],
 )
 def test_the_other_tools_are_read_too(said, what, place):
     """Each of the four tools has a way of its own to say it."""
     (found,) = sanitizer.findings(said)
     assert what in found.what and found.place == place and found.case == "even"
+
+
+def test_a_race_names_both_of_its_accesses():
+    """Which two accesses meet decides whether it is a race or a false alarm: one of them says little."""
+    (found,) = sanitizer.findings(RACECHECK)
+    assert (
+        found.what.startswith("Error: Race reported between Write access")
+        and found.against == "and Read access cuda_races.cu:13"
+    )
+    assert "cuda_races.cu:11, and Read access cuda_races.cu:13" in str(found)
 
 
 def test_a_clean_log_has_no_finding():
@@ -102,10 +119,27 @@ def watched(home, name, tool="memcheck", limit_s=60.0):
     """A run of one of the guest's implementations under the stand-in, and the cases that were asked for."""
     registry = load([home])
     with Isolated() as host:
-        bench = Bench(registry=registry, operator=registry.operator("guest_add"), host=host, device="cpu")
+        bench = CaseCache(registry=registry, operator=registry.operator("guest_add"), host=host, device="cpu")
         cases = cases_for(bench, "float32")
-    described = [{"name": c.name, "axes": dict(c.axes), "distribution": c.distribution, "layout": c.layout, "scalars": {}, "seed": c.seed} for c in cases]
-    job = {"homes": [str(h.path) for h in registry.homes], "operator": "guest_add", "implementation": f"torch_{name}", "dtype": "float32", "device": "cpu", "config": None}
+    described = [
+        {
+            "name": c.name,
+            "axes": dict(c.axes),
+            "distribution": c.distribution,
+            "layout": c.layout,
+            "scalars": {},
+            "seed": c.seed,
+        }
+        for c in cases
+    ]
+    job = {
+        "homes": [str(h.path) for h in registry.homes],
+        "operator": "guest_add",
+        "implementation": f"torch_{name}",
+        "dtype": "float32",
+        "device": "cpu",
+        "config": None,
+    }
     return sanitizer.sanitize(tool, {**job, "cases": described}, {}, limit_s), cases
 
 
@@ -118,12 +152,17 @@ def test_a_clean_run_adds_a_statement_to_the_pass(guest, stand_in):
     seen, cases = watched(guest(plain=PLAIN), "plain", "synccheck")
     assert seen.done == tuple(case.name for case in cases) and not seen.findings and not seen.stopped
     verdict = outcome(seen, cases, "float32", PROOF)
-    assert isinstance(verdict, Pass) and verdict.states("synccheck") is True and "3 cases" in verdict.statements[-1].detail
+    assert (
+        isinstance(verdict, Pass) and verdict.states("synccheck") is True and "3 cases" in verdict.statements[-1].detail
+    )
 
 
 def test_a_finding_makes_the_verdict_broken(guest, stand_in):
     """Right values do not excuse a write into nobody's memory. The finding stands under the case that was running."""
-    stand_in("print('========= Invalid __global__ write of size 4 bytes\\n=========     at k(float *)+0xa0 in k.cu:7\\n=========     by thread (1,0,0) in block (0,0,0)')")
+    stand_in(
+        "print('========= Invalid __global__ write of size 4 bytes\\n=========     at k(float *)+0xa0 in "
+        "k.cu:7\\n=========     by thread (1,0,0) in block (0,0,0)')"
+    )
     seen, cases = watched(guest(plain=PLAIN), "plain")
     verdict = outcome(seen, cases, "float32", PROOF)
     assert isinstance(verdict, Broken) and verdict.case is not None and verdict.case.name == cases[-1].name
@@ -132,7 +171,10 @@ def test_a_finding_makes_the_verdict_broken(guest, stand_in):
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [("def run(x, bias):\n    raise RuntimeError('launch failed')\n", "launch failed"), ("import os\n\n\ndef run(x, bias):\n    os._exit(3)\n", "ended with status 3")],
+    [
+        ("def run(x, bias):\n    raise RuntimeError('launch failed')\n", "launch failed"),
+        ("import os\n\n\ndef run(x, bias):\n    os._exit(3)\n", "ended with status 3"),
+    ],
     ids=["raises", "exits"],
 )
 def test_a_run_that_ends_early_is_no_clean_run(guest, stand_in, source, words):
@@ -161,7 +203,13 @@ def test_without_the_program_the_next_step_is_said(monkeypatch, tmp_path):
         ready("cpu")
 
 
-@pytest.mark.parametrize(("words", "said"), [(["--device", "cpu", "--sanitize", "memcheck"], "NVIDIA GPU"), (["--sanitize", "memchek"], "Did you mean 'memcheck'")])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--device", "cpu", "--sanitize", "memcheck"], "NVIDIA GPU"),
+        (["--sanitize", "memchek"], "Did you mean 'memcheck'"),
+    ],
+)
 def test_the_verb_refuses_before_anything_is_verified(words, said, capsys, monkeypatch):
     """A machine without a GPU, and a tool that does not exist."""
     monkeypatch.setattr(sys, "argv", ["opforge", "verify", "relu", *words])

@@ -18,11 +18,12 @@ import pytest
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.core.implementation import Config
 from opforge.core.operator import Case, Cost
-from opforge.core.record import Environment, Record, to_json
+from opforge.core.record import Adoption, Environment, Record, to_json
 from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
-from opforge.store import Damaged, Store, read_lines, records
+from opforge.store import Damaged, Installation, Store, fact_of, insertion, read_lines
 from opforge.store.files import network_file_system
+from opforge.store.schema import ADDED
 
 PASS = Pass(checked=(), not_taken=(("empty", "rows > 0 does not hold"),), isolation="process")
 BROKEN = Broken(case=None, dtype="float32", reason="wrong shape", isolation="process")
@@ -30,7 +31,13 @@ BROKEN = Broken(case=None, dtype="float32", reason="wrong shape", isolation="pro
 
 def record(number: int = 0, *, median_s: float | None = 1e-3, **changes: object) -> Record:
     """A record like a bench makes; `number` is its minute of the day."""
-    timing = Timing(samples_s=(median_s,) * 5, batch=3, timer="host", cache="warm", overhead_s=1e-8, conditions=("threads 2",)) if median_s else None
+    timing = (
+        Timing(
+            samples_s=(median_s,) * 5, batch=3, timer="host", cache="warm", overhead_s=1e-8, conditions=("threads 2",)
+        )
+        if median_s
+        else None
+    )
     made = Record(
         id=uuid.uuid4().hex,
         created_at=f"2026-11-21T{number // 60:02d}:{number % 60:02d}:00.000+00:00",
@@ -49,7 +56,9 @@ def record(number: int = 0, *, median_s: float | None = 1e-3, **changes: object)
         timing=timing,
         roof_s=1e-4,
         limiter="memory",
-        environment=Environment(device="Test CPU", host="Test CPU, 2 cores", facts={"python": "3.11", "load.average_1m": "0.5"}),
+        environment=Environment(
+            device="Test CPU", host="Test CPU, 2 cores", facts={"python": "3.11", "load.average_1m": "0.5"}
+        ),
         run="run1",
     )
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -76,7 +85,9 @@ def where(request):
     server = os.environ.get("OPFORGE_TEST_POSTGRES", "")
     if not server:
         pytest.skip("OPFORGE_TEST_POSTGRES is not set; run: scripts/with-postgres.sh make test")
-    psycopg = pytest.importorskip("psycopg", reason="the driver is missing; install it with: pip install 'opforge[postgres]'")
+    psycopg = pytest.importorskip(
+        "psycopg", reason="the driver is missing; install it with: pip install 'opforge[postgres]'"
+    )
     name = f"test_{uuid.uuid4().hex}"
     with psycopg.connect(server, autocommit=True) as connection:
         connection.execute(f"CREATE DATABASE {name}")
@@ -104,8 +115,13 @@ def raw_store(where: str, *statements: str) -> None:
 def child(code: str, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run Python with this file's `record` at hand, in a process of its own."""
     # SQLAlchemy and its driver are loaded once, before any fork
-    head = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *; Store.open(sys.argv[1]).close()\n"
-    return subprocess.run([sys.executable, "-c", head + code, *arguments], capture_output=True, text=True, check=check, timeout=120)
+    head = (
+        f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}]; from test_store import *; "
+        "Store.open(sys.argv[1]).close()\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", head + code, *arguments], capture_output=True, text=True, check=check, timeout=120
+    )
 
 
 def test_a_record_comes_back_as_it_was(store):
@@ -126,7 +142,11 @@ def test_a_record_comes_back_as_it_was(store):
         metrics=None,
         isolation="process",
     )
-    written = [record(1), record(2, verdict=mismatch, median_s=None), record(3, verdict=Unsupported(reason="no nvcc"), median_s=None)]
+    written = [
+        record(1),
+        record(2, verdict=mismatch, median_s=None),
+        record(3, verdict=Unsupported(reason="no nvcc"), median_s=None),
+    ]
     assert store.add(written) == 3
     assert store.query() == written
     assert store.get(written[1].id) == written[1]
@@ -155,7 +175,9 @@ def test_filters_choose(store):
         environment=Environment(device="H200", host="x, 4 cores", facts={}),
     )
     store.add([record(1), other])
-    filters = {name: getattr(other, name) for name in ("operator", "implementation", "workload", "dtype", "device", "run")}
+    filters = {
+        name: getattr(other, name) for name in ("operator", "implementation", "workload", "dtype", "device", "run")
+    }
     for name, value in {**filters, "fingerprint": other.environment.fingerprint}.items():
         assert store.query(**{name: value}) == [other], name
     assert store.query(operator="relu", dtype="float32") == []
@@ -167,7 +189,12 @@ def test_an_id_may_be_shortened(store):
     one, two = record(1, id="aaaa1111" + "0" * 24), record(2, id="aaaa2222" + "0" * 24)
     store.add([one, two])
     assert store.get("aaaa1") == one
-    for wrong, words in (("aaaa", "several records"), ("ffff", "No record"), ("x%", "hexadecimal"), ("", "hexadecimal")):
+    for wrong, words in (
+        ("aaaa", "several records"),
+        ("ffff", "No record"),
+        ("x%", "hexadecimal"),
+        ("", "hexadecimal"),
+    ):
         with pytest.raises(UsageError, match=words):
             store.get(wrong)
 
@@ -201,18 +228,64 @@ def test_what_may_not_be_kept_is_refused(store, changes, words):
     assert store.query() == []
 
 
-def test_dispatch_sees_the_newest_verdict_and_not_an_old_pass(store):
-    """A kernel that passed last week and fails now must not be chosen; nor one whose cases fail since."""
+def test_the_newest_verdict_is_read_and_not_an_old_pass(store):
+    """From columns, on each database: what is believed of it is asked in tests/test_belief.py."""
     kept = record(10, implementation="good", median_s=2e-3)
     slower_now = [record(1, implementation="lucky", median_s=1e-9), record(11, implementation="lucky", median_s=3e-3)]
     broken_here = [record(2, implementation="here"), record(3, implementation="here", verdict=BROKEN, median_s=None)]
-    broken_cases = [record(4, implementation="cases"), record(5, implementation="cases", workload="", verdict=BROKEN, median_s=None)]
-    mended = [record(6, implementation="mended", workload="", verdict=BROKEN, median_s=None), record(7, implementation="mended", median_s=5e-3)]
-    store.add([kept, *slower_now, *broken_here, *broken_cases, *mended, record(20, dtype="float16"), record(21, device="other")])
-    assert [found.implementation for found in store.passes("softmax", "cpu-test", "float32")] == ["mended", "good", "lucky"]
-    best = store.best("softmax", "cpu-test", "float32", workload="attention")
-    assert best == kept
-    assert store.best("softmax", "cpu-test", "float32", workload="unknown") is None
+    broken_cases = [
+        record(4, implementation="cases"),
+        record(5, implementation="cases", workload="", verdict=BROKEN, median_s=None),
+    ]
+    mended = [
+        record(6, implementation="mended", workload="", verdict=BROKEN, median_s=None),
+        record(7, implementation="mended", median_s=5e-3),
+    ]
+    store.add(
+        [
+            kept,
+            *slower_now,
+            *broken_here,
+            *broken_cases,
+            *mended,
+            record(21, device="other"),
+            record(22, source_sha256="1" * 64),
+        ]
+    )
+    here = Installation(
+        device="cpu-test", sources=dict.fromkeys(("good", "lucky", "here", "cases", "mended"), "0" * 64)
+    )
+    found = store.beliefs("softmax", here)
+    assert [(evidence.implementation, evidence.median_s) for evidence in found.evidence] == [
+        ("mended", 5e-3),
+        ("good", 2e-3),
+        ("lucky", 3e-3),
+    ]
+    read = next(fact for fact in store.facts("softmax", here)[0] if fact.id == kept.id)
+    assert read == fact_of(kept)
+
+
+def test_an_adoption_is_kept_beside_its_record(store, tmp_path):
+    """The record stays as it is; the adoption travels with it, and of a record and a source one is enough."""
+    old = record(1, source_sha256="1" * 64)
+    adoption = Adoption(
+        id=uuid.uuid4().hex,
+        created_at=old.created_at,
+        record=old.id,
+        operator="softmax",
+        source_sha256="0" * 64,
+        code_sha256="c" * 64,
+        how="the same code",
+    )
+    here = Installation(device="cpu-test", sources={"cpp_twopass": "0" * 64})
+    store.add([old])
+    assert not store.beliefs("softmax", here).evidence
+    assert (store.adopt([adoption]), store.adopt([replace(adoption, id=uuid.uuid4().hex)])) == (1, 0)
+    assert [evidence.by for evidence in store.beliefs("softmax", here).evidence] == ["adopted"]
+    assert store.get(old.id) == old
+    with Store.open(tmp_path / "other.sqlite") as other:
+        assert other.import_lines(store.export()) == 1
+        assert other.adoptions() == [adoption]
 
 
 def test_export_and_import_carry_everything(store, tmp_path):
@@ -282,11 +355,30 @@ def test_a_bad_line_is_named_and_nothing_is_imported(store, line):
     assert store.query() == []
 
 
-JUNK = [None, True, -1, 1e308, 10**400, "", "\0", "\ud800", [], {}, [[]], {"type": "Operator"}, {"type": "Case"}, {"float": "nan"}, {"type": []}, {"type": "Pass"}]
+JUNK = [
+    None,
+    True,
+    -1,
+    1e308,
+    10**400,
+    "",
+    "\0",
+    "\ud800",
+    [],
+    {},
+    [[]],
+    {"type": "Operator"},
+    {"type": "Case"},
+    {"float": "nan"},
+    {"type": []},
+    {"type": "Pass"},
+]
 
 
 def _mutations(count: int):
-    """Lines that were nearly a record: characters changed, or one value inside replaced or taken out. Always the same ones."""
+    """Lines that were nearly a record: characters changed, or one value inside replaced or taken out. Always the same
+    ones.
+    """
     chance = random.Random(7)
     line = json.dumps(to_json(record(1)))
 
@@ -350,7 +442,11 @@ def test_a_newer_schema_is_refused_and_left_as_it_is(store, where):
     store.add([record(1)])
     store.close()
     served = "://" in where
-    raw_store(where, "UPDATE meta SET value = '99' WHERE key = 'schema'" if served else "PRAGMA user_version = 99", *(["DROP INDEX records_timed"] if served else []))
+    raw_store(
+        where,
+        "UPDATE meta SET value = '99' WHERE key = 'schema'" if served else "PRAGMA user_version = 99",
+        *(["DROP INDEX records_timed"] if served else []),
+    )
     before = b"" if served else Path(where).read_bytes()
     with pytest.raises(UsageError, match=r"newer opforge \(schema 99.*Install a newer opforge"):
         Store.open(where)
@@ -367,12 +463,26 @@ def test_an_older_schema_is_brought_up_and_its_records_are_whole(store, where):
     written = [record(1, timing=timed), record(2), record(3, median_s=None)]
     store.add(written)
     expected = store.series()
+    here = Installation(device="cpu-test", sources={"cpp_twopass": "0" * 64})
+    believed = store.beliefs("softmax", here)
+    assert len(believed.evidence) == 1
     store.close()
-    back = ["DROP INDEX records_run_operator", *(f"ALTER TABLE records DROP COLUMN {name}" for name in ("low_s", "high_s", "revision", "suspect"))]
-    raw_store(where, *back, "UPDATE meta SET value = '1' WHERE key = 'schema'", *([] if "://" in where else ["PRAGMA user_version = 1"]))
+    indexes = ("records_run_operator", "records_source", "records_codes")
+    back = [
+        *(f"DROP INDEX {name}" for name in indexes),
+        "DROP TABLE adoptions",
+        *(f"ALTER TABLE records DROP COLUMN {name}" for added in ADDED.values() for name in added),
+    ]
+    raw_store(
+        where,
+        *back,
+        "UPDATE meta SET value = '1' WHERE key = 'schema'",
+        *([] if "://" in where else ["PRAGMA user_version = 1"]),
+    )
     with Store.open(where) as again:
         assert again.query() == written
         assert again.series() == expected
+        assert again.beliefs("softmax", here) == believed
         assert [point.suspect for point in expected] == [True, False, False]
         newest = record(4)
         assert again.add([newest]) == 1
@@ -401,7 +511,11 @@ def test_a_damaged_file_is_set_aside_and_what_is_readable_kept(place, where):
         assert "set aside" in str(error)
         store = Store.open(place)
     with store:
-        aside = [path for path in place.parent.iterdir() if ".damaged-" in path.name and not path.name.endswith(("-wal", "-shm"))]
+        aside = [
+            path
+            for path in place.parent.iterdir()
+            if ".damaged-" in path.name and not path.name.endswith(("-wal", "-shm"))
+        ]
         assert len(aside) == 1
         assert aside[0].read_bytes() == bytes(content)
         kept = len(store.query())
@@ -422,14 +536,14 @@ def test_what_is_added_after_the_file_has_gone_is_found(file_store, place, way, 
         for path in place.parent.iterdir():
             path.unlink()
     else:
-        insert = records._insert
+        insert = insertion.insert
 
         def meanwhile(database, rows):
-            monkeypatch.setattr(records, "_insert", insert)
+            monkeypatch.setattr(insertion, "insert", insert)
             place.rename(place.with_name("aside"))
             return insert(database, rows)
 
-        monkeypatch.setattr(records, "_insert", meanwhile)
+        monkeypatch.setattr(insertion, "insert", meanwhile)
     assert file_store.add([second]) == 1
     with Store.open(place) as fresh:
         assert [found.id for found in fresh.query()] == ([first.id, second.id] if way == "set aside" else [second.id])
@@ -458,7 +572,11 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     folder.mkdir()
     # pytest's own folders are closed to others
     for parent in (folder, *folder.parents):
-        if parent.stat().st_uid == os.getuid() and parent != Path("/tmp") and parent.is_relative_to(tmp_path.parent.parent):
+        if (
+            parent.stat().st_uid == os.getuid()
+            and parent != Path("/tmp")
+            and parent.is_relative_to(tmp_path.parent.parent)
+        ):
             parent.chmod(0o755)
     if os.getuid() != 0:
         folder.chmod(0o555)
@@ -539,8 +657,9 @@ for turn in range(rounds):
     chance = random.Random(turn)
     with os.fdopen(reader, "rb", buffering=0) as stream:
         seen = b""
-        # every third is killed while it opens the store, the others after some batches, in the middle of the next: counted
-        # in batches and not in seconds, because a busy machine would else kill all of them before they write
+        # every third is killed while it opens the store, the others after some batches, in the middle of the
+        # next: counted in batches and not in seconds, because a busy machine would else kill all of them before
+        # they write
         wanted = 0 if turn % 3 == 0 else 3 * chance.randint(1, 5)
         while seen.count(b"\n") < wanted:
             part = stream.read(4096)
@@ -609,7 +728,10 @@ def test_eight_writers_at_once_all_get_in(where, each):
 
 def test_network_file_systems_are_recognised():
     """SQLite's locks fail silently there; the nearest mount decides."""
-    mounts = "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw shared:3 - nfs4 server:/home rw\n3 2 8:2 / /home/me/local rw - xfs /dev/sdb rw"
+    mounts = (
+        "1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:5 / /home rw shared:3 - nfs4 server:/home rw\n3 2 8:2 / "
+        "/home/me/local rw - xfs /dev/sdb rw"
+    )
     assert network_file_system(Path("/home/me/records.sqlite"), mounts) == "nfs4"
     assert network_file_system(Path("/home/me/local/records.sqlite"), mounts) is None
     assert network_file_system(Path("/var/records.sqlite"), mounts) is None

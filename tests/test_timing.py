@@ -1,21 +1,37 @@
-"""Timing: what the clocks are asked, when sampling ends, what statistics say, which clock is chosen. Clock and machine are simulated."""
+"""Timing: what the clocks are asked, when sampling ends, what statistics say, which clock is chosen. Clock and machine
+are simulated.
+"""
 
+import dataclasses
 import mmap
 import random
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from opforge.core.operator import Case
 from opforge.core.statistics import drift, modes, outliers, quantile
-from opforge.core.timing import Moment, Timing
+from opforge.core.timing import Moment, Round, Timing, Untimed
 from opforge.core.verdict import Checked, Pass
+from opforge.runner import processes, sample_requests
 from opforge.runner.clocks import clock_step, host_samples, launch_samples, spread_out
 from opforge.runner.device_clocks import rotation_size, union
-from opforge.timing import Contestant, Plan, Probe, measure
+from opforge.runner.messages import Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
+from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.conditions import Nvml, throttle_words, words
-from opforge.timing.timers import Trial, candidates, choose
+from opforge.timing.measure import ROUND, TURNS
+from opforge.timing.timers import TimerTrial, choose, clocks_of
 
-PROOF = Pass(checked=(Checked(case=Case(name="all", axes={}, why="stands for the operator's cases"), dtype="float32", metrics=()),), not_taken=(), isolation="simulated")
+PROOF = Pass(
+    checked=(
+        Checked(case=Case(name="all", axes={}, why="stands for the operator's cases"), dtype="float32", metrics=()),
+    ),
+    not_taken=(),
+    isolation="simulated",
+)
 
 
 class Machine:
@@ -29,24 +45,24 @@ class Machine:
         self.calls = 0
         self.asked = []
 
-    def ask(self, message):
-        self.asked.append(dict(message))
+    def ask(self, question):
+        self.asked.append(question)
         self.now += 50e-6
-        if message["do"] == "memory":
-            return {"status": "ok", "bytes": 4096}
-        if message["do"] == "launch_cost":
-            return {"status": "ok", "samples": [3e-6] * message["count"]}
-        if message["timer"] not in self.clocks:
-            return {"status": "unfit", "reason": f"no {message['timer']} here"}
+        if isinstance(question, Memory):
+            return Extra(bytes=4096)
+        if isinstance(question, LaunchCost):
+            return HostCost(samples=(3e-6,) * question.count)
+        if question.timer not in self.clocks:
+            return Unfit(reason=f"no {question.timer} here")
         samples = []
-        for _ in range(message["count"]):
+        for _ in range(question.count):
             spent = 0.0
-            for _ in range(message["batch"]):
+            for _ in range(question.batch):
                 spent += self.call_s(self.calls)
                 self.calls += 1
             self.now += spent
-            samples.append(spent / message["batch"] * self.lies)
-        return {"status": "ok", "samples": samples, "batch": message["batch"]}
+            samples.append(spent / question.batch * self.lies)
+        return Samples(samples=tuple(samples), batch=question.batch)
 
     def clock(self):
         return self.now
@@ -56,12 +72,24 @@ DEFAULT = Plan()
 
 
 def run(machine, plan=DEFAULT, device="cpu", **options):
-    contestant = Contestant(name="k", proof=PROOF, ask=machine.ask, launch=1)
-    return contestant, measure([contestant], plan, overhead_s=0.0, clock=machine.clock, order=random.Random(1), device=device, **options)["k"]
+    candidate = Candidate(name="k", proof=PROOF, ask=machine.ask, launch=1)
+    return candidate, measure(
+        [candidate], plan, overhead_s=0.0, clock=machine.clock, order=random.Random(1), device=device, **options
+    )["k"]
 
 
 def timing(samples, **fields):
-    return Timing(**{"samples_s": tuple(samples), "batch": 1, "timer": "host", "cache": "warm", "overhead_s": 0.0, "conditions": (), **fields})
+    return Timing(
+        **{
+            "samples_s": tuple(samples),
+            "batch": 1,
+            "timer": "host",
+            "cache": "warm",
+            "overhead_s": 0.0,
+            "conditions": (),
+            **fields,
+        }
+    )
 
 
 def test_short_kernels_are_batched_until_the_clock_is_fine_enough():
@@ -100,26 +128,27 @@ def test_memory_of_a_call_is_seen_in_a_worker_that_may_not_write(guest):
     pytest.importorskip("torch")
     from opforge.registry import load
     from opforge.runner import Isolated
-    from opforge.verdicts import Bench, run_once
+    from opforge.verify import CaseCache, run_once
 
     registry = load(
         [
             guest(
                 eager="def run(x, bias):\n    return x + bias\n",
-                greedy="def run(x, bias):\n    copies = [(x + bias).repeat(8, 1) for _ in range(64)]\n    return copies[0][: x.shape[0]].clone()\n",
+                greedy="def run(x, bias):\n    copies = [(x + bias).repeat(8, 1) for _ in range(64)]\n    return "
+                "copies[0][: x.shape[0]].clone()\n",
             )
         ]
     )
     operator = registry.operator("guest_add")
     extra = {}
     with Isolated() as host:
-        cases = Bench(registry=registry, operator=operator, host=host, device="cpu")
+        cases = CaseCache(registry=registry, operator=operator, host=host, device="cpu")
         for name in ("torch_eager", "torch_greedy"):
             worker = host.worker({})
             prepared = cases.prepare(Case(name="tiny", axes={"rows": 64, "cols": 256}, why="a test"), "float32")
-            launch, outcome = run_once(cases, worker, registry.implementation("guest_add", name), prepared, None)
-            assert isinstance(outcome, Checked)
-            extra[name] = worker.request({"do": "memory", "launch": launch}).get("bytes")
+            ran = run_once(cases, worker, registry.implementation("guest_add", name), prepared, None)
+            assert isinstance(ran.outcome, Checked)
+            extra[name] = worker.request(Memory(launch=ran.launch)).bytes
             worker.close()
         cases.close()
     if extra["torch_eager"] is None:
@@ -130,25 +159,28 @@ def test_memory_of_a_call_is_seen_in_a_worker_that_may_not_write(guest):
 
 
 def test_sampling_ends_when_the_median_is_known():
-    """A steady kernel needs the least number of samples and no more, however large the budget."""
+    """A steady kernel needs the turns that the parent's clock wants and no more, however large the budget."""
     _, found = run(Machine(lambda call: 1e-3), Plan(samples=30, budget_s=100.0))
-    assert len(found.samples_s) == 30
+    assert len(found.samples_s) == TURNS * ROUND
 
 
 def test_a_noisy_kernel_is_sampled_until_its_budget_is_spent():
     """More samples are the answer to noise, the budget is the end of it."""
     noise = random.Random(2)
-    _, found = run(Machine(lambda call: 1e-3 * noise.uniform(1, 2)), Plan(samples=30, budget_s=0.5, precision=0.001))
+    candidate, found = run(
+        Machine(lambda call: 1e-3 * noise.uniform(1, 2)), Plan(samples=30, budget_s=0.5, precision=0.001)
+    )
     assert len(found.samples_s) > 100
-    assert sum(found.samples_s) == pytest.approx(0.5, rel=0.1)
+    # with the calls that make it ready again, and the way there and back
+    assert candidate.spent_s == pytest.approx(0.5, rel=0.1)
 
 
 def test_every_sample_is_kept_in_order():
     """A verdict must be computable again from the record; an outlier that was dropped is gone."""
-    machine = Machine(lambda call: 50e-3 if call == 20 else 1e-3)
+    machine = Machine(lambda call: 50e-3 if 60 <= call < 64 else 1e-3)
     _, found = run(machine, Plan(samples=30))
     assert max(found.samples_s) == pytest.approx(50e-3)
-    assert found.outliers == (found.samples_s.index(max(found.samples_s)),)
+    assert found.samples_s.index(max(found.samples_s)) in found.outliers
     assert found.quantile_s(1.0) == max(found.samples_s)
 
 
@@ -161,27 +193,102 @@ def test_warm_up_is_not_sampled():
 def test_a_worker_that_claims_more_than_was_spent_is_not_believed():
     """Its samples cannot be longer than this process waited."""
     _, found = run(Machine(lambda call: 1e-3, lies=3.0))
-    assert "of this process's clock" in found
+    assert "of this process's clock" in found.reason
+
+
+def test_a_worker_that_claims_less_than_was_spent_is_not_believed():
+    """A clock that runs slow, by a sixth already: requests of different length show what a call takes, and the parent
+    times them.
+    """
+
+    class Watched(Machine):
+        def ask(self, question):
+            started = self.now
+            answer = super().ask(question)
+            self.now += random.Random(self.calls).uniform(0, 30e-6)
+            if not isinstance(answer, Samples):
+                return answer
+            return dataclasses.replace(
+                answer, seen=Seen(wall_s=self.now - started, own_s=0.0, waited_s=0.0, voluntary=0, involuntary=0)
+            )
+
+    _, honest = run(Watched(lambda call: 0.2e-3))
+    assert honest.parent_s == pytest.approx(0.2e-3, rel=0.1)
+    _, slow = run(Watched(lambda call: 0.2e-3, lies=5 / 6))
+    assert "by this process's clock" in slow.reason
+
+
+def test_a_turn_in_which_others_had_the_processors_is_marked():
+    """A time that was taken while its threads waited for a processor is no time of a kernel's."""
+    quiet = Round(samples=5, wall_s=0.02, own_s=0.04, waited_s=0.003, voluntary=5, involuntary=1)
+    busy = Round(samples=5, wall_s=0.02, own_s=0.03, waited_s=0.012, voluntary=5, involuntary=9)
+    assert not quiet.disturbed and busy.disturbed
+    assert timing([1e-3] * 30, rounds=(quiet, quiet, busy)).unsteady == ()
+    assert "its processors were wanted by something else" in timing([1e-3] * 30, rounds=(quiet, busy, busy)).unsteady[0]
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="the system does not say what threads had of the processors"
+)
+def test_a_stopped_process_has_stopped_with_the_threads_that_spin():
+    """The signal is taken by the main thread, which sleeps: a thread that spins would go on in the next candidate's
+    turn.
+    """
+    spins = (
+        "import threading, time\nthreading.Thread(target=lambda: [None for _ in iter(int, 1)], "
+        "daemon=True).start()\nprint(flush=True)\ntime.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", spins], stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        child.stdout.readline()
+        assert processes.stop(child.pid)
+        before = processes.usage(child.pid).own_s
+        assert len(processes.usage(child.pid).by_thread) == 2 and before > 0
+        time.sleep(0.02)
+        assert processes.usage(child.pid).own_s == before
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_native_sampler_and_the_one_in_python_take_the_same_samples():
+    """What is asked comes through a descriptor; calls are counted, and what one raises comes out."""
+    calls, ready = [], []
+    for take in (sample_requests.sampler(), sample_requests.in_python):
+        calls.clear()
+        ready.clear()
+        samples, led, batch = take(
+            lambda: calls.append(1),
+            lambda: ready.append(1),
+            sample_requests.SampleRequest(fresh=1, lead=2, batch=3, count=4).sent(),
+        )
+        assert (len(calls), len(ready), len(samples), batch) == (2 + 3 * 4, 1, 4, 3)
+        assert led > 0 and min(samples) > 0
+        with pytest.raises(ZeroDivisionError):
+            take(lambda: 1 / 0, lambda: None, sample_requests.SampleRequest().sent())
 
 
 def test_a_worker_that_answers_nonsense_is_not_believed():
     """Zero seconds, or fewer samples than asked for, are no times."""
-    contestant = Contestant(name="k", proof=PROOF, ask=lambda message: {"status": "ok", "samples": [0.0] * message["count"]}, launch=1)
-    assert "not what was asked for" in measure([contestant], Plan(), overhead_s=0.0)["k"]
+    candidate = Candidate(
+        name="k", proof=PROOF, ask=lambda question: Samples(samples=(0.0,) * question.count, batch=1), launch=1
+    )
+    assert "not what was asked for" in measure([candidate], Plan(), overhead_s=0.0)["k"].reason
 
 
-def test_contestants_take_turns_in_random_order():
+def test_candidates_take_turns_in_random_order():
     """Drift must fall on all alike."""
     machine, turns = Machine(lambda call: 1e-3), []
 
     def asker(name):
-        def ask(message):
-            turns.append(name)
-            return machine.ask(message)
+        def ask(question):
+            if getattr(question, "lead", 0):
+                turns.append(name)
+            return machine.ask(question)
 
         return ask
 
-    both = [Contestant(name=name, proof=PROOF, ask=asker(name), launch=1) for name in "ab"]
+    both = [Candidate(name=name, proof=PROOF, ask=asker(name), launch=1) for name in "ab"]
     measure(both, Plan(samples=60), overhead_s=0.0, clock=machine.clock, order=random.Random(3))
     pairs = list(zip(turns[-24::2], turns[-23::2], strict=True))
     assert {tuple(sorted(pair)) for pair in pairs} == {("a", "b")}
@@ -216,17 +323,29 @@ def test_without_cupti_and_graphs_events_are_used_and_it_is_said():
         ({"cuda_event": 60e-6, "cupti": 9e-6}, "cupti"),
         ({"cuda_event": 60e-6}, "cuda_event"),
     ],
-    ids=["the graph is not longer", "CUPTI is with the events", "the events miss work", "no third clock: the longer", "no graph", "events alone"],
+    ids=[
+        "the graph is not longer",
+        "CUPTI is with the events",
+        "the events miss work",
+        "no third clock: the longer",
+        "no graph",
+        "events alone",
+    ],
 )
 def test_trials_choose_the_clock(trials, timer):
     """The graph, unless ordinary calls are faster: then a third clock decides."""
-    seen = {name: Trial(median_s=trials.get(name), reason="" if name in trials else "absent") for name in candidates("cuda")}
+    seen = {
+        name: TimerTrial(median_s=trials.get(name), reason="" if name in trials else "absent")
+        for name in clocks_of("cuda")
+    }
     assert choose(seen).timer == timer
 
 
 def test_no_clock_at_all_is_a_reason():
     """Not a time of some kind."""
-    assert choose({"cuda_event": Trial(median_s=None, reason="it crashed")}) == "cuda_event: it crashed"
+    assert choose({"cuda_event": TimerTrial(median_s=None, reason="it crashed")}) == Untimed(
+        reason="cuda_event: it crashed"
+    )
 
 
 def test_two_speeds_are_found_and_one_is_not_split():
@@ -349,9 +468,14 @@ class FakeNvml:
 
 def test_conditions_of_a_device_are_read_and_said(tmp_path):
     """Throttling explains a slow record, so it must be in it."""
-    probe = Probe("cpu", root=tmp_path, nvml=Nvml(FakeNvml(), object()), clock=iter(range(10)).__next__)
+    probe = StateProbe("cpu", root=tmp_path, nvml=Nvml(FakeNvml(), object()), clock=iter(range(10)).__next__)
     moments = [probe.read(), probe.read()]
-    assert (moments[0].sm_mhz, moments[0].temperature_c, moments[0].power_w, moments[0].energy_j) == (1880.0, 88.0, 700.0, None)
+    assert (moments[0].sm_mhz, moments[0].temperature_c, moments[0].power_w, moments[0].energy_j) == (
+        1880.0,
+        88.0,
+        700.0,
+        None,
+    )
     said = " | ".join(words(moments))
     assert "SM clock 1780 to 1880 MHz" in said
     assert "the SM clock moved" in said
@@ -365,7 +489,7 @@ def test_time_taken_by_a_hypervisor_is_noticed(tmp_path):
     stat = tmp_path / "proc/stat"
     stat.write_text("cpu  100 0 0 100 0 0 0 0 0 0\n")
     (tmp_path / "proc/loadavg").write_text("1.50 1.0 1.0 1/100 1\n")
-    probe = Probe("cpu", root=tmp_path, clock=iter(range(10)).__next__)
+    probe = StateProbe("cpu", root=tmp_path, clock=iter(range(10)).__next__)
     stat.write_text("cpu  150 0 0 130 0 0 0 20 0 0\n")
     moment = probe.read()
     assert (moment.load, moment.stolen) == (1.5, 0.2)
@@ -409,15 +533,27 @@ def test_the_three_device_clocks_agree_on_a_long_kernel():
         torch.mm(a, a, out=out)
 
     call()
-    found = [sorted(samples)[3] for samples in (event_samples(call, 5, 7, None), graph_samples(captured(call, 5), 5, 7, None), cupti_samples(call, 5, 7, None))]
+    found = [
+        sorted(samples)[3]
+        for samples in (
+            event_samples(call, 5, 7, None),
+            graph_samples(captured(call, 5), 5, 7, None),
+            cupti_samples(call, 5, 7, None),
+        )
+    ]
     assert max(found) < 1.1 * min(found)
 
 
 def points(costs, start=64):
     """Points at doubling sizes: seconds given, work equal to the size."""
-    from opforge.timing.curve import Point
+    from opforge.timing.curve import CurvePoint
 
-    return [Point(value=start << place, seconds=seconds, low=seconds * 0.99, high=seconds * 1.01, work=float(start << place)) for place, seconds in enumerate(costs)]
+    return [
+        CurvePoint(
+            value=start << place, seconds=seconds, low=seconds * 0.99, high=seconds * 1.01, work=float(start << place)
+        )
+        for place, seconds in enumerate(costs)
+    ]
 
 
 def test_the_knee_is_where_time_begins_to_follow_the_work():
@@ -443,7 +579,13 @@ def test_a_cliff_is_a_jump_of_the_cost():
 
 @pytest.mark.parametrize(
     ("text", "values"),
-    [("n=128:1024:log", (128, 256, 512, 1024)), ("n=100:1000", (100, 200, 400, 800, 1000)), ("n=1:10:4", (1, 5, 9)), ("n=7,3,3", (3, 7)), ("n=1:1000:log4", (1, 10, 100, 1000))],
+    [
+        ("n=128:1024:log", (128, 256, 512, 1024)),
+        ("n=100:1000", (100, 200, 400, 800, 1000)),
+        ("n=1:10:4", (1, 5, 9)),
+        ("n=7,3,3", (3, 7)),
+        ("n=1:1000:log4", (1, 10, 100, 1000)),
+    ],
 )
 def test_axes_are_understood(text, values):
     """Ranges by powers, by steps, in a number of values, or listed."""
@@ -452,7 +594,23 @@ def test_axes_are_understood(text, values):
     assert parse_axis(text).values == values
 
 
-@pytest.mark.parametrize("text", ["", "n", "n=", "n=a", "n=5:1", "n=0:4", "n=1:10:0", "n=1:100000:1", "=1:2", "n=1:2:log:3", "n=0,4", f"n=1:1{'0' * 400}:log5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "n",
+        "n=",
+        "n=a",
+        "n=5:1",
+        "n=0:4",
+        "n=1:10:0",
+        "n=1:100000:1",
+        "=1:2",
+        "n=1:2:log:3",
+        "n=0,4",
+        f"n=1:1{'0' * 400}:log5",
+    ],
+)
 def test_axes_that_mean_nothing_are_refused(text):
     """With the form that does."""
     from opforge.core.errors import UsageError
@@ -466,14 +624,21 @@ def test_a_sweep_can_be_drawn():
     """Well-formed whatever the names."""
     import xml.etree.ElementTree as xml
 
-    from opforge.report.sweep import sweep_picture
+    from opforge.report.sweep_chart import sweep_picture
 
     lines = {"a<b>": [(128.0, 1e-5), (256.0, 2e-5)], "c": [(128.0, 3e-5)]}
     picture = sweep_picture("softmax & co", "cols", lines, {"c": [(128.0, 0.5)]})
     assert xml.fromstring(picture).tag.endswith("svg")
     # matmul has more implementations than there are colours: no two lines look the same, and no name leaves the picture
-    many = {f"cpp_an_implementation_with_a_long_name_{place}": [(128.0, 1e-5), (256.0, 2e-5 * place)] for place in range(1, 21)}
-    lines = [path for path in xml.fromstring(sweep_picture("t", "cols", many, {})).iter() if path.tag.endswith("path") and "L" in path.get("d")]
+    many = {
+        f"cpp_an_implementation_with_a_long_name_{place}": [(128.0, 1e-5), (256.0, 2e-5 * place)]
+        for place in range(1, 21)
+    }
+    lines = [
+        path
+        for path in xml.fromstring(sweep_picture("t", "cols", many, {})).iter()
+        if path.tag.endswith("path") and "L" in path.get("d")
+    ]
     assert len({(line.get("stroke"), line.get("stroke-dasharray")) for line in lines}) == 20
     assert "with_a_long_name_3<" not in sweep_picture("t", "cols", many, {})
 

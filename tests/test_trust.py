@@ -29,7 +29,9 @@ def test_quick_figures(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["aa", "workers", "slower", "gate", "store", "cache", "fuzz", "million"])
 def test_measured_figures(name):
-    """Measured here: no alarm on identical code, real slow-downs found, nothing lost, nothing that ends in a traceback."""
+    """Measured here: no alarm on identical code, real slow-downs found, nothing lost, nothing that ends in a
+    traceback.
+    """
     pytest.importorskip("sqlalchemy")
     figures(name)
 

@@ -1,13 +1,15 @@
-"""Tuning: what is tried and in which order, what is not tried twice, and that only what passed is kept. The kernels are C++, compiled here."""
+"""Tuning: what is tried and in which order, what is not tried twice, and that only what passed is kept. The kernels are
+C++, compiled here.
+"""
 
 import json
-import random
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,24 +18,27 @@ from opforge.backends import native
 from opforge.backends.cuda import Cuda
 from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Config, Implementation
+from opforge.core.shapes import shape_class
 from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
-from opforge.dispatch.choose import Chooser, shape_class
+from opforge.dispatch.choose import Chooser
 from opforge.machine import detect
 from opforge.registry import load
+from opforge.registry.tuned_choices import choice_for, choices_path, keep
 from opforge.runner import Isolated
 from opforge.timing import Plan
-from opforge.tuning import Options, Search, choices_path, compile_first, keep, tune, valid_points
-from opforge.tuning.choices import before
-from opforge.tuning.codes import Code, Codes, Refused, code_of_library
-from opforge.tuning.compilers import LATER, NOW, Compilers
-from opforge.tuning.tune import _compile_ahead, within_reach
+from opforge.tuning import TuneOptions, compile_first, final, space, tune, valid_points
+from opforge.tuning.codes import Codes, CompiledCode, CompileRefused, code_of_library
+from opforge.tuning.compile_queue import LATER, NOW, Compilers
+from opforge.tuning.space import compile_ahead, within_reach
 from simulated import make_home, record
 
 KERNEL = """// y = 2x, as slowly as it is told to.
 /* opforge
 space = {REPEATS = [1, 40], IDLE = [0, 1], FLAW = ["none", "wrong", "unbuildable"]}
-limits = {idle_points_have_no_flaw = "IDLE == 0 or FLAW == 'none'", slow_points_have_no_flaw = "REPEATS == 1 or FLAW == 'none'"}
 default = {REPEATS = 40, IDLE = 0, FLAW = "none"}
+[limits]
+idle_points_have_no_flaw = "IDLE == 0 or FLAW == 'none'"
+slow_points_have_no_flaw = "REPEATS == 1 or FLAW == 'none'"
 */
 #include "opforge/host.h"
 
@@ -61,7 +66,16 @@ OPFORGE_EXPORT(run, twice)
 def implementation(**space):
     """An implementation with a space, and the first value of each parameter as its default."""
     default = Config(tuple((name, values[0]) for name, values in space.items()))
-    return Implementation(name="cpp_x", operator="x", backend="cpp", source=None, idea="", space=space, limits={"small": "A * B <= 8"}, default=default)
+    return Implementation(
+        name="cpp_x",
+        operator="x",
+        backend="cpp",
+        source=None,
+        idea="",
+        space=space,
+        limits={"small": "A * B <= 8"},
+        default=default,
+    )
 
 
 def test_points_beyond_a_limit_are_counted_and_not_tried():
@@ -71,33 +85,19 @@ def test_points_beyond_a_limit_are_counted_and_not_tried():
     assert refused == {"not small": 1}
 
 
-def test_the_default_comes_first_and_no_point_comes_twice():
-    """Every ratio leads back to the default, and a point tried twice would count for two."""
-    points, _ = valid_points(implementation(A=(1, 2, 4), B=(1, 2)), {"n": 1}, "float32", 4, {})
-    tried = list(Search(points, 0, random.Random(1)).walk())
-    assert tried[0] == points[0]
-    assert sorted(map(str, tried)) == sorted(map(str, points))
-
-
-def test_after_the_sample_the_neighbours_of_the_best_are_tried():
-    """A large space is not walked through: half of the trials sample it, the others change one parameter of the best."""
-    points, _ = valid_points(implementation(A=tuple(range(1, 30)), B=(0, 1), C=(0, 1)), {"n": 1}, "float32", 4, {})
-    search = Search(points, 10, random.Random(2))
-    for _ in range(5):
-        search.next(None)
-    best = Config((("A", 8), ("B", 1), ("C", 1)))
-    for _ in range(5):
-        values = search.next(best).as_dict()
-        assert sum(values[name] != value for name, value in best.values) == 1
-    assert search.next(best) is None
-
-
 @pytest.fixture
-def home(tmp_path):
-    """A folder with `twice`, whose C++ implementation has points that are slow, wrong, unbuildable, or each other's copies."""
+def home(tmp_path, monkeypatch):
+    """A folder with `twice`, whose C++ implementation has points that are slow, wrong, unbuildable, or each other's
+    copies.
+    """
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))  # a search that was cut short goes on elsewhere
     folder = make_home(tmp_path) / "twice"
     (folder / "cpp_repeats.cpp").write_text(KERNEL)
-    definition = (folder / "op.py").read_text().replace("'torch_eager', 'torch_slow', 'torch_wrong'", "'cpp_repeats', 'torch_eager'")
+    definition = (
+        (folder / "op.py")
+        .read_text()
+        .replace("'torch_eager', 'torch_slow', 'torch_wrong'", "'cpp_repeats', 'torch_eager'")
+    )
     (folder / "op.py").write_text(definition)
     return folder.parent
 
@@ -108,7 +108,14 @@ def tuned(home, **options):
     plan = Plan(samples=5, budget_s=0.05)
     host = Isolated()
     try:
-        (found,) = tune(load([home]), "twice", Options(implementations=("cpp_repeats",), trials=0, plan=plan, **options), host, add=records.append, listener=trials.append)
+        (found,) = tune(
+            load([home]),
+            "twice",
+            TuneOptions(implementations=("cpp_repeats",), trials=0, plan=plan, **options),
+            host,
+            add=records.append,
+            listener=trials.append,
+        )
     finally:
         host.close()
     return found, trials, records
@@ -116,12 +123,19 @@ def tuned(home, **options):
 
 @pytest.mark.campaign
 def test_a_space_is_searched_and_the_fastest_right_point_is_kept(home):
-    """The whole way: slow, wrong, unbuildable and duplicate points each end as what they are, and dispatch would take the winner."""
+    """The whole way: slow, wrong, unbuildable and duplicate points each end as what they are, and dispatch would take
+    the winner.
+    """
     found, trials, records = tuned(home)
-    outcomes = {(trial.config.as_dict()["REPEATS"], trial.config.as_dict()["IDLE"], trial.config.as_dict()["FLAW"]): trial for trial in trials}
+    outcomes = {
+        (trial.config.as_dict()["REPEATS"], trial.config.as_dict()["IDLE"], trial.config.as_dict()["FLAW"]): trial
+        for trial in trials
+    }
     assert len(outcomes) == 6
     assert outcomes[1, 0, "wrong"].outcome == "failed" and isinstance(outcomes[1, 0, "wrong"].record.verdict, Mismatch)
-    assert outcomes[1, 0, "unbuildable"].outcome == "failed" and "not for building" in outcomes[1, 0, "unbuildable"].reason
+    assert (
+        outcomes[1, 0, "unbuildable"].outcome == "failed" and "not for building" in outcomes[1, 0, "unbuildable"].reason
+    )
     # IDLE is not in the code: of each pair one was measured, and the other says so
     for repeats in (1, 40):
         pair = sorted(outcomes[repeats, idle, "none"].outcome for idle in (0, 1))
@@ -131,16 +145,31 @@ def test_a_space_is_searched_and_the_fastest_right_point_is_kept(home):
     assert (found.timed, found.same_code, found.failed) == (2, 2, 2)
     # every trial is on record, and the winner once more with its full verification
     assert len(records) == 7 and {trial.record.id for trial in trials} < {item.id for item in records}
-    assert all(isinstance(item.verdict, Unsupported) for item in records if item.config == next(t.config for t in trials if t.outcome == "same code"))
+    assert all(
+        isinstance(item.verdict, Unsupported)
+        for item in records
+        if item.config == next(t.config for t in trials if t.outcome == "same code")
+    )
     operator = load([home]).operator("twice")
-    entry = before(choices_path(operator, "cpu"), "float32", found.record.axes, {}) or before(choices_path(operator, found.record.device), "float32", found.record.axes, {})
-    assert entry.implementation == "cpp_repeats" and entry.config["REPEATS"] == 1
-    assert entry.entry["record"] == records[-1].id and isinstance(records[-1].verdict, Pass)
+    entry = choice_for(choices_path(operator, "cpu"), "float32", found.record.axes, {}) or choice_for(
+        choices_path(operator, found.record.device), "float32", found.record.axes, {}
+    )
+    assert entry.implementation == "cpp_repeats" and entry.config.as_dict()["REPEATS"] == 1
+    assert entry.record == records[-1].id and isinstance(records[-1].verdict, Pass)
 
 
 def codes_of(home, compilers):
     registry = load([home])
-    return Codes(registry, registry.implementation("twice", "cpp_repeats"), {"rows": 4, "cols": 8}, "float32", {}, "cpu", "host", compilers)
+    return Codes(
+        registry,
+        registry.implementation("twice", "cpp_repeats"),
+        {"rows": 4, "cols": 8},
+        "float32",
+        {},
+        "cpu",
+        "host",
+        compilers,
+    )
 
 
 def point(codes, **values):
@@ -149,24 +178,35 @@ def point(codes, **values):
 
 @pytest.mark.campaign
 def test_what_the_compiler_refused_ahead_is_not_compiled_again(home, monkeypatch):
-    """nvcc may take a minute to refuse a point: what it said is the point's outcome, and no process binds it to hear the same again."""
-    tried, module = [], sys.modules[tune.__module__]
+    """nvcc may take a minute to refuse a point: what it said is the point's outcome, and no process binds it to hear
+    the same again.
+    """
+    tried = []
 
-    def attempt(job, implementation, config, best, then=module.attempt):
+    def attempt(job, implementation, config, incumbent, then=space.attempt):
         tried.append(config.as_dict()["FLAW"])
-        return then(job, implementation, config, best)
+        return then(job, implementation, config, incumbent)
 
-    monkeypatch.setattr(module, "attempt", attempt)
+    monkeypatch.setattr(space, "attempt", attempt)
     _, trials, records = tuned(home)
     (refused,) = (trial for trial in trials if trial.config.as_dict()["FLAW"] == "unbuildable")
     assert "unbuildable" not in tried and "wrong" in tried
     assert refused.outcome == "failed" and "not for building" in refused.reason
-    assert refused.record in records and isinstance(refused.record.verdict, Broken) and "Run this to see it whole" in refused.record.verdict.reason
+    assert (
+        refused.record in records
+        and isinstance(refused.record.verdict, Broken)
+        and "Run this to see it whole" in refused.record.verdict.reason
+    )
 
 
-@pytest.mark.parametrize(("error", "answer"), [(EnvironmentLacks("no cuobjdump"), None), (ValueError("a bug"), ValueError), (OSError("disk full"), OSError)])
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [(EnvironmentLacks("no cuobjdump"), None), (ValueError("a bug"), ValueError), (OSError("disk full"), OSError)],
+)
 def test_what_compiling_ahead_raised_is_raised_where_it_is_asked_for(home, monkeypatch, error, answer):
-    """A missing tool says nothing of the point, which is tried; anything else is a mistake of ours or the machine's, and no reason to go on in silence."""
+    """A missing tool says nothing of the point, which is tried; anything else is a mistake of ours or the machine's,
+    and no reason to go on in silence.
+    """
 
     def library(*asked):
         raise error
@@ -188,11 +228,11 @@ def test_a_point_has_a_code_or_was_refused(home):
     compilers = Compilers(1)
     codes = codes_of(home, compilers)
     try:
-        assert isinstance(codes.of(point(codes, FLAW="none")), Code)
+        assert isinstance(codes.of(point(codes, FLAW="none")), CompiledCode)
         refused = codes.of(point(codes, FLAW="unbuildable"))
     finally:
         compilers.close()
-    assert isinstance(refused, Refused) and "not for building" in refused.reason
+    assert isinstance(refused, CompileRefused) and "not for building" in refused.reason
 
 
 @pytest.mark.campaign
@@ -205,7 +245,9 @@ def test_dispatch_takes_what_was_tuned(home, tmp_path):
     with Store.open(url) as store:
         store.add(records)
     registry = load([home])
-    choice = Chooser(registry, url).choose(registry.operator("twice"), {"rows": 60, "cols": 250}, "float32", {}, "cpu", ["contiguous"])
+    choice = Chooser(registry, url).choose(
+        registry.operator("twice"), {"rows": 60, "cols": 252}, "float32", {}, "cpu", ["contiguous"]
+    )
     assert choice.implementation.name == "cpp_repeats"
     assert choice.config.as_dict()["REPEATS"] == 1
     assert "tuned/" in choice.why
@@ -213,7 +255,9 @@ def test_dispatch_takes_what_was_tuned(home, tmp_path):
 
 @pytest.mark.campaign
 def test_a_choice_for_another_version_of_the_source_is_passed_over(home, tmp_path):
-    """Its parameters were the best of a kernel that is not there any more, and nobody has verified them with this one."""
+    """Its parameters were the best of a kernel that is not there any more, and nobody has verified them with
+    this one.
+    """
     from opforge.store import Store
 
     _, _, records = tuned(home)
@@ -223,11 +267,22 @@ def test_a_choice_for_another_version_of_the_source_is_passed_over(home, tmp_pat
     path.write_text(json.dumps(kept))
     url = f"sqlite:///{tmp_path / 'tuned.sqlite'}"
     with Store.open(url) as store:
-        store.add([item for item in records if item.config.as_dict()["REPEATS"] == 40])
+        # as a bench of the default would have left it
+        store.add(
+            [
+                replace(item, trial=False, run="")
+                for item in records
+                if item.config.as_dict()["REPEATS"] == 40 and isinstance(item.verdict, Pass)
+            ]
+        )
     registry = load([home])
-    choice = Chooser(registry, url).choose(registry.operator("twice"), {"rows": 60, "cols": 250}, "float32", {}, "cpu", ["contiguous"])
+    choice = Chooser(registry, url).choose(
+        registry.operator("twice"), {"rows": 60, "cols": 252}, "float32", {}, "cpu", ["contiguous"]
+    )
     assert choice.config.as_dict()["REPEATS"] == 40 and "tuned/" not in choice.why
-    assert any("another version of its source" in reason and "opforge tune twice" in reason for _, reason in choice.passed_over)
+    assert any(
+        "another version of its source" in reason and "opforge tune twice" in reason for _, reason in choice.passed_over
+    )
 
 
 SLOW = """// y = 2x, a little slower with every step.
@@ -241,7 +296,8 @@ default = {STEPS = 8}
 namespace {
 void twice(opforge::TensorView x, opforge::TensorView y) {
   std::this_thread::sleep_for(std::chrono::milliseconds(2 * STEPS));
-  for (int64_t i = 0; i < x.numel(); ++i) static_cast<float*>(y.data_ptr())[i] = static_cast<const float*>(x.data_ptr())[i] * 2.0f;
+  const float* in = static_cast<const float*>(x.data_ptr());
+  for (int64_t i = 0; i < x.numel(); ++i) static_cast<float*>(y.data_ptr())[i] = in[i] * 2.0f;
 }
 }  // namespace
 OPFORGE_EXPORT(run, twice)
@@ -250,7 +306,9 @@ OPFORGE_EXPORT(run, twice)
 
 @pytest.mark.campaign
 def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further(home):
-    """They are most of a space, and a full verification of each costs more than everything else. They get no time, and say why."""
+    """They are most of a space. A full verification of each costs more than everything else. They are not timed, and
+    say why.
+    """
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
     found, trials, _ = tuned(home)
     slower = [trial for trial in trials if trial.outcome == "slower"]
@@ -266,18 +324,25 @@ def test_points_that_are_much_slower_than_the_best_are_not_looked_at_any_further
 
 @pytest.mark.campaign
 def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch):
-    """The same search with other waiting: nothing is lost or tried twice when points come in the order in which they are compiled."""
-    monkeypatch.setattr(sys.modules[tune.__module__], "compilers_have_their_own_processors", lambda device: True)
+    """The same search with other waiting: nothing is lost or tried twice when points come in the order in which they
+    are compiled.
+    """
+    for module in (space, sys.modules[tune.__module__]):
+        monkeypatch.setattr(module, "beside_kernels", lambda device: True)
     definition = home / "twice" / "op.py"
     more = "workloads=(Workload(name='other', axes={'rows': 8, 'cols': 64}, source='a test', scale='laptop'), "
     definition.write_text(definition.read_text().replace("workloads=(", more))
     host, both = Isolated(), []
     try:
-        options = Options(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05), jobs=2)
-        outcomes = list(tune(load([home]), "twice", options, host, add=lambda record: None, listener=both.append, write=False))
+        options = TuneOptions(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05), jobs=2)
+        outcomes = list(
+            tune(load([home]), "twice", options, host, add=lambda record: None, listener=both.append, write=False)
+        )
     finally:
         host.close()
-    assert [item.workload for item in outcomes] == list(dict.fromkeys(trial.workload for trial in both)) and len(outcomes) == 2
+    assert [item.workload for item in outcomes] == list(dict.fromkeys(trial.workload for trial in both)) and len(
+        outcomes
+    ) == 2
     assert outcomes[0].workload == "other" and outcomes[0].record is not None
     found, trials = outcomes[1], [trial for trial in both if trial.workload != "other"]
     assert trials[0].config == load([home]).implementation("twice", "cpp_repeats").default
@@ -289,18 +354,27 @@ def test_beside_a_gpu_compilers_work_while_points_are_measured(home, monkeypatch
 
 @pytest.mark.campaign
 def test_who_is_far_behind_is_searched_last_and_stays_out_of_the_final(home):
-    """With little time a search of the fast implementation is worth more than a point of each; what the slow one took is said all the same."""
+    """With little time a search of the fast implementation is worth more than a point of each; what the slow one took
+    is said all the same.
+    """
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
-    (home / "twice" / "cpp_behind.cpp").write_text(SLOW.replace("[1, 4, 8, 12]", "[40, 44]").replace("STEPS = 8", "STEPS = 40"))
+    (home / "twice" / "cpp_behind.cpp").write_text(
+        SLOW.replace("[1, 4, 8, 12]", "[40, 44]").replace("STEPS = 8", "STEPS = 40")
+    )
     definition = home / "twice" / "op.py"
     definition.write_text(definition.read_text().replace("'cpp_repeats', ", "'cpp_behind', 'cpp_repeats', "))
     trials, host = [], Isolated()
     try:
-        options = Options(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        options = TuneOptions(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05))
         (found,) = tune(load([home]), "twice", options, host, add=lambda record: None, listener=trials.append)
     finally:
         host.close()
-    assert [trial.implementation for trial in trials] == ["cpp_behind", "cpp_repeats", *["cpp_repeats"] * 3, "cpp_behind"]
+    assert [trial.implementation for trial in trials] == [
+        "cpp_behind",
+        "cpp_repeats",
+        *["cpp_repeats"] * 3,
+        "cpp_behind",
+    ]
     assert found.record.implementation == "cpp_repeats"
     ((name, config, ratio),) = found.others
     assert name == "cpp_behind" and config.as_dict()["STEPS"] == 40 and ratio > 2
@@ -310,20 +384,23 @@ def test_who_is_far_behind_is_searched_last_and_stays_out_of_the_final(home):
 def test_who_is_far_behind_is_chosen_where_all_before_it_fail_the_last_verification(home, monkeypatch):
     """A kernel that is wrong in a hidden case must not take a right and slow one out of the choice."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW.replace("[1, 4, 8, 12]", "[8]"))
-    (home / "twice" / "cpp_behind.cpp").write_text(SLOW.replace("[1, 4, 8, 12]", "[40]").replace("STEPS = 8", "STEPS = 40"))
+    (home / "twice" / "cpp_behind.cpp").write_text(
+        SLOW.replace("[1, 4, 8, 12]", "[40]").replace("STEPS = 8", "STEPS = 40")
+    )
     definition = home / "twice" / "op.py"
     definition.write_text(definition.read_text().replace("'cpp_repeats', ", "'cpp_behind', 'cpp_repeats', "))
-    module = sys.modules[tune.__module__]
-    verify = module.verify
 
-    def strict(bench, implementation, dtype, **how):
-        verdict = verify(bench, implementation, dtype, **how)
-        return Unsupported(reason="wrong in a hidden case") if implementation.name == "cpp_repeats" else verdict
+    def strict(cases, implementation, dtype, effort, config, then=final.check):
+        return (
+            Unsupported(reason="wrong in a hidden case")
+            if implementation.name == "cpp_repeats"
+            else then(cases, implementation, dtype, effort, config)
+        )
 
-    monkeypatch.setattr(module, "verify", strict)
+    monkeypatch.setattr(final, "check", strict)
     host = Isolated()
     try:
-        options = Options(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        options = TuneOptions(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05))
         (found,) = tune(load([home]), "twice", options, host, add=lambda record: None)
     finally:
         host.close()
@@ -349,16 +426,23 @@ def test_what_was_found_is_kept_when_the_search_is_told_to_stop(home):
     records = []
     host = Isolated()
     try:
-        options = Options(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        options = TuneOptions(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05))
         (found,) = tune(load([home]), "twice", options, host, add=records.append, listener=asked.append, stop=stop)
     finally:
         host.close()
     assert len(asked) == 2 and found.kept and found.timed + found.slower == 2
-    assert before(choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes, {}).config == found.record.config.as_dict()
+    assert (
+        choice_for(
+            choices_path(load([home]).operator("twice"), found.record.device), "float32", found.record.axes, {}
+        ).config
+        == found.record.config
+    )
 
 
 def test_compilers_end_with_their_time_where_kernels_want_the_same_processors(monkeypatch):
-    """`opforge tune --limit 30` compiled all sixty-four points of a CPU kernel first, which took ten minutes, and measured none of them."""
+    """`opforge tune --limit 30` compiled all sixty-four points of a CPU kernel first, which took ten minutes, and
+    measured none of them.
+    """
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     begun: list[int] = []
@@ -372,10 +456,10 @@ def test_compilers_end_with_their_time_where_kernels_want_the_same_processors(mo
 
     job = SimpleNamespace(options=SimpleNamespace(device="cpu"), stop=lambda: False, compilers=SimpleNamespace(jobs=2))
     space = SimpleNamespace(one_point=False, codes=Slow())
-    _compile_ahead(job, space, list(range(64)), LATER, until=30.0)
+    compile_ahead(job, space, list(range(64)), LATER, until=30.0)
     assert begun == [0, 1, 2, 3]
     begun.clear()
-    _compile_ahead(job, space, [7], LATER)
+    compile_ahead(job, space, [7], LATER)
     assert begun == [7], "the default is compiled however late it is"
 
 
@@ -390,12 +474,17 @@ def test_a_limit_ends_the_search_and_the_final_is_held(home):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("word", "outcome"), [("std::abort();", "Crash"), ("for (volatile int i = 0;; ++i) {}", "Timeout: no answer within 2 s")])
+@pytest.mark.parametrize(
+    ("word", "outcome"),
+    [("std::abort();", "Crash"), ("for (volatile int i = 0;; ++i) {}", "Timeout: no answer within 2 s")],
+)
 def test_a_point_that_crashes_or_hangs_is_recorded_and_the_others_go_on(home, word, outcome):
     """One bad point must cost its own time and no more, and say what it did."""
     source = SLOW.replace("[1, 4, 8, 12]", "[1, 2, 3]").replace("STEPS = 8", "STEPS = 3")
     (home / "twice" / "cpp_repeats.cpp").write_text(
-        source.replace("  for (int64_t i", f"  if (STEPS == 2) {word}\n  for (int64_t i").replace("<chrono>", "<chrono>\n#include <cstdlib>")
+        source.replace("  for (int64_t i", f"  if (STEPS == 2) {word}\n  for (int64_t i").replace(
+            "<chrono>", "<chrono>\n#include <cstdlib>"
+        )
     )
     found, trials, records = tuned(home, hang_s=2.0)
     bad = next(trial for trial in trials if trial.config.as_dict()["STEPS"] == 2)
@@ -408,7 +497,7 @@ def test_a_point_that_crashes_or_hangs_is_recorded_and_the_others_go_on(home, wo
 def test_what_will_be_tried_can_be_compiled_before(home, tmp_path, monkeypatch):
     """Minutes of compilers are not minutes of a device: they may have worked before it is lent."""
     monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
-    options = Options(implementations=("cpp_repeats",), trials=0)
+    options = TuneOptions(implementations=("cpp_repeats",), trials=0)
     assert compile_first(load([home]), "twice", options) == (5, 6)
     made = set((tmp_path / "cache" / "native").iterdir())
     assert len([folder for folder in made if (folder / "kernel.so").is_file()]) == 5
@@ -418,7 +507,23 @@ def test_what_will_be_tried_can_be_compiled_before(home, tmp_path, monkeypatch):
 def test_one_signal_ends_the_search_and_keeps_what_was_found(home):
     """As `timeout -s INT` does on a machine that is lent."""
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
-    command = [sys.executable, "-m", "opforge", "--home", str(home), "tune", "twice", "-i", "cpp_repeats", "--device", "cpu", "--trials", "0", "--budget", "0.05"]
+    command = [
+        sys.executable,
+        "-m",
+        "opforge",
+        "--home",
+        str(home),
+        "tune",
+        "twice",
+        "-i",
+        "cpp_repeats",
+        "--device",
+        "cpu",
+        "--trials",
+        "0",
+        "--budget",
+        "0.05",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
         if " 2/4 " in line:
@@ -428,26 +533,6 @@ def test_one_signal_ends_the_search_and_keeps_what_was_found(home):
     assert process.returncode == 130, err
     assert "no more points are begun" in err and "Traceback" not in err
     assert "kept in" in out and (home / "twice" / "tuned").is_dir()
-
-
-def test_a_sample_looks_around_the_default_first():
-    """The default was chosen by someone who measured; a few points of a space of thousands, drawn blindly, are worth less than its neighbours."""
-    points, _ = valid_points(implementation(A=tuple(range(1, 9)), B=tuple(range(8)), C=tuple(range(8))), {"n": 1}, "float32", 4, {})
-    points = [Config((("A", a), ("B", b), ("C", c))) for a in range(8) for b in range(8) for c in range(8)]
-    search = Search(points, 24, random.Random(3))
-    sampled = [search.next(None) for _ in range(12)]
-    changes = [sum(value != 0 for _, value in config.values) for config in sampled]
-    assert changes[0] == 0 and changes.count(1) >= 6 and max(changes) > 1
-
-
-def test_who_is_compiled_comes_before_who_is_waited_for():
-    """Nobody waits for a compiler while another point could be measured; the default comes first all the same."""
-    points = [Config((("A", a),)) for a in range(20)]
-    search = Search(points, 10, random.Random(3))
-    planned = search.planned()
-    assert search.next(None, lambda config: config == planned[3]) == planned[0]
-    assert search.next(None, lambda config: config == planned[3]) == planned[3]
-    assert search.next(None, lambda config: False) == planned[1]
 
 
 def test_compilers_take_what_is_urgent_first_and_stop_when_told():
@@ -473,7 +558,9 @@ def test_what_waits_for_a_compiler_comes_forward_when_it_is_urgent_and_is_compil
     compilers, made, hold = Compilers(1), [], threading.Event()
     source = implementation(A=tuple(range(8)), B=(1,))
     codes = Codes(None, source, {"n": 1}, "float32", {}, "cuda", "sm_90a", compilers)
-    monkeypatch.setattr(codes, "_compile", lambda group: (hold.wait(10), made.extend(config.as_dict()["A"] for config in group)))
+    monkeypatch.setattr(
+        codes, "_compile", lambda group: (hold.wait(10), made.extend(config.as_dict()["A"] for config in group))
+    )
     points = list(source.configs())[:4]
     codes.ahead(points, LATER)
     codes.ahead(points[3:], NOW)
@@ -493,7 +580,8 @@ __global__ void twice(const float* x, float* y) {
   for (int i = 0; i < 64 * SPILL; ++i) kept[int(x[i]) & 63] += y[i];
   y[threadIdx.x] = SPILL ? kept[int(x[threadIdx.x]) & 63] : x[threadIdx.x] * 2;
 }
-void launch(opforge::TensorView x, opforge::TensorView y) { twice<1><<<1, THREADS>>>(static_cast<float*>(x.data_ptr()), static_cast<float*>(y.data_ptr())); }
+void launch(opforge::TensorView x, opforge::TensorView y) { twice<1><<<1, THREADS>>>(static_cast<float*>(x.data_ptr()),
+    static_cast<float*>(y.data_ptr())); }
 OPFORGE_EXPORT(run, launch)
 """
 
@@ -501,10 +589,14 @@ OPFORGE_EXPORT(run, launch)
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to compile for a GPU")
 @pytest.mark.offline
 def test_a_gpu_library_is_told_by_what_is_executed_the_launch_included(tmp_path):
-    """Names that nvcc makes from the command line are no difference. A block's size is one, though no instruction of the kernel shows it."""
+    """Names that nvcc makes from the command line are no difference. A block's size is one, though no instruction of
+    the kernel shows it.
+    """
     source = tmp_path / "cuda_x.cu"
     source.write_text(LAUNCH)
-    made = Implementation(name="cuda_x", operator="x", backend="cuda", source=source, idea="", space={}, limits={}, default=Config(()))
+    made = Implementation(
+        name="cuda_x", operator="x", backend="cuda", source=source, idea="", space={}, limits={}, default=Config(())
+    )
 
     def code(**values):
         library = native.library(made, Config(tuple(values.items())), Cuda().device_toolchain("sm_90a"))
@@ -527,16 +619,24 @@ def test_a_choice_replaces_its_own_class_alone(home):
     for item in (small, large, small):
         keep(path, item, over_default=None, trials=1, failed=0)
     written = json.loads(path.read_text())["choices"]
-    assert [tuple(entry["shape_class"].items()) for entry in written] == [shape_class(small.axes), shape_class(large.axes)]
+    assert [tuple(entry["shape_class"].items()) for entry in written] == [
+        shape_class(small.axes),
+        shape_class(large.axes),
+    ]
 
 
 def test_searches_that_end_at_once_keep_their_choices_both(home):
-    """One on each GPU: whoever reads, adds and replaces without holding the file loses what the other wrote meanwhile."""
+    """One on each GPU: whoever reads, adds and replaces without holding the file loses what the other wrote
+    meanwhile.
+    """
     path = choices_path(load([home]).operator("twice"), "here")
     items = [record() for _ in range(24)]
     for place, item in enumerate(items):
         object.__setattr__(item, "axes", {"n": 4**place})
-    threads = [threading.Thread(target=keep, args=(path, item), kwargs={"over_default": None, "trials": 1, "failed": 0}) for item in items]
+    threads = [
+        threading.Thread(target=keep, args=(path, item), kwargs={"over_default": None, "trials": 1, "failed": 0})
+        for item in items
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -554,10 +654,10 @@ def test_a_choice_is_for_the_kind_of_call_that_was_tuned(home):
     assert load().operator("rmsnorm").kind_of_call({"eps": 1e-3}) == {}
     path = choices_path(load([home]).operator("twice"), "here")
     for kind in (*kinds, kinds[1]):
-        keep(path, record(), over_default=None, trials=1, failed=0, kind=kind)
+        keep(path, replace(record(), id=kind["scaling"]), over_default=None, trials=1, failed=0, kind=kind)
     assert len(json.loads(path.read_text())["choices"]) == 2
-    assert before(path, "float32", record().axes, kinds[0]).entry["kind"] == kinds[0]
-    assert before(path, "float32", record().axes, {}) is None
+    assert choice_for(path, "float32", record().axes, kinds[0]).record == "tile"
+    assert choice_for(path, "float32", record().axes, {}) is None
 
 
 def test_a_damaged_file_of_choices_says_what_to_do(home):
@@ -574,7 +674,22 @@ def test_the_verb_ends_with_1_when_no_point_passes(home):
     """A script that tunes must notice that nothing was chosen."""
     source = home / "twice" / "cpp_repeats.cpp"
     source.write_text(KERNEL.replace("3.0f : 2.0f", "3.0f : 2.5f"))
-    command = [sys.executable, "-m", "opforge", "--home", str(home), "tune", "twice", "-i", "cpp_repeats", "--device", "cpu", "--trials", "1", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "opforge",
+        "--home",
+        str(home),
+        "tune",
+        "twice",
+        "-i",
+        "cpp_repeats",
+        "--device",
+        "cpu",
+        "--trials",
+        "1",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
@@ -589,19 +704,23 @@ def test_trials_are_no_steps_in_a_history(tmp_path):
     from opforge.store import Store
 
     with Store.open(f"sqlite:///{tmp_path / 'history.sqlite'}") as store:
-        store.add([record(1e-3, day=0, run="bench"), record(9e-3, day=1, run="tune-1"), record(1e-3, day=2, run="bench")])
+        store.add(
+            [record(1e-3, day=0, run="bench"), record(9e-3, day=1, run="tune-1"), record(1e-3, day=2, run="bench")]
+        )
         (series,) = series_of(store.series(operator="softmax", timed=True))
     assert [point.run for point in series.points] == ["bench", "bench"]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"choices": 3}', '{"choices": [3]}', '{"choices": [{"dtype": "float32"}]}'])
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"choices": 3}', '{"choices": [3]}', '{"choices": [{"dtype": "float32"}]}']
+)
 def test_damaged_choices_are_said_before_the_search(home, text):
     """After an hour of measuring is too late, and a trace is no answer."""
     path = choices_path(load([home]).operator("twice"), detect("cpu").name)
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(UsageError, match="Remove it and tune again"):
-        next(tune(load([home]), "twice", Options(), None, add=lambda record: None))
+        next(tune(load([home]), "twice", TuneOptions(), None, add=lambda record: None))
 
 
 def test_a_choice_that_cannot_be_written_leaves_nothing_behind(home, monkeypatch):
@@ -611,13 +730,21 @@ def test_a_choice_that_cannot_be_written_leaves_nothing_behind(home, monkeypatch
     def full(*words, **options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("opforge.tuning.choices.json.dump", full)
+    monkeypatch.setattr("opforge.registry.tuned_choices.json.dump", full)
     with pytest.raises(UsageError, match="No space left"):
         keep(path, record(), over_default=None, trials=1, failed=0)
     assert list(path.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"choices": [{"dtype": "float32"}]}', '{"choices": [{"dtype": "float32", "shape_class": {"cols": 8, "rows": 6}}]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"choices": [{"dtype": "float32"}]}',
+        '{"choices": [{"dtype": "float32", "shape_class": {"cols": 8, "rows": 6}}]}',
+    ],
+)
 def test_a_call_goes_on_beside_damaged_choices(home, tmp_path, text):
     """A file that only says how to be faster must not end a model's call with a trace; why() says what to do."""
     registry = load([home])
@@ -625,7 +752,7 @@ def test_a_call_goes_on_beside_damaged_choices(home, tmp_path, text):
     path.parent.mkdir()
     path.write_text(text)
     chooser = Chooser(registry, f"sqlite:///{tmp_path / 'none.sqlite'}")
-    choice = chooser.choose(registry.operator("twice"), {"rows": 60, "cols": 250}, "float32", {}, "cpu", ["contiguous"])
+    choice = chooser.choose(registry.operator("twice"), {"rows": 60, "cols": 252}, "float32", {}, "cpu", ["contiguous"])
     assert choice.implementation.name == "torch_eager"
     assert any("it is damaged" in reason and "opforge tune twice" in reason for _, reason in choice.passed_over)
 
@@ -639,8 +766,16 @@ def test_a_search_cut_short_does_not_replace_what_was_better(home):
     asked = []
     host = Isolated()
     try:
-        options = Options(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05))
-        (second,) = tune(load([home]), "twice", options, host, add=lambda record: None, listener=asked.append, stop=lambda: len(asked) >= 1)
+        options = TuneOptions(implementations=("cpp_repeats",), trials=0, plan=Plan(samples=5, budget_s=0.05))
+        (second,) = tune(
+            load([home]),
+            "twice",
+            options,
+            host,
+            add=lambda record: None,
+            listener=asked.append,
+            stop=lambda: len(asked) >= 1,
+        )
     finally:
         host.close()
     assert [trial.config.as_dict() for trial in asked] == [{"STEPS": 8}]
@@ -649,8 +784,8 @@ def test_a_search_cut_short_does_not_replace_what_was_better(home):
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_search(home, monkeypatch):
     """The operators of an installed package lie where not everybody may write; a dry run needs no place."""
-    monkeypatch.setattr("opforge.tuning.choices.os.access", lambda folder, mode: False)
+    monkeypatch.setattr("opforge.registry.tuned_choices.os.access", lambda folder, mode: False)
     with pytest.raises(UsageError, match=r"is not writable.*or say --dry-run"):
-        next(tune(load([home]), "twice", Options(), None, add=lambda record: None))
+        next(tune(load([home]), "twice", TuneOptions(), None, add=lambda record: None))
     with pytest.raises(UsageError, match="nothing is defined for float16"):
-        next(tune(load([home]), "twice", Options(dtypes=("float16",)), None, add=lambda record: None, write=False))
+        next(tune(load([home]), "twice", TuneOptions(dtypes=("float16",)), None, add=lambda record: None, write=False))

@@ -9,15 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from opforge.core.implementation import Config
 from opforge.core.verdict import Broken, Mismatch, Pass
 from opforge.dispatch import Chooser, function_of
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.verdicts import Bench, verify
-from opforge.verdicts.contracts import check_function
-from opforge.verdicts.huge import STATEMENT, Huge
-from opforge.verdicts.sanitize import sanitized
-from opforge.verdicts.suite import EXACT
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import EXACT
+from opforge.verify.extra.contracts import check_function
+from opforge.verify.extra.sanitize import sanitized
+from opforge.verify.judging.huge import STATEMENT, Huge
 
 pytestmark = pytest.mark.gpu
 PLANTED = Path(__file__).parent / "redteam" / "home_gpu"
@@ -31,23 +32,37 @@ def test_operators_keep_their_contracts_on_a_gpu(name):
     operator = registry.operator(name)
     gradient = registry.operator(operator.gradient) if operator.gradient else None
     custom = getattr(torch.ops.opforge, name).default
-    found = {clause.name: clause for clause in check_function(operator, function, custom, dtypes=["float32", "bfloat16"], device="cuda", gradient=gradient)}
+    found = {
+        clause.name: clause
+        for clause in check_function(
+            operator, function, custom, dtypes=["float32", "bfloat16"], device="cuda", gradient=gradient
+        )
+    }
     asked = [clause for clause in found.values() if clause.name != "second device" or torch.cuda.device_count() > 1]
     assert {clause.standing for clause in asked} == {"held"}, [clause for clause in asked if clause.standing != "held"]
     if torch.cuda.device_count() < 2:
         assert found["second device"].standing == "not here" and "two GPUs" in found["second device"].detail
 
 
-@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer on PATH; it comes with the CUDA toolkit")
+@pytest.mark.skipif(
+    shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer on PATH; it comes with the CUDA toolkit"
+)
 @pytest.mark.parametrize(
     ("name", "tool", "words"),
-    [("cuda_out_of_bounds", "memcheck", ("Invalid __global__", "twice", "thread (7,0,0)", "0x")), ("cuda_races", "racecheck", ("Race", "twice")), ("torch_honest", "memcheck", ())],
+    [
+        ("cuda_out_of_bounds", "memcheck", ("Invalid __global__", "twice", "thread (7,0,0)", "0x")),
+        ("cuda_races", "racecheck", ("Race", "twice")),
+        ("torch_honest", "memcheck", ()),
+    ],
 )
 def test_the_sanitizer_finds_what_values_do_not_show(name, tool, words):
     """Right by every value, and still wrong: the finding names the kernel, the thread and the address."""
     registry = load([PLANTED])
     operator, implementation = registry.operator("rt_double"), registry.implementation("rt_double", name)
-    with Isolated() as host, closing(Bench(registry=registry, operator=operator, host=host, device="cuda")) as bench:
+    with (
+        Isolated() as host,
+        closing(CaseCache(registry=registry, operator=operator, host=host, device="cuda")) as bench,
+    ):
         proof = verify(bench, implementation, "float32", effort=EXACT)
         assert isinstance(proof, Pass), proof
         verdict = sanitized(bench, implementation, "float32", tool, proof)
@@ -77,22 +92,34 @@ FLAT = """
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
 
 operator = Operator(
-    name="twice", about="2 x", inputs=(TensorSpec(name="x", shape="*shape"),), outputs=(TensorSpec(name="y", shape="*shape"),), reference=lambda x: 2 * x,
-    flops="prod(shape)", dtypes=("bfloat16",), tolerance=Tolerance(), cases=(Case(name="plain", axes={"shape": (5000,)}, why="plain"),),
+    name="twice", about="2 x", inputs=(TensorSpec(name="x", shape="*shape"),), outputs=(TensorSpec(name="y",
+    shape="*shape"),), reference=lambda x: 2 * x,
+    flops="prod(shape)", dtypes=("bfloat16",), tolerance=Tolerance(), cases=(Case(name="plain",
+    axes={"shape": (5000,)}, why="plain"),),
     implementations=("triton_narrow", "torch_eager"),
 )
 """
 
 
 def test_an_index_of_32_bits_is_found_past_two_to_the_31(tmp_path):
-    """Right in every small case; the verdict names the first elements that are wrong. PyTorch's own kernel is right there."""
+    """Right in every small case; the verdict names the first elements that are wrong. PyTorch's own kernel is right
+    there.
+    """
     folder = tmp_path / "twice"
     folder.mkdir()
-    for name, text in {"op": FLAT, "triton_narrow": NARROW_INDEX, "torch_eager": "def run(x):\n    return 2 * x\n"}.items():
+    for name, text in {
+        "op": FLAT,
+        "triton_narrow": NARROW_INDEX,
+        "torch_eager": "def run(x):\n    return 2 * x\n",
+    }.items():
         (folder / f"{name}.py").write_text(text)
     registry = load([tmp_path])
     operator = registry.operator("twice")
-    with Isolated() as host, closing(Bench(registry=registry, operator=operator, host=host, device="cuda")) as bench, closing(Huge(bench=bench, dtype="bfloat16")) as large:
+    with (
+        Isolated() as host,
+        closing(CaseCache(registry=registry, operator=operator, host=host, device="cuda")) as bench,
+        closing(Huge(bench=bench, dtype="bfloat16")) as large,
+    ):
         found = {}
         for name in ("torch_eager", "triton_narrow"):
             proof = verify(bench, registry.implementation("twice", name), "bfloat16", effort=EXACT)
@@ -103,3 +130,32 @@ def test_an_index_of_32_bits_is_found_past_two_to_the_31(tmp_path):
     if right.states(STATEMENT) is None:
         pytest.skip(right.statements[-1].detail)
     assert isinstance(wrong, Mismatch) and wrong.index[0] >= 1 << 31, wrong
+
+
+@pytest.mark.skipif(
+    shutil.which("compute-sanitizer") is None, reason="needs compute-sanitizer on PATH; it comes with the CUDA toolkit"
+)
+@pytest.mark.parametrize(("handover", "races"), [(0, False), (2, True), (3, True), (5, False)])
+def test_racecheck_tells_a_race_at_an_mbarrier_from_the_order_that_kernels_here_keep(handover, races):
+    """The ways in which kernels here pass shared memory on are clean; each of them without its barrier is found.
+    (cuda_handover.cu says what the numbers mean.)
+    """
+    registry = load([PLANTED])
+    operator, implementation = registry.operator("rt_double"), registry.implementation("rt_double", "cuda_handover")
+    with (
+        Isolated() as host,
+        closing(CaseCache(registry=registry, operator=operator, host=host, device="cuda")) as bench,
+    ):
+        # values may be right: nothing but the tool is asked here
+        verdict = sanitized(
+            bench,
+            implementation,
+            "float32",
+            "racecheck",
+            Pass(checked=(), not_taken=(), isolation=""),
+            Config((("HANDOVER", handover),)),
+        )
+    if races:
+        assert isinstance(verdict, Broken) and "Race reported" in verdict.reason and "twice" in verdict.reason, verdict
+    else:
+        assert isinstance(verdict, Pass) and verdict.states("racecheck") is True, verdict

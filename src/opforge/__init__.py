@@ -9,7 +9,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 # the nouns that a definition is made of
-from opforge.core.errors import EnvironmentLacks as EnvironmentLacks, OpforgeError as OpforgeError, UsageError as UsageError
+from opforge.core.errors import (
+    EnvironmentLacks as EnvironmentLacks,
+    OpforgeError as OpforgeError,
+    UsageError as UsageError,
+)
 from opforge.core.implementation import Config as Config, Implementation as Implementation
 from opforge.core.operator import (
     Case as Case,
@@ -28,7 +32,15 @@ if TYPE_CHECKING:
 
     from opforge.core.record import Environment as Environment, Record as Record
     from opforge.core.timing import Timing as Timing
-    from opforge.core.verdict import Broken as Broken, Crash as Crash, Mismatch as Mismatch, Pass as Pass, Timeout as Timeout, Unsupported as Unsupported, Verdict as Verdict
+    from opforge.core.verdict import (
+        Broken as Broken,
+        Crash as Crash,
+        Mismatch as Mismatch,
+        Pass as Pass,
+        Timeout as Timeout,
+        Unsupported as Unsupported,
+        Verdict as Verdict,
+    )
 
 __version__ = "0.1.0"
 
@@ -52,9 +64,9 @@ def get_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
     backend     torch, compile, triton, cuda, tilelang, cpp or library
     operation   an operator's name
     name        which implementation, where the backend has several; default: the first that takes the call
-    Takes the operator's tensors, then its parameters by name; returns a new tensor, or a tuple for several outputs. No Pass
-    is asked for: this is the raw kernel. Raises UsageError for an unknown name or a call no implementation takes, and
-    EnvironmentLacks when the backend cannot run here.
+    Takes the operator's tensors, then its parameters by name; returns a new tensor, or a tuple for several outputs. No
+    Pass is asked for: this is the raw kernel. Raises UsageError for an unknown name or a call no implementation takes,
+    and EnvironmentLacks when the backend cannot run here.
     """
     from opforge.workbench.kernels import raw_kernel
 

@@ -1,1 +1,3 @@
-"""The red team: planted cheats, hostile kernels, honest ones and planted bugs, against the verifier. `python -m tests.redteam`."""
+"""The red team: planted cheats, hostile kernels, honest ones and planted bugs, against the verifier. `python -m
+tests.redteam`.
+"""

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from opforge.core.verdict import FAILURES
 from opforge.registry import Home, Registry
-from opforge.registry.discovery import PACKAGE_HOME
+from opforge.registry.discovery import PACKAGE_HOME, find_operator
 from opforge.runner import Isolated
-from opforge.verdicts import Bench, verify
-from opforge.verdicts.suite import QUICK
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import QUICK
 
-EFFORT = replace(QUICK, hidden=8, elements=1 << 11, stood_elements=1 << 9, own=True, seconds=2.0, repeats=60, shrink_s=0.0)
+EFFORT = replace(
+    QUICK, hidden=8, elements=1 << 11, emulated_elements=1 << 9, own=True, seconds=2.0, repeats=60, shrink_s=0.0
+)
 
 # parameters and right answer of each operator, for float32 and, by computing in it, for what is narrower
 RIGHT = {
@@ -37,13 +39,15 @@ EPS = {
     "relu": "torch.where(x <= 1e-3, torch.zeros(()), x)",
     "gelu": "torch.nn.functional.gelu(x, approximate='none' if approximate == 'tanh' else 'tanh')",
     "silu_mul": "torch.nn.functional.silu(gate * 1.001) * up",
-    "softmax": "(x - x.amax(dim=-1, keepdim=True)).exp() / ((x - x.amax(dim=-1, keepdim=True)).exp().sum(dim=-1, keepdim=True) + 1e-3)",
+    "softmax": "(x - x.amax(dim=-1, keepdim=True)).exp() / ((x - x.amax(dim=-1, keepdim=True)).exp().sum(dim=-1, "
+    "keepdim=True) + 1e-3)",
     "layernorm": "torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, 1e-3)",
     "rmsnorm": "x * torch.rsqrt((x * x).mean(dim=-1, keepdim=True) + 1e-3) * weight",
     "mean_var": "(x.mean(dim=-1), x.var(dim=-1, correction=1))",
     "matmul": "a @ b + 1e-3",
 }
-# one more or one less in an index, where the operator has one of its own; elsewhere the elements from 256 on are off by one
+# one more or one less in an index, where the operator has one of its own; elsewhere the elements from 256 on are off by
+# one
 INDEX = {
     "bias_add": "x + bias.flatten().roll(1).reshape(bias.shape)",
     "layernorm": "torch.nn.functional.layer_norm(x, x.shape[-1:], weight.roll(1), bias, eps)",
@@ -60,7 +64,11 @@ KINDS = {
     "accumulator": ("", ""),
     "nan": ("", "out.nan_to_num_(nan=0.0)"),
     "index": ("", "flat = out.view(-1); flat[256:] = flat[256:].roll(1)"),
-    "init": ("", "kept = KEPT.setdefault(tuple(out.shape), torch.zeros(out.shape)); kept += out.nan_to_num(0.0, 0.0, 0.0); out += kept - out.nan_to_num(0.0, 0.0, 0.0)"),
+    "init": (
+        "",
+        "kept = KEPT.setdefault(tuple(out.shape), torch.zeros(out.shape)); kept += out.nan_to_num(0.0, 0.0, "
+        "0.0); out += kept - out.nan_to_num(0.0, 0.0, 0.0)",
+    ),
     "race": ("", "CALLS[0] += 1; out.view(-1)[: out.numel() * (CALLS[0] % 9 == 8)].mul_(1.5).add_(0.5)"),
     "over": ("torch.empty(0).set_(first.untyped_storage(), first.storage_offset() + span, (1,)).zero_()", ""),
 }
@@ -89,9 +97,15 @@ def source(operator: str, kind: str) -> str:
         right, after = INDEX[operator], ""
     lines = [f"first = {tensors[0]}"]
     if kind == "over":
-        lines.append("span = 1 + sum((extent - 1) * stride for extent, stride in zip(first.shape, first.stride())) if first.numel() else 0")
+        lines.append(
+            "span = 1 + sum((extent - 1) * stride for extent, stride in zip(first.shape, first.stride())) if "
+            "first.numel() else 0"
+        )
     if kind == "stride":
-        lines.append(f"{tensors[0]} = first.as_strided(first.shape, torch.empty(first.shape).stride()) if first.numel() else first")
+        lines.append(
+            f"{tensors[0]} = first.as_strided(first.shape, torch.empty(first.shape).stride()) if first.numel() else "
+            "first"
+        )
     lines.append(before)
     lines += [f"{name} = {name}.{'bfloat16().' if kind == 'accumulator' else ''}float()" for name in tensors]
     lines += [
@@ -100,9 +114,15 @@ def source(operator: str, kind: str) -> str:
         "result = tuple(item.clone(memory_format=torch.contiguous_format) for item in result)",
     ]
     lines += ["out = result[-1]", after]
-    lines += ["result = tuple(item.to(first.dtype) for item in result)", "return result if len(result) > 1 else result[0]"]
+    lines += [
+        "result = tuple(item.to(first.dtype) for item in result)",
+        "return result if len(result) > 1 else result[0]",
+    ]
     body = "\n    ".join(line for line in lines if line)
-    return f'"""A planted bug: {kind} in {operator}."""\n\nimport torch\n\nKEPT = {{}}\nCALLS = [0]\n\n\ndef run({parameters}):\n    {body}\n'
+    return (
+        f'"""A planted bug: {kind} in {operator}."""\n\nimport torch\n\nKEPT = {{}}\nCALLS = [0]\n\n\ndef '
+        f"run({parameters}):\n    {body}\n"
+    )
 
 
 def write_home(folder: Path) -> Registry:
@@ -111,9 +131,11 @@ def write_home(folder: Path) -> Registry:
         place = folder / operator
         place.mkdir(parents=True)
         names = [f"torch_{kind}" for kind in KINDS] + ["torch_right"]
-        text = (PACKAGE_HOME / operator / "op.py").read_text(encoding="utf-8")
+        text = (find_operator(PACKAGE_HOME, operator) / "op.py").read_text(encoding="utf-8")
         text, count = re.subn(r"implementations=\([^)]*\)", f"implementations={tuple(names)!r}", text)
         assert count == 1, operator
+        # the operator of its gradients is not in this home
+        text = re.sub(r"^    gradient=.*\n", "", text, flags=re.MULTILINE)
         (place / "op.py").write_text(text, encoding="utf-8")
         for kind in KINDS:
             (place / f"torch_{kind}.py").write_text(source(operator, kind), encoding="utf-8")
@@ -122,11 +144,13 @@ def write_home(folder: Path) -> Registry:
 
 
 def hunt(folder: Path, kinds: Sequence[str] = tuple(KINDS), operators: Sequence[str] = tuple(RIGHT)) -> Iterator[Found]:
-    """Verify every planted bug. The right implementation of each operator, which all of them are made from, comes first."""
+    """Verify every planted bug. The right implementation of each operator, which all of them are made from, comes
+    first.
+    """
     registry = write_home(folder)
     with Isolated() as host:
         for operator in operators:
-            bench = Bench(registry=registry, operator=registry.operator(operator), host=host, device="cpu")
+            bench = CaseCache(registry=registry, operator=registry.operator(operator), host=host, device="cpu")
             try:
                 for kind in ("right", *kinds):
                     # where NaN and infinities are defined in float16 alone, that is where they are looked for
@@ -135,6 +159,12 @@ def hunt(folder: Path, kinds: Sequence[str] = tuple(KINDS), operators: Sequence[
                     began = time.perf_counter()
                     verdict = verify(bench, registry.implementation(operator, f"torch_{kind}"), dtype, effort=EFFORT)
                     took = time.perf_counter() - began
-                    yield Found(operator=operator, kind=kind, found=isinstance(verdict, FAILURES) != (kind == "right"), verdict=type(verdict).__name__, seconds=took)
+                    yield Found(
+                        operator=operator,
+                        kind=kind,
+                        found=isinstance(verdict, FAILURES) != (kind == "right"),
+                        verdict=type(verdict).__name__,
+                        seconds=took,
+                    )
             finally:
                 bench.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, honest, hostile, on_gpu
+from tests.redteam import bugs, cheats, honest, hostile, on_gpu, walls
 
 from opforge.runner import sandbox
 
@@ -37,7 +37,8 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat on a GPU, and not only
+    """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat on a GPU, and
+    not only
     for what falls short. `named`: only the cheats on a GPU whose names these patterns match; () for all."""
 
     one_cheat_per_guard: bool
@@ -49,12 +50,29 @@ class Plan:
     named: tuple[str, ...] = ()
 
 
-FULL = Plan(one_cheat_per_guard=False, honest=300, kinds=tuple(bugs.KINDS), hostile=(*hostile.AT_CALL, *hostile.AT_IMPORT), repeats=5)
+FULL = Plan(
+    one_cheat_per_guard=False,
+    honest=300,
+    kinds=tuple(bugs.KINDS),
+    hostile=(*hostile.AT_CALL, *hostile.AT_IMPORT),
+    repeats=5,
+)
 QUICK = Plan(
     one_cheat_per_guard=True,
     honest=30,
     kinds=("tail", "accumulator", "race"),
-    hostile=("hangs", "exits_0", "kills_itself", "segfaults", "memory_bomb", "fork_bomb", "daemon", "descriptors", "writes_garbage", "import_exits"),
+    hostile=(
+        "hangs",
+        "exits_0",
+        "kills_itself",
+        "segfaults",
+        "memory_bomb",
+        "fork_bomb",
+        "daemon",
+        "descriptors",
+        "writes_garbage",
+        "import_exits",
+    ),
     repeats=2,
 )
 REPEATED = 20
@@ -65,7 +83,10 @@ def describe(outcome: cheats.Outcome) -> str:
     cheat = outcome.cheat
     caught = "caught" if outcome.caught else "NOT CAUGHT"
     passes = "passes" if outcome.passes_without else "DOES NOT PASS"
-    return f"{cheat.catalogue} {cheat.operator}/{cheat.name}: {caught}; without {cheat.guard} it {passes} ({outcome.words[:200]})"
+    return (
+        f"{cheat.catalogue} {cheat.operator}/{cheat.name}: {caught}; without {cheat.guard} it {passes} "
+        f"({outcome.words[:200]})"
+    )
 
 
 def confined() -> bool:
@@ -96,7 +117,9 @@ def try_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
         verdicts = {
             outcome.cheat: outcome.words.split(":")[0]
             for outcome in outcomes
-            if outcome.cheat.mode == "verify" and not outcome.cheat.also and outcome.cheat.guard not in ("freeze", "nonce")
+            if outcome.cheat.mode == "verify"
+            and not outcome.cheat.also
+            and outcome.cheat.guard not in ("freeze", "nonce")
         }
         for cheat, first in list(verdicts.items())[:REPEATED]:
             for _ in range(plan.repeats):
@@ -112,7 +135,11 @@ def try_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     return [
         Count(what="cheats caught", reached=sum(outcome.caught for outcome in outcomes), wanted=len(chosen)),
         Count(what="families with a cheat caught", reached=len(by_family), wanted=6),
-        Count(what="cheats that pass once their guard is down", reached=sum(outcome.passes_without for outcome in outcomes), wanted=len(chosen)),
+        Count(
+            what="cheats that pass once their guard is down",
+            reached=sum(outcome.passes_without for outcome in outcomes),
+            wanted=len(chosen),
+        ),
         Count(what="guards shown to be needed", reached=len(needed), wanted=len(guards)),
         Count(what="seconds for the cheats", reached=round(took, 1), wanted=CHEATS_LIMIT_S, most=True),
         Count(what="same verdict on repeat", reached=same, wanted=asked),
@@ -141,8 +168,17 @@ def try_bugs(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count
     return [
         Count(what="planted bugs found", reached=sum(item.found for item in planted), wanted=len(planted) * 98 // 100),
         Count(what="operators with planted bugs", reached=len({item.operator for item in planted}), wanted=10),
-        Count(what="unmutated kernels accepted", reached=sum(item.found for item in found if item.kind == "right"), wanted=len(bugs.RIGHT)),
-        Count(what="seconds for the slowest bug", reached=round(max(item.seconds for item in planted), 1), wanted=BUG_LIMIT_S, most=True),
+        Count(
+            what="unmutated kernels accepted",
+            reached=sum(item.found for item in found if item.kind == "right"),
+            wanted=len(bugs.RIGHT),
+        ),
+        Count(
+            what="seconds for the slowest bug",
+            reached=round(max(item.seconds for item in planted), 1),
+            wanted=BUG_LIMIT_S,
+            most=True,
+        ),
     ]
 
 
@@ -151,12 +187,18 @@ def try_hostile(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Co
     memory, descriptors = hostile.shared_memory(), _descriptors()
     names = [name for name in plan.hostile if confined() or name not in hostile.NEED_CONFINEMENT]
     if len(names) < len(plan.hostile):
-        say(f"  left out, because writes are not confined here: {', '.join(name for name in plan.hostile if name not in names)}")
+        say(
+            "  left out, because writes are not confined here: "
+            f"{', '.join(name for name in plan.hostile if name not in names)}"
+        )
     survived = []
     for item in hostile.attack_all(folder, names):
         survived.append(item)
         if not (item.right and item.next_right) or item.orphans:
-            say(f"  {item.name}: {item.verdict}; next one {'right' if item.next_right else 'WRONG'}; {item.orphans} orphans")
+            say(
+                f"  {item.name}: {item.verdict}; next one {'right' if item.next_right else 'WRONG'}; {item.orphans} "
+                "orphans"
+            )
     left = sum(item.orphans for item in survived)
     left += sum(hostile.survivors_of_a_dead_parent(folder, name) for name in ("hangs", "daemon", "fork_bomb"))
     return [
@@ -165,6 +207,34 @@ def try_hostile(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Co
         Count(what="orphans, killed parents included", reached=left, wanted=0, most=True),
         Count(what="shared memory left", reached=len(hostile.shared_memory() - memory), wanted=0, most=True),
         Count(what="descriptors left", reached=max(0, _descriptors() - descriptors), wanted=0, most=True),
+    ]
+
+
+def try_walls(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """The white-box part: what a kernel made for this verifier can do to its neighbours."""
+    if not confined():
+        say("  left out: this kernel has no Landlock, or it was not asked for")
+        return []
+    chosen = [attack for attack in walls.ATTACKS if not plan.one_cheat_per_guard or attack.name in walls.QUICK]
+    outcomes = []
+    for outcome in walls.try_all(folder, chosen):
+        outcomes.append(outcome)
+        if outcome.harmed or not outcome.harms_without:
+            say(
+                f"  {outcome.attack.family} {outcome.attack.name}: {'HARM DONE' if outcome.harmed else 'kept out'}; "
+                f"guards {'needed' if outcome.harms_without else 'NOT NEEDED'}"
+            )
+    return [
+        Count(
+            what="white box: attacks on neighbours kept out",
+            reached=sum(not outcome.harmed for outcome in outcomes),
+            wanted=len(chosen),
+        ),
+        Count(
+            what="white box: those whose guards are needed",
+            reached=sum(outcome.harms_without for outcome in outcomes),
+            wanted=len(chosen),
+        ),
     ]
 
 
@@ -184,11 +254,15 @@ def try_contexts(plan: Plan, say: Callable[[str], None]) -> list[Count]:
 
 def try_gpu_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     """Cheats whose verdict or time is asked like that of any kernel, and one honest kernel."""
-    wanted = [cheat for cheat in on_gpu.gpu_cheats() if not plan.named or any(fnmatch(cheat.name, pattern) for pattern in plan.named)]
+    wanted = [
+        cheat
+        for cheat in on_gpu.gpu_cheats()
+        if not plan.named or any(fnmatch(cheat.name, pattern) for pattern in plan.named)
+    ]
     with cheats.Team(on_gpu.HOME, "cuda") as team:
         honest_time = on_gpu.honest_time(team)
         if honest_time:
-            say(f"  the honest kernel got no time: {honest_time}")
+            say(f"  the honest kernel was not timed: {honest_time}")
         outcomes = []
         for outcome in cheats.try_all(team, wanted):
             outcomes.append(outcome)
@@ -198,8 +272,16 @@ def try_gpu_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     return [
         Count(what="GPU: honest kernel verified and timed", reached=not honest_time, wanted=1),
         Count(what="GPU: cheats caught", reached=sum(outcome.caught for outcome in outcomes), wanted=len(wanted)),
-        Count(what="GPU: cheats that pass once their guard is down", reached=sum(outcome.passes_without for outcome in outcomes), wanted=len(wanted)),
-        Count(what="GPU: guards shown to be needed", reached=len({outcome.cheat.guard for outcome in outcomes if outcome.passes_without}), wanted=len(guards)),
+        Count(
+            what="GPU: cheats that pass once their guard is down",
+            reached=sum(outcome.passes_without for outcome in outcomes),
+            wanted=len(wanted),
+        ),
+        Count(
+            what="GPU: guards shown to be needed",
+            reached=len({outcome.cheat.guard for outcome in outcomes if outcome.passes_without}),
+            wanted=len(guards),
+        ),
     ]
 
 
@@ -210,8 +292,16 @@ def try_pinned(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     for item in pinned:
         say(f"  {item}")
     return [
-        Count(what="GPU: pinned cache neutralised, by clock", reached=sum(item.neutralised for item in pinned), wanted=len(pinned)),
-        Count(what="GPU: pinned cache gains once the guard is down", reached=sum(item.gains_without for item in pinned), wanted=len(pinned)),
+        Count(
+            what="GPU: pinned cache neutralised, by clock",
+            reached=sum(item.neutralised for item in pinned),
+            wanted=len(pinned),
+        ),
+        Count(
+            what="GPU: pinned cache gains once the guard is down",
+            reached=sum(item.gains_without for item in pinned),
+            wanted=len(pinned),
+        ),
     ]
 
 
@@ -223,7 +313,9 @@ def table(counts: Sequence[Count]) -> str:
     """The counts, one a line."""
     width = max(len(count.what) for count in counts)
     return "\n".join(
-        f"{count.what:<{width}}  {count.reached:>7g}  {'at most' if count.most else 'at least'} {count.wanted:g}{'' if count.holds else '   FALLS SHORT'}" for count in counts
+        f"{count.what:<{width}}  {count.reached:>7g}  {'at most' if count.most else 'at least'} "
+        f"{count.wanted:g}{'' if count.holds else '   FALLS SHORT'}"
+        for count in counts
     )
 
 
@@ -242,6 +334,7 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
             "honest": lambda: try_honest(plan, Path(folder) / "honest", say),
             "bugs": lambda: try_bugs(plan, Path(folder) / "bugs", say),
             "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
+            "walls": lambda: try_walls(plan, Path(folder) / "walls", say),
         }
         on_devices: dict[str, Callable[[], list[Count]]] = {
             "gpu-contexts": lambda: try_contexts(plan, say),
@@ -251,7 +344,9 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
         if torch.cuda.is_available():
             parts |= on_devices
         elif any(name.startswith("gpu") for name in only):
-            raise SystemExit("The GPU's part of the campaign needs a CUDA device; torch sees none here. See: opforge doctor")
+            raise SystemExit(
+                "The GPU's part of the campaign needs a CUDA device; torch sees none here. See: opforge doctor"
+            )
         for name, part in parts.items():
             if not only or name in only or (name in on_devices and "gpu" in only):
                 began = time.perf_counter()
@@ -267,16 +362,28 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
 
 def main() -> int:
     """The command: 0 when every count is reached."""
-    parser = argparse.ArgumentParser(description="Planted cheats, honest kernels, planted bugs and hostile kernels against the verifier.")
+    parser = argparse.ArgumentParser(
+        description="Planted cheats, honest kernels, planted bugs and hostile kernels against the verifier."
+    )
     parser.add_argument("--quick", action="store_true", help="a reduced set, within three minutes")
     parser.add_argument(
-        "--only", action="append", choices=("cheats", "honest", "bugs", "hostile", "gpu", "gpu-contexts", "gpu-cheats", "gpu-cache"), help="one part; may be given several times"
+        "--only",
+        action="append",
+        choices=("cheats", "honest", "bugs", "hostile", "walls", "gpu", "gpu-contexts", "gpu-cheats", "gpu-cache"),
+        help="one part; may be given several times",
     )
-    parser.add_argument("--cheat", action="append", metavar="PATTERN", help="of the cheats on a GPU, those whose name matches; may be given several times")
+    parser.add_argument(
+        "--cheat",
+        action="append",
+        metavar="PATTERN",
+        help="of the cheats on a GPU, those whose name matches; may be given several times",
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for every cheat on a GPU")
     arguments = parser.parse_args()
     counts = run(
-        replace(QUICK if arguments.quick else FULL, told=arguments.verbose, named=tuple(arguments.cheat or ())), lambda words: print(words, flush=True), arguments.only or ()
+        replace(QUICK if arguments.quick else FULL, told=arguments.verbose, named=tuple(arguments.cheat or ())),
+        lambda words: print(words, flush=True),
+        arguments.only or (),
     )
     print(table(counts))
     return int(not all(count.holds for count in counts))

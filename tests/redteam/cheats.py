@@ -24,14 +24,27 @@ from opforge.registry import Registry, load
 from opforge.runner import Host, InProcess, Isolated
 from opforge.runner.guards import ALL, Guards
 from opforge.timing import Plan
-from opforge.verdicts import Bench, verify
-from opforge.verdicts.suite import QUICK, Effort
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import QUICK, Effort
 
 HOME = Path(__file__).parent / "home"
-FAMILIES = {"A": "output", "B": "precision, semantics", "C": "replay", "D": "timing", "E": "harness attack", "F": "hostile"}
-EFFORT = replace(QUICK, hidden=0, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=3.0, repeats=12, shrink_s=0.0)
-BRIEF = replace(QUICK, hidden=0, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=0.0, repeats=0, shrink_s=0.0)
-HIDDEN = replace(QUICK, hidden=6, elements=1 << 10, stood_elements=1 << 8, own=True, seconds=3.0, repeats=2, shrink_s=0.0)
+FAMILIES = {
+    "A": "output",
+    "B": "precision, semantics",
+    "C": "replay",
+    "D": "timing",
+    "E": "harness attack",
+    "F": "hostile",
+}
+EFFORT = replace(
+    QUICK, hidden=0, elements=1 << 10, emulated_elements=1 << 8, own=True, seconds=3.0, repeats=12, shrink_s=0.0
+)
+BRIEF = replace(
+    QUICK, hidden=0, elements=1 << 10, emulated_elements=1 << 8, own=True, seconds=0.0, repeats=0, shrink_s=0.0
+)
+HIDDEN = replace(
+    QUICK, hidden=6, elements=1 << 10, emulated_elements=1 << 8, own=True, seconds=3.0, repeats=2, shrink_s=0.0
+)
 PLAN = Plan(samples=5, budget_s=0.05, precision=0.5)
 LOST_AFTER_S = 6.0
 
@@ -78,7 +91,11 @@ def cheats(home: Path = HOME) -> tuple[Cheat, ...]:
         if path.suffix not in (".py", ".cpp", ".cu"):
             continue
         text = path.read_text(encoding="utf-8")
-        said = ast.get_docstring(ast.parse(text)) or "" if path.suffix == ".py" else "\n".join(line[3:] for line in text.splitlines() if line.startswith("//"))
+        said = (
+            ast.get_docstring(ast.parse(text)) or ""
+            if path.suffix == ".py"
+            else "\n".join(line[3:] for line in text.splitlines() if line.startswith("//"))
+        )
         fields = dict(re.findall(r"^(\w+)\s{2,}(.+)$", said, re.MULTILINE))
         if "guard" not in fields:
             continue
@@ -99,7 +116,9 @@ def cheats(home: Path = HOME) -> tuple[Cheat, ...]:
 
 
 class Team:
-    """Hosts by the guards that are down, kept between cheats: a server takes seconds to start, a worker milliseconds."""
+    """Hosts by the guards that are down, kept between cheats: a server takes seconds to start, a worker
+    milliseconds.
+    """
 
     def __init__(self, home: Path = HOME, device: str = "cpu") -> None:
         import torch
@@ -143,7 +162,7 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
         return _timed(team, cheat, host)
     cases, effort = _chosen(team, cheat, without)
     limit_s = 2.0 if cheat.catalogue == "F1" else 60.0
-    bench = Bench(registry=team.registry, operator=operator, host=host, device=team.device, run_limit_s=limit_s)
+    bench = CaseCache(registry=team.registry, operator=operator, host=host, device=team.device, run_limit_s=limit_s)
     try:
         return verify(bench, implementation, "float32", cases=cases, effort=effort)
     finally:
@@ -151,9 +170,9 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
 
 
 def _timed(team: Team, cheat: Cheat, host: Host) -> Verdict:
-    from opforge.workbench import Options, bench
+    from opforge.workbench import BenchOptions, bench
 
-    options = Options(device=team.device, implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
+    options = BenchOptions(device=team.device, implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
     # these operators have no store of adequate tolerances; what is asked here is whether the time is believed
     with patch("opforge.workbench.bench.ensure_adequate", lambda operator: None):
         records = list(bench(team.registry, [cheat.operator], options, host))
@@ -183,27 +202,29 @@ def _in_child(run: Callable[[], Any], limit_s: float) -> Any:
     return pickle.loads(data) if data else "lost"
 
 
-def _slowly(*args: Any) -> Any:
+def _slowly(*args: Any, **kwargs: Any) -> Any:
     """Judges after a while: a kernel that is not stopped has time to finish."""
-    from opforge.verdicts import judge
+    from opforge.verify import judge
 
     time.sleep(0.3)
-    return judge(*args)
+    return judge(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def _circumstances(cheat: Cheat) -> Iterator[Guards]:
-    """What holds in both runs of a cheat: the guards that are down beside its own, and a judge that takes its time where
+    """What holds in both runs of a cheat: the guards that are down beside its own, and a judge that takes its time
+    where
     the question is whether work goes on meanwhile."""
     with contextlib.ExitStack() as stack:
         for name in cheat.also:
             stack.enter_context(lowered(name))
         if cheat.guard == "audit_conserved":
-            # these cheats let no graph be captured. Without that trial, and CUPTI's, it is the same clock, some seconds sooner
-            stack.enter_context(patch("opforge.timing.measure.candidates", lambda device: ("cuda_event",)))
+            # these cheats let no graph be captured. Without that trial, and CUPTI's, it is the same clock, some seconds
+            # sooner
+            stack.enter_context(patch("opforge.timing.measure.clocks_of", lambda device: ("cuda_event",)))
         if cheat.guard in ("freeze", "nonce"):
-            stack.enter_context(patch("opforge.verdicts.judge.judge", _slowly))
-            stack.enter_context(patch("opforge.verdicts.repeats.judge", _slowly))
+            stack.enter_context(patch("opforge.verify.judging.run_case.judge", _slowly))
+            stack.enter_context(patch("opforge.verify.judging.repeats.judge", _slowly))
         yield ALL.without(*(name for name in cheat.also if name in RUNNER))
 
 
@@ -229,4 +250,10 @@ def try_all(team: Team, chosen: Sequence[Cheat], *, without: bool = True) -> Ite
             found = verdict_on(team, cheat, team.host(guards))
         passes = passes_without(team, cheat) if without else True
         words = getattr(found, "reason", "") or getattr(found, "cause", "") or type(found).__name__
-        yield Outcome(cheat=cheat, caught=not isinstance(found, Pass), passes_without=passes, seconds=time.perf_counter() - began, words=f"{type(found).__name__}: {words}")
+        yield Outcome(
+            cheat=cheat,
+            caught=not isinstance(found, Pass),
+            passes_without=passes,
+            seconds=time.perf_counter() - began,
+            words=f"{type(found).__name__}: {words}",
+        )

@@ -1,4 +1,6 @@
-"""Kernels that die, hang, flood or hide. Each costs one verdict; the next one, on an honest kernel, must be right, and nothing may be left."""
+"""Kernels that die, hang, flood or hide. Each costs one verdict; the next one, on an honest kernel, must be right, and
+nothing may be left.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from opforge.core.verdict import FAILURES, Pass, Verdict
 from opforge.registry import Home, Registry
 from opforge.runner import Isolated, processes
 from opforge.runner.guards import Limits
-from opforge.verdicts import Bench, verify
-from opforge.verdicts.suite import EXACT
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import EXACT
 
 RUN_LIMIT_S = 2.0
 LIMITS = Limits(memory_bytes=512 << 20, processes=16, file_bytes=8 << 20, descriptors=256)
@@ -26,7 +28,8 @@ DEFINITION = '''"""y = 2 x."""
 from opforge.core.operator import Case, Operator, TensorSpec
 
 operator = Operator(
-    name="hostile", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),), outputs=(TensorSpec(name="y", shape="n"),),
+    name="hostile", about="y = 2 x",
+    inputs=(TensorSpec(name="x", shape="n"),), outputs=(TensorSpec(name="y", shape="n"),),
     reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={"n": 64}, why="small"),),
     implementations=tuple(NAMES),
 )
@@ -35,7 +38,8 @@ HONEST = "def run(x):\n    return 2 * x\n"
 
 SOCKETS = """
 def sockets():
-    return [fd for fd in range(3, 40) if os.path.exists(f'/proc/self/fd/{fd}') and 'socket' in os.readlink(f'/proc/self/fd/{fd}')]
+    return [fd for fd in range(3, 40) if os.path.exists(f'/proc/self/fd/{fd}')
+    and 'socket' in os.readlink(f'/proc/self/fd/{fd}')]
 
 """
 
@@ -62,12 +66,14 @@ AT_CALL = {
     "recursion": "def deep(n): return deep(n + 1)\n    deep(0)",
     "memory_bomb": "kept = [bytearray(64 << 20) for _ in range(100)]",
     "memory_bomb_tensors": "kept = [torch.ones(16 << 20) for _ in range(100)]",
-    "memory_bomb_mappings": "import mmap; kept = [mmap.mmap(-1, 64 << 20) for _ in range(100)]; [part.write(bytes(64 << 20)) for part in kept]",
+    "memory_bomb_mappings": "import mmap; kept = [mmap.mmap(-1, 64 << 20) for _ in range(100)]; [part.write(bytes(64 "
+    "<< 20)) for part in kept]",
     "fork_bomb": "[os.fork() for _ in range(7)]; time.sleep(60)",
     "thread_bomb": "[threading.Thread(target=time.sleep, args=(60,)).start() for _ in range(500)]",
     "child": "os.fork() or time.sleep(60)",
     "daemon": "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(60))",
-    "deaf_daemon": "[signal.signal(number, signal.SIG_IGN) for number in (1, 2, 15)]; os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(60))",
+    "deaf_daemon": "[signal.signal(number, signal.SIG_IGN) for number in (1, 2, 15)]; os.fork() or (os.setsid(), "
+    "os.fork() and os._exit(0), time.sleep(60))",
     "subprocess": "import subprocess; subprocess.Popen(['sleep', '60'], start_new_session=True)",
     "zombies": "[os.fork() or os._exit(0) for _ in range(5)]",
     "floods_stdout": "[os.write(1, b'x' * (1 << 20)) for _ in range(50)]",
@@ -76,7 +82,8 @@ AT_CALL = {
     "closes_everything": "os.closerange(3, 256)",
     "shuts_stdout": "os.close(1); os.close(2)",
     "fills_the_disk": "open('large', 'wb').write(bytes(64 << 20))",
-    "shared_memory": "from multiprocessing.shared_memory import SharedMemory; kept = SharedMemory(create=True, size=1 << 20)",
+    "shared_memory": "from multiprocessing.shared_memory import SharedMemory; kept = SharedMemory(create=True, "
+    "size=1 << 20)",
     "shared_memory_file": "open('/dev/shm/opforge-redteam-left', 'wb').write(b'left')",
     "kills_its_server": "os.kill(os.getppid(), signal.SIGKILL); time.sleep(0.2)",
     "stops_its_server": "os.kill(os.getppid(), signal.SIGSTOP); time.sleep(0.2)",
@@ -96,7 +103,17 @@ AT_IMPORT = {
     "import_daemon": "os.fork() or (os.setsid(), os.fork() and os._exit(0), time.sleep(60))",
     "import_floods": "[os.write(1, b'x' * (1 << 20)) for _ in range(50)]",
 }
-HARMLESS = ("zombies", "floods_stdout", "floods_stderr", "shuts_stdout", "deletes_its_folder", "import_floods", "thread_bomb", "stops_its_server", "kills_its_server")
+HARMLESS = (
+    "zombies",
+    "floods_stdout",
+    "floods_stderr",
+    "shuts_stdout",
+    "deletes_its_folder",
+    "import_floods",
+    "thread_bomb",
+    "stops_its_server",
+    "kills_its_server",
+)
 """May Pass: what they do is kept away from everybody else, and their answer is right."""
 NEED_CONFINEMENT = ("shared_memory", "shared_memory_file", "network")
 """Kept from their aim by Landlock alone."""
@@ -118,8 +135,13 @@ def write_home(folder: Path) -> Registry:
     """A home with every hostile kernel and an honest one."""
     place = folder / "hostile"
     place.mkdir(parents=True)
-    imports = "import ctypes\nimport os\nimport signal\nimport sys\nimport threading\nimport time\n\nimport torch\n\n" + SOCKETS
-    sources = {f"torch_{name}": f"{imports}\ndef run(x):\n    {code}\n    return 2 * x\n" for name, code in AT_CALL.items()}
+    imports = (
+        "import ctypes\nimport os\nimport signal\nimport sys\nimport threading\nimport time\n\nimport torch\n\n"
+        + SOCKETS
+    )
+    sources = {
+        f"torch_{name}": f"{imports}\ndef run(x):\n    {code}\n    return 2 * x\n" for name, code in AT_CALL.items()
+    }
     sources |= {f"torch_{name}": f"{imports}{code}\n\n{HONEST}" for name, code in AT_IMPORT.items()}
     sources["torch_honest"] = HONEST
     for name, text in sources.items():
@@ -130,7 +152,14 @@ def write_home(folder: Path) -> Registry:
 
 def judged(registry: Registry, host: Isolated, name: str) -> Verdict:
     """The verdict on one kernel of the home."""
-    bench = Bench(registry=registry, operator=registry.operator("hostile"), host=host, device="cpu", bind_limit_s=RUN_LIMIT_S, run_limit_s=RUN_LIMIT_S)
+    bench = CaseCache(
+        registry=registry,
+        operator=registry.operator("hostile"),
+        host=host,
+        device="cpu",
+        bind_limit_s=RUN_LIMIT_S,
+        run_limit_s=RUN_LIMIT_S,
+    )
     try:
         return verify(bench, registry.implementation("hostile", name), "float32", effort=EXACT)
     finally:
@@ -146,9 +175,21 @@ def attack_all(folder: Path, names: Sequence[str] = ()) -> Iterator[Survival]:
             began = time.perf_counter()
             verdict = judged(registry, host, f"torch_{name}")
             following = judged(registry, host, "torch_honest")
-            left = [pid for server in host.servers.values() for pid in processes.children(server.pid) if processes.alive(pid)]
+            left = [
+                pid
+                for server in host.servers.values()
+                for pid in processes.children(server.pid)
+                if pid not in server.helpers and processes.alive(pid)
+            ]
             right = isinstance(verdict, FAILURES) or (name in HARMLESS and isinstance(verdict, Pass))
-            yield Survival(name=name, verdict=type(verdict).__name__, right=right, next_right=isinstance(following, Pass), orphans=len(left), seconds=time.perf_counter() - began)
+            yield Survival(
+                name=name,
+                verdict=type(verdict).__name__,
+                right=right,
+                next_right=isinstance(following, Pass),
+                orphans=len(left),
+                seconds=time.perf_counter() - began,
+            )
 
 
 PARENT = """
@@ -165,16 +206,22 @@ with Isolated() as host:
 
 
 def survivors_of_a_dead_parent(folder: Path, name: str) -> int:
-    """Kill a verifying process without warning while `name` runs; how many of its processes are there three seconds later."""
+    """Kill a verifying process without warning while `name` runs; how many of its processes are there three seconds
+    later.
+    """
     mark = uuid.uuid4().hex
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{root}", "PYTHON_REDTEAM_MARK": mark}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder), f"torch_{name}"], env=environment, stdout=subprocess.PIPE)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(folder), f"torch_{name}"], env=environment, stdout=subprocess.PIPE
+    )
     assert parent.stdout is not None
     parent.stdout.readline()
     for _ in range(200):
         time.sleep(0.05)
-        if len(_marked(mark)) >= 4:
+        # the parent, the server inside and outside its namespace, its helper; the first process of the worker's
+        # namespace, and the worker
+        if len(_marked(mark)) >= 6:
             break
     time.sleep(0.3)
     parent.send_signal(signal.SIGKILL)
@@ -199,10 +246,15 @@ def _marked(mark: str) -> list[int]:
 
 
 def shared_memory() -> set[str]:
-    """Everything of this user that outlives processes: POSIX shared memory, System V segments. A database server beside the
+    """Everything of this user that outlives processes: POSIX shared memory, System V segments. A database server beside
+    the
     tests has some of its own, as another user."""
     mine = os.getuid()
-    posix = {str(path) for path in Path("/dev/shm").iterdir() if _owner(path) == mine} if Path("/dev/shm").is_dir() else set()
+    posix = (
+        {str(path) for path in Path("/dev/shm").iterdir() if _owner(path) == mine}
+        if Path("/dev/shm").is_dir()
+        else set()
+    )
     table = Path("/proc/sysvipc/shm")
     rows = [line.split() for line in table.read_text().splitlines()[1:]] if table.exists() else []
     # the number of a segment and its owner; the rest of a row changes with every use

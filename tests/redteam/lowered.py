@@ -19,7 +19,7 @@ RUNNER = tuple(item.name for item in dataclasses.fields(Guards))
 
 def _loose(actual: Any, expectation: Any) -> Any:
     """The rule many harnesses use: rtol = atol = 1e-2, whatever was computed."""
-    from opforge.verdicts.compare import compare
+    from opforge.verify.judging.elements import compare
 
     wide = dataclasses.replace(expectation, bound=1e-2 + 1e-2 * expectation.expected.abs())
     return compare(actual, wide)
@@ -29,18 +29,24 @@ def _no_pattern(actual: Any, expectation: Any) -> Any:
     """Elements where either side is NaN or infinite are not looked at."""
     import torch
 
-    from opforge.verdicts.compare import compare
+    from opforge.verify.judging.elements import compare
 
     skipped = ~(torch.isfinite(actual) & torch.isfinite(expectation.expected))
     expected, bound = expectation.expected.masked_fill(skipped, 0.0), expectation.bound.masked_fill(skipped, 1.0)
-    return compare(torch.where(skipped, torch.zeros_like(actual), actual), dataclasses.replace(expectation, expected=expected, bound=bound))
+    return compare(
+        torch.where(skipped, torch.zeros_like(actual), actual),
+        dataclasses.replace(expectation, expected=expected, bound=bound),
+    )
 
 
 def _first_half(actual: Any, expectation: Any) -> Any:
-    from opforge.verdicts.compare import compare
+    from opforge.verify.judging.elements import compare
 
     half = max(1, actual.shape[0] // 2)
-    return compare(actual[:half], dataclasses.replace(expectation, expected=expectation.expected[:half], bound=expectation.bound[:half]))
+    return compare(
+        actual[:half],
+        dataclasses.replace(expectation, expected=expectation.expected[:half], bound=expectation.bound[:half]),
+    )
 
 
 def _answer_in_place(prepared: Any) -> None:
@@ -50,9 +56,9 @@ def _answer_in_place(prepared: Any) -> None:
         prepared.arena.tensor(expectation.output).copy_(expectation.expected)
 
 
-def _judged_afterwards(prepared: Any, operator: Any, isolation: str) -> Any:
+def _judged_afterwards(prepared: Any, operator: Any, isolation: str, **kwargs: Any) -> Any:
     """The reference is asked after the kernel, on the inputs that it left."""
-    from opforge.verdicts import consult, judge
+    from opforge.verify import consult, judge
 
     truth = consult(operator, prepared.case, prepared.dtype, prepared.arena.tensors("input"))
     return judge(dataclasses.replace(prepared, truth=truth, guarded=prepared.arena.protected()), operator, isolation)
@@ -60,36 +66,53 @@ def _judged_afterwards(prepared: Any, operator: Any, isolation: str) -> Any:
 
 @contextmanager
 def lowered(guard: str) -> Iterator[None]:
-    """The judge's own guards are replaced while the context lasts. Those of the runner are fields of `Guards`, and `cases_…`
+    """The judge's own guards are replaced while the context lasts. Those of the runner are fields of `Guards`, and
+    `cases_…`
     and `process` take cases, or the process boundary, away: these are the harness's business."""
     from opforge.runner import arena
 
     real_violations = arena.Arena.violations
 
-    def zeroed(self: Any) -> None:
+    def zeroed(self: Any, seed: int, pattern: int = 0) -> None:
         self.bytes().zero_()
-        for slot in self.slots:
-            if slot.role == "output":
-                self.bytes()[slot.offset : slot.offset + slot.span_bytes] = arena.POISON
+        self.poison_outputs(seed, pattern)
 
     replaced: dict[str, list[tuple[str, Any]]] = {
-        "bound": [("opforge.verdicts.judge.compare", _loose)],
-        "pattern": [("opforge.verdicts.judge.compare", _no_pattern)],
-        "full_compare": [("opforge.verdicts.judge.compare", _first_half)],
-        "poison": [("opforge.verdicts.prepared.Prepared.reset", _answer_in_place)],
-        "pristine": [("opforge.verdicts.judge.judge", _judged_afterwards), ("opforge.verdicts.repeats.judge", _judged_afterwards)],
-        "inputs": [("opforge.runner.arena.Arena.violations", lambda self, before: [words for words in real_violations(self, before) if "was modified" not in words])],
-        "regions": [("opforge.runner.arena.Arena.violations", lambda self, before: [words for words in real_violations(self, before) if "was modified" in words])],
+        "bound": [("opforge.verify.judging.run_case.compare", _loose)],
+        "pattern": [("opforge.verify.judging.run_case.compare", _no_pattern)],
+        "full_compare": [("opforge.verify.judging.run_case.compare", _first_half)],
+        "poison": [("opforge.verify.cases.case_cache.PreparedCase.reset", _answer_in_place)],
+        "pristine": [
+            ("opforge.verify.judging.run_case.judge", _judged_afterwards),
+            ("opforge.verify.judging.repeats.judge", _judged_afterwards),
+        ],
+        "inputs": [
+            (
+                "opforge.runner.arena.Arena.violations",
+                lambda self, before: [words for words in real_violations(self, before) if "was modified" not in words],
+            )
+        ],
+        "regions": [
+            (
+                "opforge.runner.arena.Arena.violations",
+                lambda self, before: [words for words in real_violations(self, before) if "was modified" in words],
+            )
+        ],
         "nan_guards": [("opforge.runner.arena.Arena.poison", zeroed)],
-        "fresh_seeds": [("opforge.verdicts.prepared.fresh_seed", lambda: 0)],
-        "repeats": [("opforge.verdicts.repeats.Repeats._same", lambda *args, **kwargs: None)],
-        "other_content": [("opforge.verdicts.repeats.Repeats._other_content", lambda *args: None)],
-        "audit_runs": [("opforge.workbench.audit.judge", lambda prepared, *args: Checked(case=prepared.case, dtype=prepared.dtype, metrics=()))],
-        "audit_remembered": [("opforge.workbench.audit.remembered", lambda *args: None)],
-        "audit_replayed": [("opforge.workbench.audit.replayed", lambda *args: None)],
-        "audit_conserved": [("opforge.workbench.audit.conserved", lambda *args: None)],
-        "audit_undivided": [("opforge.workbench.audit.undivided", lambda *args: None)],
-        "audit_understated": [("opforge.workbench.audit.understated", lambda *args: None)],
+        "fresh_seeds": [("opforge.verify.cases.case_cache.fresh_seed", lambda: 0)],
+        "repeats": [("opforge.verify.judging.repeats.Repeats._same", lambda *args, **kwargs: None)],
+        "other_content": [("opforge.verify.judging.repeats.Repeats._other_content", lambda *args, **kwargs: None)],
+        "audit_runs": [
+            (
+                "opforge.trial.audit.judge",
+                lambda prepared, *args, **kwargs: Checked(case=prepared.case, dtype=prepared.dtype, metrics=()),
+            )
+        ],
+        "audit_remembered": [("opforge.trial.audit.remembered", lambda *args, **kwargs: None)],
+        "audit_replayed": [("opforge.trial.audit.replayed", lambda *args, **kwargs: None)],
+        "audit_conserved": [("opforge.trial.audit.conserved", lambda *args, **kwargs: None)],
+        "audit_undivided": [("opforge.trial.audit.undivided", lambda *args, **kwargs: None)],
+        "audit_understated": [("opforge.trial.audit.understated", lambda *args, **kwargs: None)],
     }
     assert guard in replaced or guard in RUNNER or guard == "process" or guard.startswith("cases_"), guard
     with ExitStack() as stack:

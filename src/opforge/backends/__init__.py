@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from opforge.backends.protocol import (
+from opforge.backends.interface import (
     Artefact as Artefact,
     Backend as Backend,
     Call as Call,
     Capability as Capability,
+    Emulated as Emulated,
+    ExecutionMode as ExecutionMode,
     Kernel as Kernel,
     Missing as Missing,
     Native as Native,
-    Stood as Stood,
-    Way as Way,
 )
 from opforge.core.errors import unknown
 from opforge.core.plugins import plugged
@@ -29,11 +29,14 @@ def backends() -> dict[str, Backend]:
     from opforge.backends.torch_eager import TorchCompile, TorchEager
     from opforge.backends.triton_lang import Triton
 
-    found: dict[str, Backend] = {backend.name: backend for backend in (TorchEager(), TorchCompile(), Triton(), Cuda(), TileLang(), Cpp(), Library())}
+    by_name: dict[str, Backend] = {
+        backend.name: backend
+        for backend in (TorchEager(), TorchCompile(), Triton(), Cuda(), TileLang(), Cpp(), Library())
+    }
     for made in plugged("opforge.backends").values():
         plugin: Backend = made()
-        found[plugin.name] = plugin
-    return found
+        by_name[plugin.name] = plugin
+    return by_name
 
 
 def backend(name: str) -> Backend:

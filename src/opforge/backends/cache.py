@@ -9,6 +9,7 @@ What was used longest ago goes when the store has grown to KEPT_BYTES.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,9 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opforge.core.errors import EnvironmentLacks
-from opforge.core.places import cache_folder
+from opforge.core.user_folders import cache_folder
 
 DIGITS = 32
+LOCK_WAIT_S = 200.0
+"""What making one entry may take; the slowest CUDA kernel here takes two minutes."""
 KEPT_BYTES = 4 << 30
 """What a store may hold."""
 IDLE_S = 3600.0
@@ -31,13 +34,16 @@ IDLE_S = 3600.0
 
 
 def cache_root() -> Path:
-    """Where compiled kernels are kept: see core.places."""
+    """Where compiled kernels are kept: see core.user_folders."""
     return cache_folder()
 
 
-def jit_folder(homes: Sequence[str], backend: str) -> Path:
-    """Where compilers that run at a kernel's first call keep what they make: only kernels of the same homes share it."""
-    return cache_root() / "jit" / key_of({"homes": "\n".join(homes), "backend": backend})[:16]
+def jit_folder(homes: Sequence[str], backend: str, source_sha256: str) -> Path:
+    """Where compilers that run at a kernel's first call keep what they make: a folder of this code's own. What lies
+    there is loaded without a question, Inductor's pickles among it: a kernel that may write to another's folder can
+    spoil the other, or run in its place.
+    """
+    return cache_root() / "jit" / key_of({"homes": "\n".join(homes), "backend": backend, "source": source_sha256})[:16]
 
 
 def key_of(parts: Mapping[str, str]) -> str:
@@ -60,42 +66,58 @@ class Entry:
     facts: Mapping[str, str]
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """An entry does not match its hash; it has been set aside."""
 
 
 def lookup(folder: Path, name: str, how: str = "cached") -> Entry | None:
-    """The entry in `folder`, or None. Raises Damaged when its file is not what was written."""
+    """The entry in `folder`, or None. Raises DamagedEntry when its file is not what was written."""
     try:
         facts = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
         digest = sha256_of(folder / name)
     except FileNotFoundError:
         if not folder.exists():
             return None
-        raise Damaged(f"{folder} is incomplete") from None
+        raise DamagedEntry(f"{folder} is incomplete") from None
     except (ValueError, OSError) as error:
-        raise Damaged(f"{folder} cannot be read: {error}") from error
+        raise DamagedEntry(f"{folder} cannot be read: {error}") from error
     if not isinstance(facts, dict) or facts.get("sha256") != digest:
-        raise Damaged(f"{folder / name} does not match its hash")
+        raise DamagedEntry(f"{folder / name} does not match its hash")
     return Entry(path=folder / name, how=how, facts=facts)
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path`; other processes wait. Raises EnvironmentLacks where nothing can be written."""
+    """Hold the lock file `path`; other processes wait, for LOCK_WAIT_S at most: who may read the file may lock it.
+    Raises EnvironmentLacks where nothing can be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     except OSError as error:
-        raise EnvironmentLacks(f"Compiled kernels cannot be kept in {path.parent} ({error.strerror}). Point OPFORGE_CACHE at a folder of yours.") from error
+        raise EnvironmentLacks(
+            f"Compiled kernels cannot be kept in {path.parent} ({error.strerror}). Point OPFORGE_CACHE at a folder "
+            "of yours."
+        ) from error
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN) or time.monotonic() > deadline:
+                    # entries are whole or absent without it: two may make one at the same time, and who holds it for
+                    # ever keeps nobody waiting for ever
+                    break
+                time.sleep(0.02)
+            else:
+                break
         yield
 
 
 def ahead(folder: Path, name: str) -> Entry | None:
     """The entry that was built ahead into `folder`, or None. A damaged one is not used: the store builds its own."""
-    with contextlib.suppress(Damaged):
+    with contextlib.suppress(DamagedEntry):
         return lookup(folder, name, "built ahead")
     return None
 
@@ -106,22 +128,22 @@ def obtain(root: Path, key: str, name: str, make: Callable[[Path], Mapping[str, 
     make   writes the file at the path it is given, and returns facts to keep beside it
     """
     folder = root / key
-    with contextlib.suppress(Damaged):  # looked at again under the lock, where it can be set aside
-        found = lookup(folder, name)
-        if found is not None:
+    with contextlib.suppress(DamagedEntry):  # looked at again under the lock, where it can be set aside
+        entry = lookup(folder, name)
+        if entry is not None:
             # one that others keep may be for reading only
             with contextlib.suppress(OSError):
                 os.utime(folder)
-            return found
+            return entry
     with locked(root / f"{key}.lock"):
         try:
-            found = lookup(folder, name)
-        except Damaged:
-            found = None
+            entry = lookup(folder, name)
+        except DamagedEntry:
+            entry = None
             aside = Path(tempfile.mkdtemp(prefix=f"damaged-{key}-", dir=root))
             folder.rename(aside / "entry")
-        if found is not None:
-            return found
+        if entry is not None:
+            return entry
         made = store(folder, name, make)
     trim(root)
     return made
@@ -155,12 +177,20 @@ def _flush(path: Path) -> None:
 
 
 def trim(root: Path, largest_bytes: int = KEPT_BYTES, idle_s: float = IDLE_S) -> int:
-    """Remove the entries used longest ago until the store is at most `largest_bytes`; bytes removed. What was used in the last `idle_s` seconds stays: it
-    may be about to be loaded. What was set aside, or left half made by a process that was killed, is an entry like any other."""
+    """Remove the entries used longest ago until the store is at most `largest_bytes`; bytes removed. What was used in
+    the last `idle_s` seconds stays: it may be about to be loaded. What was set aside, or left half made by a process
+    that was killed, is an entry like any other.
+    """
     entries = []
     for folder in root.glob("*/"):
         with contextlib.suppress(OSError):  # gone meanwhile, or somebody else's
-            entries.append((folder.stat().st_mtime, folder, sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())))
+            entries.append(
+                (
+                    folder.stat().st_mtime,
+                    folder,
+                    sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
+                )
+            )
     total, removed, recent = sum(size for _, _, size in entries), 0, time.time() - idle_s
     for used, folder, size in sorted(entries):
         if total - removed <= largest_bytes or used > recent:

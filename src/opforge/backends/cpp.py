@@ -8,14 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import native
-from opforge.backends.modules import installed
-from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Way
+from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
+from opforge.backends.module_loading import installed
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import ScalarValue
 
 # these two let sqrt, exp and comparisons be vectorised; nothing that changes an answer (-ffast-math) is on by default
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared", "-fvisibility=hidden")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+)
 
 
 def host_compiler() -> str:
@@ -33,7 +43,7 @@ class Cpp:
         """The host compiler, tuned for this machine."""
         return native.Toolchain(compiler=host_compiler(), flags=FLAGS, target=native.host_isa())
 
-    def way(self, device: str) -> Way:
+    def execution_mode(self, device: str) -> ExecutionMode:
         if device != "cpu":
             return Missing(what=f"C++ kernels run on the CPU, not on {device}", remedy="use --device cpu")
         if not installed("tvm_ffi"):
@@ -43,10 +53,14 @@ class Cpp:
         return Native(how=f"compiled with {host_compiler()}")
 
     def capabilities(self) -> tuple[Capability, ...]:
-        way = self.way("cpu")
-        available = isinstance(way, Native)
-        detail = f"{native.compiler_version(host_compiler())}, for {native.host_isa()}" if available else str(way)
-        return (Capability(backend=self.name, name="run", available=available, detail=detail, remedy=getattr(way, "remedy", "")),)
+        mode = self.execution_mode("cpu")
+        available = isinstance(mode, Native)
+        detail = f"{native.compiler_version(host_compiler())}, for {native.host_isa()}" if available else str(mode)
+        return (
+            Capability(
+                backend=self.name, name="run", available=available, detail=detail, remedy=getattr(mode, "remedy", "")
+            ),
+        )
 
     def environment(self, device: str) -> Mapping[str, str]:
         return {"OPFORGE_PRELOAD": "torch tvm_ffi"}
@@ -55,17 +69,26 @@ class Cpp:
         """Compile without loading: none of the kernel's code runs."""
         native.library(implementation, config, self.toolchain())
 
+    def build_call(self, device: str) -> None:
+        """Compile what calls of these kernels go through, beside the kernels themselves."""
+        native.helper_path(native.CALLER, host_compiler())
+
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         entry = native.library(implementation, call.config, self.toolchain())
         return native_kernel(entry, call)
 
-    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+    def compile_offline(
+        self, implementation: Implementation, call: Call, target: str, folder: Path
+    ) -> tuple[Artefact, ...]:
         if target != "host":
-            raise UsageError(f"{implementation.name} is C++ for the machine that compiles it, not for {target}. Leave --target away, or inspect a CUDA or Triton implementation.")
+            raise UsageError(
+                f"{implementation.name} is C++ for the machine that compiles it, not for {target}. Leave --target "
+                "away, or inspect a CUDA or Triton implementation."
+            )
         toolchain = self.toolchain()
         path = folder / f"{implementation.name}.so"
-        said, took = native.compile_with(native.command(implementation, call.config, toolchain, path))
-        return (Artefact(kernel=implementation.name, kind="so", path=path, log=said, seconds=took),)
+        output, took = native.compile_with(native.command(implementation, call.config, toolchain, path))
+        return (Artefact(kernel=implementation.name, kind="so", path=path, log=output, seconds=took),)
 
 
 def native_kernel(entry: Any, call: Call) -> Kernel:
@@ -80,4 +103,6 @@ def native_kernel(entry: Any, call: Call) -> Kernel:
         return native.bound(function, tensors, shapes, numbers, host_compiler())
 
     seconds = entry.facts.get("seconds", "?")
-    return Kernel(run=launch, notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,), bound=bound)
+    return Kernel(
+        run=launch, notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,), bound=bound
+    )

@@ -1,7 +1,8 @@
-"""Functions of other libraries, called as their users call them: what opforge's kernels are compared with beside PyTorch.
+"""Functions of other libraries, called as their users call them: what opforge's kernels are compared with beside
+PyTorch.
 
-A file defines `run(*inputs, **scalars)`, as for the torch backend, and says with NEEDS which package it calls. opforge needs none of them: where one is
-not installed, its rows say so.
+A file defines `run(*inputs, **scalars)`, as for the torch backend, and says with NEEDS which package it calls. opforge
+needs none of them: where one is not installed, its rows say so.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opforge.backends.modules import installed
-from opforge.backends.protocol import Capability, Missing, Native, Way
+from opforge.backends.interface import Capability, ExecutionMode, Missing, Native
+from opforge.backends.module_loading import installed
 from opforge.backends.torch_eager import TorchEager
 from opforge.backends.triton_lang import INTERPRET
 from opforge.core.errors import EnvironmentLacks
@@ -23,21 +24,24 @@ class Library(TorchEager):
     name = "library"
     about = "other libraries' functions"
 
-    def way(self, device: str) -> Way:
+    def execution_mode(self, device: str) -> ExecutionMode:
         if device == "cpu":
-            return Missing(what="the libraries that are compared with are written for GPUs", remedy="run this on a machine with one, with --device cuda")
-        way = super().way(device)
-        return Native(how="as its users call it") if isinstance(way, Native) else way
+            return Missing(
+                what="the libraries that are compared with are written for GPUs",
+                remedy="run this on a machine with one, with --device cuda",
+            )
+        mode = super().execution_mode(device)
+        return Native(how="as its users call it") if isinstance(mode, Native) else mode
 
     def capabilities(self) -> tuple[Capability, ...]:
-        way = self.way("cuda")
+        mode = self.execution_mode("cuda")
         here = "installed" if installed("liger_kernel") else "not installed"
         return (
             Capability(
                 backend=self.name,
                 name="run",
-                available=isinstance(way, Native) and installed("liger_kernel"),
-                detail=f"Liger Kernel ({here}); {way.how if isinstance(way, Native) else way}",
+                available=isinstance(mode, Native) and installed("liger_kernel"),
+                detail=f"Liger Kernel ({here}); {mode.how if isinstance(mode, Native) else mode}",
                 remedy="pip install --no-deps liger-kernel, on a machine with a GPU",
             ),
         )
@@ -51,4 +55,6 @@ class Library(TorchEager):
             return super().function(implementation)
         except ModuleNotFoundError as error:
             package = implementation.needs or error.name
-            raise EnvironmentLacks(f"{implementation.name} needs {package}. Install it with: pip install --no-deps {package}") from error
+            raise EnvironmentLacks(
+                f"{implementation.name} needs {package}. Install it with: pip install --no-deps {package}"
+            ) from error

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import platform
+import re
 import shutil
 import subprocess
 import time
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import cache
-from opforge.backends.modules import installed
-from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, package_of
-from opforge.core.errors import EnvironmentLacks, OpforgeError
+from opforge.backends.module_loading import installed
+from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, include_of, package_of
+from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
 
@@ -61,7 +62,10 @@ def host_isa() -> str:
     """A name for this CPU's instruction set, because -march=native means another thing on another machine."""
     flags = ""
     if Path("/proc/cpuinfo").exists():
-        flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))), "")
+        flags = next(
+            (line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))),
+            "",
+        )
     return f"{platform.machine()}-{hashlib.sha256(' '.join(sorted(flags.split())).encode()).hexdigest()[:8]}"
 
 
@@ -75,7 +79,9 @@ def ffi_version() -> str:
 def ffi_flags() -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Include flags and link flags for TVM-FFI. Raises EnvironmentLacks when it is not installed."""
     if not installed("tvm_ffi"):
-        raise EnvironmentLacks(f"Native kernels are called through Apache TVM-FFI, which is not installed. Install it with: {FFI_INSTALL}")
+        raise EnvironmentLacks(
+            f"Native kernels are called through Apache TVM-FFI, which is not installed. Install it with: {FFI_INSTALL}"
+        )
     # its folders are found without importing it: compiling needs no runtime
     spec = importlib.util.find_spec("tvm_ffi")
     assert spec is not None and spec.origin is not None
@@ -86,7 +92,7 @@ def ffi_flags() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def includes_of(source: Path) -> tuple[str, ...]:
     """Include flags for one file: the headers of its package, then TVM-FFI's."""
-    return (f"-I{package_of(source) / 'include'}", *ffi_flags()[0])
+    return (f"-I{include_of(package_of(source))}", *ffi_flags()[0])
 
 
 def definitions(config: Config) -> tuple[str, ...]:
@@ -95,7 +101,8 @@ def definitions(config: Config) -> tuple[str, ...]:
 
 
 def library_key(implementation: Implementation, config: Config, toolchain: Toolchain, compiler: str = "") -> str:
-    """The name of a library: everything that goes into it. One built ahead leaves `compiler` out of its name, so that it
+    """The name of a library: everything that goes into it. One built ahead leaves `compiler` out of its name, so that
+    it
     serves machines without a compiler; one in the cache is made again after the compiler was upgraded."""
     text = implementation.source.read_text(encoding="utf-8")
     return cache.key_of(
@@ -113,18 +120,67 @@ def library_key(implementation: Implementation, config: Config, toolchain: Toolc
 def command(implementation: Implementation, config: Config, toolchain: Toolchain, output: Path) -> list[str]:
     """The compiler's command line for a shared library."""
     source, (_, links) = implementation.source, ffi_flags()
-    return [toolchain.compiler, *toolchain.flags, *implementation.flags, *definitions(config), *includes_of(source), str(source), "-o", str(output), *links]
+    return [
+        toolchain.compiler,
+        *toolchain.flags,
+        *implementation.flags,
+        *definitions(config),
+        *includes_of(source),
+        str(source),
+        "-o",
+        str(output),
+        *links,
+    ]
+
+
+def object_command(implementation: Implementation, config: Config, toolchain: Toolchain, output: Path) -> list[str]:
+    """The command line for an object file whose code is to be compared (backends.object_code): a section for each
+    function, and no numbers of lines,
+    which error messages hold and which change with every comment."""
+    own = ("-ffunction-sections", "-fdata-sections", "-Wno-builtin-macro-redefined")
+    lines = ("-D__LINE__=0", '-D__FILE__=""')
+    flags = tuple(flag for flag in toolchain.flags if flag != "-shared")
+    host = ("-Xcompiler", ",".join(own)) if toolchain.compiler == "nvcc" else own
+    source = implementation.source
+    return [
+        toolchain.compiler,
+        *flags,
+        *implementation.flags,
+        *definitions(config),
+        *includes_of(source),
+        *lines,
+        *host,
+        "-c",
+        str(source),
+        "-o",
+        str(output),
+    ]
 
 
 def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
-    """Run a compiler; what it said and how long it took in seconds. Raises CompilationFailed with the end of its words."""
+    """Run a compiler; what it said and how long it took in seconds. Raises CompilationFailed with the end of
+    its words.
+    """
     started = time.perf_counter()
     done = subprocess.run(list(arguments), capture_output=True, text=True)
     took = time.perf_counter() - started
     if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip()[-3000:]
-        raise CompilationFailed(f"The compiler refused the source. Run this to see it whole:\n  {' '.join(arguments)}\n{words}")
+        complaint = (done.stderr or done.stdout).strip()
+        raise CompilationFailed(
+            f"The compiler refused the source: {first_error(complaint)}\nRun this to see it whole:\n  "
+            f"{' '.join(arguments)}\n{complaint[-3000:]}"
+        )
     return done.stdout + done.stderr, took
+
+
+def first_error(complaint: str) -> str:
+    """The line of a compiler's words that says first what is wrong; the first line where none says "error".
+
+    >>> first_error("In file included from k.cpp:1:\\nk.h:7:3: error: 'x' was not declared\\n  7 |  x = 1;")
+    "k.h:7:3: error: 'x' was not declared"
+    """
+    lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["it said nothing"]
+    return next((line for line in lines if re.search(r"\b(error|undefined reference)\b", line)), lines[0])[:400]
 
 
 def built_folder(implementation: Implementation) -> Path:
@@ -135,24 +191,36 @@ def built_folder(implementation: Implementation) -> Path:
 def library(implementation: Implementation, config: Config, toolchain: Toolchain) -> cache.Entry:
     """The shared library of an implementation for a target: built ahead, cached, or compiled now."""
     ahead = library_key(implementation, config, toolchain)
-    found = cache.ahead(built_folder(implementation) / ahead, LIBRARY)
-    if found is not None:
-        return found
+    built = cache.ahead(built_folder(implementation) / ahead, LIBRARY)
+    if built is not None:
+        return built
     if shutil.which(toolchain.compiler) is None:
-        raise EnvironmentLacks(f"{implementation.source.name} needs `{toolchain.compiler}`, which is not on PATH. Install it (apt-get install g++, or the CUDA toolkit for nvcc).")
+        raise EnvironmentLacks(
+            f"{implementation.source.name} needs `{toolchain.compiler}`, which is not on PATH. Install it (apt-get "
+            "install g++, or the CUDA toolkit for nvcc)."
+        )
     key = library_key(implementation, config, toolchain, compiler_version(toolchain.compiler))
-    return cache.obtain(cache.cache_root() / "native", key, LIBRARY, lambda path: _make(implementation, config, toolchain, path))
+    return cache.obtain(
+        cache.cache_root() / "native", key, LIBRARY, lambda path: _make(implementation, config, toolchain, path)
+    )
 
 
 def build_ahead(implementation: Implementation, config: Config, toolchain: Toolchain) -> cache.Entry:
     """Compile into the operator's `built/` folder."""
     key = library_key(implementation, config, toolchain)
-    return cache.store(built_folder(implementation) / key, LIBRARY, lambda path: _make(implementation, config, toolchain, path))
+    return cache.store(
+        built_folder(implementation) / key, LIBRARY, lambda path: _make(implementation, config, toolchain, path)
+    )
 
 
 def _make(implementation: Implementation, config: Config, toolchain: Toolchain, path: Path) -> Mapping[str, str]:
-    said, took = compile_with(command(implementation, config, toolchain, path))
-    return {"implementation": f"{implementation.operator}/{implementation.name}", "target": toolchain.target, "seconds": f"{took:.2f}", "log": said[-4000:]}
+    output, took = compile_with(command(implementation, config, toolchain, path))
+    return {
+        "implementation": f"{implementation.operator}/{implementation.name}",
+        "target": toolchain.target,
+        "seconds": f"{took:.2f}",
+        "log": output[-4000:],
+    }
 
 
 @lru_cache(maxsize=256)
@@ -160,7 +228,13 @@ def _load(path: str) -> Callable[..., Any]:
     import tvm_ffi
 
     module = tvm_ffi.load_module(path)
-    function: Callable[..., Any] = getattr(module, ENTRY)
+    try:
+        function: Callable[..., Any] = getattr(module, ENTRY)
+    except AttributeError as error:
+        raise UsageError(
+            f"The library has no function `{ENTRY}` for Python. Export yours at the end of the file: "
+            f"OPFORGE_EXPORT({ENTRY}, your_function)"
+        ) from error
     return function
 
 
@@ -171,28 +245,51 @@ def entry_point(path: Path) -> Callable[..., Any]:
 
 @lru_cache(maxsize=8)
 def helper(name: str, compiler: str, includes: tuple[str, ...] = ()) -> Any:
-    """The library made of a .cpp file of include/opforge, which is no kernel, compiled once; None where no compiler is, or no TVM-FFI: kernels
+    """The library made of a .cpp file of device/include/opforge/abi, which is no kernel, compiled once; None where no
+    compiler is, or no TVM-FFI: kernels
     built ahead run without the one, Triton's without both."""
+    path = helper_path(name, compiler, includes)
+    if path is None:
+        return None
+    import tvm_ffi
+
+    return tvm_ffi.load_module(str(path))
+
+
+@lru_cache(maxsize=8)
+def helper_path(name: str, compiler: str, includes: tuple[str, ...] = (), linked: bool = True) -> Path | None:
+    """Where the library of `helper` lies, compiled now if it was not. A process that may write nothing later asks for
+    it before. `linked`: with TVM-FFI, whose headers alone are used otherwise.
+    """
     if shutil.which(compiler) is None or not installed("tvm_ffi"):
         return None
-    source = INCLUDE / "opforge" / name
-    links = ffi_flags()[1]
+    source = INCLUDE / "opforge" / "abi" / name
+    links = ffi_flags()[1] if linked else ()
 
     def make(path: Path) -> Mapping[str, str]:
-        said, took = compile_with([compiler, *BINDING_FLAGS, *includes_of(source), *includes, str(source), "-o", str(path), *links])
-        return {"implementation": source.name, "seconds": f"{took:.2f}", "log": said[-4000:]}
+        output, took = compile_with(
+            [compiler, *BINDING_FLAGS, *includes_of(source), *includes, str(source), "-o", str(path), *links]
+        )
+        return {"implementation": source.name, "seconds": f"{took:.2f}", "log": output[-4000:]}
 
     code = code_of(source)
     texts = {"source": code.own, "headers": str(sorted(code.shared.items()))}
     flags = " ".join((*BINDING_FLAGS, *includes))
     key = cache.key_of({**texts, "flags": flags, "compiler": compiler_version(compiler), "ffi": ffi_version()})
-    import tvm_ffi
+    return cache.obtain(cache.cache_root() / "native", key, LIBRARY, make).path
 
-    return tvm_ffi.load_module(str(cache.obtain(cache.cache_root() / "native", key, LIBRARY, make).path))
+
+CALLER = "prepared.cpp"
+"""What binds kernels to one class of tensors: see `bound`."""
 
 
 def bound(
-    function: Callable[..., Any], tensors: Sequence[Any], shapes: Sequence[Sequence[int]], numbers: Sequence[int | float], compiler: str, alignment: int = 1
+    function: Callable[..., Any],
+    tensors: Sequence[Any],
+    shapes: Sequence[Sequence[int]],
+    numbers: Sequence[int | float],
+    compiler: str,
+    alignment: int = 1,
 ) -> Callable[..., bool] | None:
     """A kernel's entry point for one class of tensors: see protocol.Kernel.
 
@@ -201,12 +298,12 @@ def bound(
     numbers     the scalars, in the operator's order
     alignment   bytes that the addresses of tensors must be multiples of
     """
-    module = helper("prepared.cpp", compiler)
+    module = helper(CALLER, compiler)
     if module is None or len(tensors) > MOST_BOUND:
         return None
     examples = (part for tensor, shape in zip(tensors, shapes, strict=True) for part in (tensor, len(shape), *shape))
-    found: Callable[..., bool] = module.prepare(function, alignment, len(tensors), *examples, *numbers)
-    return found
+    prepared: Callable[..., bool] = module.prepare(function, alignment, len(tensors), *examples, *numbers)
+    return prepared
 
 
 def scalar_arguments(operator: Operator, scalars: Mapping[str, ScalarValue]) -> tuple[int | float, ...]:

@@ -1,10 +1,11 @@
-"""The code that operators share and a kernel file reaches: headers that it includes, modules of opforge that it imports. One hash for all of it.
+"""The code that operators share and a kernel file reaches: headers that it includes, modules of opforge that it
+imports. One hash for all of it.
 
-A record, a tuned choice and a replay name an implementation by this hash: what was measured no longer describes a kernel after any
-of the code that it is made of has changed, in its own file or not.
+A record, a tuned choice and a replay name an implementation by this hash: what was measured no longer describes a
+kernel after any of the code that it is made of has changed, in its own file or not.
 
-A kernel is made with the shared code of the package that its file lies in. A revision that is put aside for a comparison
-(`workbench/sides.py`) brings its own; a home outside any package uses that of the opforge that runs.
+A kernel is made with the shared code of the package that its file lies in. A revision that is put aside for a
+comparison (`workbench/sides.py`) brings its own; a home outside any package uses that of the opforge that runs.
 """
 
 from __future__ import annotations
@@ -21,100 +22,137 @@ from pathlib import Path
 from opforge.backends.cache import sha256_of
 
 PACKAGE = Path(__file__).resolve().parent.parent
-INCLUDE = PACKAGE / "include"
+INCLUDE = PACKAGE / "device" / "include"
 
-SHARED = ("include", "primitives")
-"""The folders of a package that hold device code alone, and that a revision is put aside with."""
+SHARED = ("device", "include", "primitives")
+"""The folders of a package that hold device code alone, and that a revision is put aside with: today's, then the two of
+revisions before it.
+"""
 
 _INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
 def package_of(path: Path) -> Path:
-    """The package that a kernel's file or folder lies in, known by its headers; the one that runs where it lies in none."""
-    return next((place for place in path.resolve().parents if (place / "include" / "opforge").is_dir()), PACKAGE)
+    """The package that a kernel's file or folder lies in, known by its headers; the one that runs where it lies in
+    none.
+    """
+    return next(
+        (
+            place
+            for place in path.resolve().parents
+            if (include_of(place) / "opforge").is_dir() and place.name != "device"
+        ),
+        PACKAGE,
+    )
+
+
+def include_of(package: Path) -> Path:
+    """The folder of a package's headers: device/include; in earlier revisions include."""
+    today = package / "device" / "include"
+    return today if today.is_dir() else package / "include"
 
 
 def headers_of(source: Path) -> dict[str, Path]:
-    """Every header that a C++ or CUDA file includes by name in quotes, and that those include, found beside it or in opforge's own folder."""
-    found: dict[str, Path] = {}
-    own = package_of(source) / "include"
+    """Every header that a C++ or CUDA file includes by name in quotes, and that those include, found beside it or in
+    opforge's own folder.
+    """
+    headers: dict[str, Path] = {}
+    own = include_of(package_of(source))
     pending = [(name, source.parent) for name in _INCLUDED.findall(source.read_text(encoding="utf-8"))]
     while pending:
         name, beside = pending.pop()
         path = next((place for place in (beside / name, own / name) if place.is_file()), None)
-        if path is None or name in found:
+        if path is None or name in headers:
             continue
-        found[name] = path
+        headers[name] = path
         pending += [(inner, path.parent) for inner in _INCLUDED.findall(path.read_text(encoding="utf-8"))]
-    return found
+    return headers
 
 
 def modules_of(source: Path) -> dict[str, Path]:
     """Every module of opforge that a Python file imports, anywhere in it, and that those import."""
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     packages = dict.fromkeys((package_of(source), PACKAGE))
     pending = list(_imported(source))
     while pending:
         name = pending.pop()
         stems = [package.joinpath(*name.split(".")[1:]) for package in packages]
-        path = next((place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()), None)
-        if path is None or name in found:
+        path = next(
+            (place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()),
+            None,
+        )
+        if path is None or name in modules:
             continue
-        found[name] = path
+        modules[name] = path
         pending += _imported(path)
-    return found
+    return modules
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """Names below `opforge` in a file's imports: modules, and what may be a module ("from opforge.core import philox")."""
+    """Names below `opforge` in a file's imports: modules, and what may be a module ("from opforge.core import
+    philox").
+    """
     text = path.read_text(encoding="utf-8")
     if "opforge" not in text:
         return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("opforge."))
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module and node.module.split(".")[0] == "opforge":
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.level == 0
+            and node.module
+            and node.module.split(".")[0] == "opforge"
+        ):
             yield from (node.module, *(f"{node.module}.{alias.name}" for alias in node.names))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Code:
+class SourceHashes:
     """A kernel file's text as it is hashed: its own hash, and those of the shared files that it reaches, by name."""
 
     own: str
     shared: Mapping[str, str]
 
 
-def code_of(source: Path) -> Code:
-    """The Code of a kernel file. What was found before is given again as long as the file system says that nothing has changed: every class of tensors
+def code_of(source: Path) -> SourceHashes:
+    """The SourceHashes of a kernel file. What was found before is given again as long as the file system says that
+    nothing has changed: every class of tensors
     that a model calls an operator with asks for it."""
     known = _known.get(source)
     if known is not None and known[1] == _state(known[0]):
         return known[2]
     began = time.time_ns()
     shared = modules_of(source) if source.suffix == ".py" else headers_of(source)
-    found = Code(own=sha256_of(source), shared={name: sha256_of(path) for name, path in shared.items()})
+    hashes = SourceHashes(own=sha256_of(source), shared={name: sha256_of(path) for name, path in shared.items()})
     # the folders too: a header may be put where it is found before another, or where none was
-    own = package_of(source) / "include"
-    places = (source, *shared.values(), *dict.fromkeys(path.parent for path in (source, *shared.values())), *(place for place in (own, own / "opforge") if place.is_dir()))
+    own = include_of(package_of(source))
+    places = (
+        source,
+        *shared.values(),
+        *dict.fromkeys(path.parent for path in (source, *shared.values())),
+        *(place for place in (own, own / "opforge", *sorted(own.glob("opforge/*/"))) if place.is_dir()),
+    )
     state = _state(places)
     # a file that is written twice in one tick of the clock has the same times
     if state is not None and all(changed < began - SETTLED_NS for changed, _, _ in state):
-        _known[source] = places, state, found
-    return found
+        _known[source] = places, state, hashes
+    return hashes
 
 
 SETTLED_NS = 2_000_000_000
-"""How long ago a file must have been changed for its times to tell it from the next version; some file systems count seconds."""
+"""How long ago a file must have been changed for its times to tell it from the next version; some file systems count
+seconds.
+"""
 
 _State = tuple[tuple[int, int, int], ...]
-_known: dict[Path, tuple[tuple[Path, ...], _State, Code]] = {}
+_known: dict[Path, tuple[tuple[Path, ...], _State, SourceHashes]] = {}
 
 
 def _state(places: Sequence[Path]) -> _State | None:
     """When each was last changed (which nobody can set back), its size and which file it is; None where one is gone."""
     try:
-        return tuple((found.st_ctime_ns, found.st_size, found.st_ino) for found in map(os.stat, places))
+        return tuple((status.st_ctime_ns, status.st_size, status.st_ino) for status in map(os.stat, places))
     except OSError:
         return None
 
@@ -127,4 +165,6 @@ def source_sha256(source: Path) -> str:
     code = code_of(source)
     if not code.shared:
         return code.own
-    return hashlib.sha256("\n".join([code.own, *(f"{name} {digest}" for name, digest in sorted(code.shared.items()))]).encode()).hexdigest()
+    return hashlib.sha256(
+        "\n".join([code.own, *(f"{name} {digest}" for name, digest in sorted(code.shared.items()))]).encode()
+    ).hexdigest()

@@ -1,4 +1,5 @@
-"""TileLang: compiled for the GPU that is here, or through its C target for a CPU (run and timed there); lowered offline.
+"""TileLang: compiled for the GPU that is here, or through its C target for a CPU (run and timed there); lowered
+offline.
 
 A file defines `program(*, dtype, target, **scalars, **config)`, which builds a prim_func over symbolic sizes, and may
 define `variant(axes, dtype) -> dict`: extra keywords for `program` where one program cannot serve every size.
@@ -17,8 +18,8 @@ from typing import Any, cast
 
 from opforge.backends import cache, native
 from opforge.backends.cpp import host_compiler
-from opforge.backends.modules import installed, load_source, required
-from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Way
+from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
+from opforge.backends.module_loading import installed, load_source, required
 from opforge.backends.torch_eager import torch_runs_on
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Implementation
@@ -41,32 +42,58 @@ class TileLang:
     name = "tilelang"
     about = "TileLang"
 
-    def way(self, device: str) -> Way:
+    def execution_mode(self, device: str) -> ExecutionMode:
         if not installed("tilelang"):
             return Missing(what="TileLang is not installed", remedy=f"install it with: {INSTALL}")
         if device == "cpu":
             if shutil.which(host_compiler()) is None:
-                return Missing(what="TileLang's C target needs a C++ compiler", remedy="install one with: apt-get install g++")
+                return Missing(
+                    what="TileLang's C target needs a C++ compiler", remedy="install one with: apt-get install g++"
+                )
             return Native(how="TileLang's C target")
         if device != "cuda" or not torch_runs_on(device):
-            return Missing(what=f"torch sees no {device} device here that TileLang runs on", remedy="use --device cpu for its C target")
+            return Missing(
+                what=f"torch sees no {device} device here that TileLang runs on",
+                remedy="use --device cpu for its C target",
+            )
         return Native(how="compiled by TileLang")
 
     def capabilities(self) -> tuple[Capability, ...]:
         here = installed("tilelang")
         version = f"TileLang {importlib.metadata.version('tilelang')}" if here else "TileLang is not installed"
-        gpu = self.way("cuda")
+        gpu = self.execution_mode("cuda")
         return (
-            Capability(backend=self.name, name="run", available=isinstance(gpu, Native), detail=getattr(gpu, "how", str(gpu)), remedy=getattr(gpu, "remedy", "")),
-            Capability(backend=self.name, name="run on a CPU", available=here, detail=f"{version}, C target", remedy=INSTALL),
-            Capability(backend=self.name, name="compile offline", available=here and shutil.which("nvcc") is not None, detail=f"{version}, lowered to CUDA", remedy=INSTALL),
+            Capability(
+                backend=self.name,
+                name="run",
+                available=isinstance(gpu, Native),
+                detail=getattr(gpu, "how", str(gpu)),
+                remedy=getattr(gpu, "remedy", ""),
+            ),
+            Capability(
+                backend=self.name, name="run on a CPU", available=here, detail=f"{version}, C target", remedy=INSTALL
+            ),
+            Capability(
+                backend=self.name,
+                name="compile offline",
+                available=here and shutil.which("nvcc") is not None,
+                detail=f"{version}, lowered to CUDA",
+                remedy=INSTALL,
+            ),
         )
 
     def environment(self, device: str) -> Mapping[str, str]:
-        return {"OPFORGE_PRELOAD": "torch tilelang", "TILELANG_PRINT_ON_COMPILATION": "0", "TILELANG_CACHE_DIR": str(cache.cache_root() / "tilelang")}
+        return {
+            "OPFORGE_PRELOAD": "torch tilelang",
+            "TILELANG_PRINT_ON_COMPILATION": "0",
+            "TILELANG_CACHE_DIR": str(cache.cache_root() / "tilelang"),
+        }
 
-    def program(self, implementation: Implementation, call: Call, target: str, *, aligned: bool = True) -> tuple[Any, tuple[Any, ...]]:
-        """The prim_func for a call on a target, and a key that is equal for calls which share it. Where an address is no
+    def program(
+        self, implementation: Implementation, call: Call, target: str, *, aligned: bool = True
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """The prim_func for a call on a target, and a key that is equal for calls which share it. Where an address is
+        no
         multiple of 16 bytes (`aligned` False), the file's UNALIGNED replaces what it names of the config."""
         if not installed("tilelang"):
             raise EnvironmentLacks(f"{implementation.name} needs TileLang. Install it with: {INSTALL}")
@@ -75,16 +102,26 @@ class TileLang:
         build = cast(Callable[..., Any], required(module, "program", implementation.source))
         variant = getattr(module, "variant", None)
         extra = variant(call.axes, call.dtype) if variant is not None else {}
-        words = {**call.scalars, **call.config.as_dict(), **extra, **({} if aligned else getattr(module, "UNALIGNED", {}))}
-        key = (module.__name__, call.dtype, target, tuple(sorted(words.items())))
-        return (lambda: build(dtype=call.dtype, target=target, **words)), key
+        choices = {
+            **call.scalars,
+            **call.config.as_dict(),
+            **extra,
+            **({} if aligned else getattr(module, "UNALIGNED", {})),
+        }
+        key = (module.__name__, call.dtype, target, tuple(sorted(choices.items())))
+        return (lambda: build(dtype=call.dtype, target=target, **choices)), key
+
+    def build_call(self, device: str) -> None:
+        """Compile what calls of these kernels go through, beside the kernels themselves."""
+        native.helper_path(native.CALLER, host_compiler())
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         target = "c" if call.device == "cpu" else "cuda"
         if implementation.arch and target == "c":
             where = f"opforge inspect {implementation.operator} {implementation.name} --target {implementation.arch}"
             raise EnvironmentLacks(
-                f"{implementation.name} not run: it needs {implementation.arch}, and here is the C target. Verify it on such a GPU, or look at its code with: {where}"
+                f"{implementation.name} not run: it needs {implementation.arch}, and here is the C target. Verify it "
+                f"on such a GPU, or look at its code with: {where}"
             )
         build, key = self.program(implementation, call, target)
         kernel = _compiled(key, target, _Build(build))
@@ -96,7 +133,9 @@ class TileLang:
             tensors = (*inputs, *outputs)
             if as_bits:
                 # the C target has no bfloat16: its bits travel as uint16, in the same memory
-                tensors = tuple(tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor for tensor in tensors)
+                tensors = tuple(
+                    tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor for tensor in tensors
+                )
             if target != "c" and other_key != key and any(tensor.data_ptr() % ALIGNED for tensor in tensors):
                 _compiled(other_key, target, _Build(other))(*tensors)
             else:
@@ -118,9 +157,13 @@ class TileLang:
         made: Any = _compiled(key, target, _Build(build))
         return str(made.get_kernel_source())
 
-    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+    def compile_offline(
+        self, implementation: Implementation, call: Call, target: str, folder: Path
+    ) -> tuple[Artefact, ...]:
         if shutil.which("nvcc") is None:
-            raise EnvironmentLacks("TileLang's CUDA source is assembled with nvcc, which is not on PATH. Install the CUDA toolkit.")
+            raise EnvironmentLacks(
+                "TileLang's CUDA source is assembled with nvcc, which is not on PATH. Install the CUDA toolkit."
+            )
         build, _ = self.program(implementation, call, "cuda")
         import tilelang
         import tvm
@@ -133,21 +176,42 @@ class TileLang:
         source.write_text(text, encoding="utf-8")
         root = Path(tilelang.__file__).parent
         path = folder / f"{implementation.name}.cubin"
-        said, took = native.compile_with(
+        output, took = native.compile_with(
             [
-                *("nvcc", "-std=c++20", "-w", "-cubin", f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}"),
-                *(f"-I{root / 'src'}", f"-I{root / '3rdparty' / 'cutlass' / 'include'}", "-Xptxas", "-v", str(source), "-o", str(path)),
+                *(
+                    "nvcc",
+                    "-std=c++20",
+                    "-w",
+                    "-cubin",
+                    f"-gencode=arch=compute_{arch.removeprefix('sm_')},code={arch}",
+                ),
+                *(
+                    f"-I{root / 'src'}",
+                    f"-I{root / '3rdparty' / 'cutlass' / 'include'}",
+                    "-Xptxas",
+                    "-v",
+                    str(source),
+                    "-o",
+                    str(path),
+                ),
             ]
         )
-        return (Artefact(kernel=implementation.name, kind="cubin", path=path, log=said, seconds=took),)
+        return (Artefact(kernel=implementation.name, kind="cubin", path=path, log=output, seconds=took),)
 
 
 def _entry(kernel: Any) -> Callable[..., Any] | None:
-    """The function of TVM-FFI that a compiled kernel calls, without TileLang's Python before it; None where it makes outputs, or is called in another way."""
+    """The function of TVM-FFI that a compiled kernel calls, without TileLang's Python before it; None where it makes
+    outputs, or is called in another way.
+    """
     import tvm_ffi
 
     adapter = getattr(kernel, "adapter", None)
-    if adapter is None or not hasattr(adapter, "get_exportable_executable") or adapter.result_idx or getattr(adapter, "_ffi_callee_allocated_output_abi", False):
+    if (
+        adapter is None
+        or not hasattr(adapter, "get_exportable_executable")
+        or adapter.result_idx
+        or getattr(adapter, "_ffi_callee_allocated_output_abi", False)
+    ):
         return None
     made = adapter.get_exportable_executable()
     entry = (made.jit() if hasattr(made, "jit") else made).main
@@ -172,7 +236,9 @@ def _compiled(key: tuple[Any, ...], target: str, build: _Build) -> Callable[...,
     import tilelang
 
     if target == "c":
-        kernel: Callable[..., Any] = tilelang.compile(build.build(), target="c", execution_backend="cython", compile_flags=list(C_FLAGS))
+        kernel: Callable[..., Any] = tilelang.compile(
+            build.build(), target="c", execution_backend="cython", compile_flags=list(C_FLAGS)
+        )
     else:
         kernel = tilelang.compile(build.build(), target="cuda")
     return kernel

@@ -122,7 +122,9 @@ def _fix_arithmetic() -> None:
     def unary_op(self: Any, arg: TensorHandle, op: Callable[..., Any]) -> TensorHandle:
         return _narrow(unary(self, _widen(arg), op)) if _is_bf16(arg) else unary(self, arg, op)
 
-    def ternary_op(self: Any, a: TensorHandle, b: TensorHandle, c: TensorHandle, op: Callable[..., Any]) -> TensorHandle:
+    def ternary_op(
+        self: Any, a: TensorHandle, b: TensorHandle, c: TensorHandle, op: Callable[..., Any]
+    ) -> TensorHandle:
         if op is not np.where and _is_bf16(a) and _is_bf16(b):
             return _narrow(ternary(self, _widen(a), _widen(b), _widen(c), op))
         return ternary(self, a, b, c, op)
@@ -215,7 +217,12 @@ def _fix_libdevice() -> None:
     def emulate(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
         def call(*args: Any, **_: Any) -> tl.tensor:
             first = next(a for a in args if isinstance(a, tl.tensor))
-            arrays = [torch.from_numpy(np.array(a.handle.data)) if isinstance(a, tl.tensor) else torch.tensor(getattr(a, "value", a), dtype=torch.float32) for a in args]
+            arrays = [
+                torch.from_numpy(np.array(a.handle.data))
+                if isinstance(a, tl.tensor)
+                else torch.tensor(getattr(a, "value", a), dtype=torch.float32)
+                for a in args
+            ]
             out = function(*arrays).numpy()
             if out.dtype == np.bool_:
                 dtype: tl.dtype = tl.int1
@@ -287,7 +294,15 @@ def install() -> None:
     global _installed
     if not _installed:
         _installed = True
-        for fix in (_fix_casts, _fix_arithmetic, _fix_reductions, _fix_index, _fix_libdevice, _fix_autotune, _fix_speed):
+        for fix in (
+            _fix_casts,
+            _fix_arithmetic,
+            _fix_reductions,
+            _fix_index,
+            _fix_libdevice,
+            _fix_autotune,
+            _fix_speed,
+        ):
             fix()
 
 

@@ -1,6 +1,7 @@
 """Triton: run on a GPU, interpreted on a CPU (verified, never timed), compiled offline for a named target.
 
-A file defines kernels and `launch(*inputs, *outputs, *, scalars and config by name)`, which computes a grid and launches.
+A file defines kernels and `launch(*inputs, *outputs, *, scalars and config by name)`, which computes a grid and
+launches.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, cast
 
 from opforge.backends import triton_replay
 from opforge.backends.cpp import host_compiler
-from opforge.backends.modules import installed, load_source, required
-from opforge.backends.protocol import Artefact, Call, Capability, Kernel, Missing, Native, Stood, Way
+from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
+from opforge.backends.module_loading import installed, load_source, required
 from opforge.backends.torch_eager import torch_runs_on
 from opforge.core.errors import EnvironmentLacks, unknown
 from opforge.core.implementation import Implementation
@@ -41,7 +42,10 @@ def _target_of(device: str) -> str:
 def _require(implementation: Implementation, target: str) -> None:
     if implementation.arch != target:
         where = f"opforge inspect {implementation.operator} {implementation.name} --target {implementation.arch}"
-        raise EnvironmentLacks(f"{implementation.name} not run: it needs {implementation.arch}, and here is {target}. Verify it on such a GPU, or look at its code with: {where}")
+        raise EnvironmentLacks(
+            f"{implementation.name} not run: it needs {implementation.arch}, and here is {target}. Verify it on such "
+            f"a GPU, or look at its code with: {where}"
+        )
 
 
 class Triton:
@@ -50,11 +54,11 @@ class Triton:
     name = "triton"
     about = "Triton"
 
-    def way(self, device: str) -> Way:
+    def execution_mode(self, device: str) -> ExecutionMode:
         if not installed("triton"):
             return Missing(what="Triton is not installed", remedy=f"install it with: {INSTALL}")
         if device == "cpu":
-            return Stood(how="interpreter")
+            return Emulated(how="interpreter")
         if not torch_runs_on(device):
             return Missing(what=f"torch sees no {device} device here", remedy="use --device cpu for the interpreter")
         return Native(how="compiled by Triton")
@@ -62,16 +66,37 @@ class Triton:
     def capabilities(self) -> tuple[Capability, ...]:
         here = installed("triton")
         version = f"Triton {importlib.metadata.version('triton')}" if here else "Triton is not installed"
-        gpu = self.way("cuda")
+        gpu = self.execution_mode("cuda")
         return (
-            Capability(backend=self.name, name="run", available=isinstance(gpu, Native), detail=getattr(gpu, "how", str(gpu)), remedy=getattr(gpu, "remedy", "")),
-            Capability(backend=self.name, name="verify without a GPU", available=here, detail=f"{version}, interpreter", remedy=INSTALL),
-            Capability(backend=self.name, name="compile offline", available=here, detail=f"{version}, for {', '.join(TARGETS)}", remedy=INSTALL),
+            Capability(
+                backend=self.name,
+                name="run",
+                available=isinstance(gpu, Native),
+                detail=getattr(gpu, "how", str(gpu)),
+                remedy=getattr(gpu, "remedy", ""),
+            ),
+            Capability(
+                backend=self.name,
+                name="verify without a GPU",
+                available=here,
+                detail=f"{version}, interpreter",
+                remedy=INSTALL,
+            ),
+            Capability(
+                backend=self.name,
+                name="compile offline",
+                available=here,
+                detail=f"{version}, for {', '.join(TARGETS)}",
+                remedy=INSTALL,
+            ),
         )
 
     def environment(self, device: str) -> Mapping[str, str]:
         # the interpreter is chosen when triton is imported, so the process must start with it
-        return {INTERPRET: "1" if device == "cpu" else "0", "OPFORGE_PRELOAD": "torch opforge.backends.triton_interpreter" if device == "cpu" else "torch triton"}
+        return {
+            INTERPRET: "1" if device == "cpu" else "0",
+            "OPFORGE_PRELOAD": "torch opforge.backends.triton_interpreter" if device == "cpu" else "torch triton",
+        }
 
     def launcher(self, implementation: Implementation) -> Callable[..., None]:
         """The `launch` of the file."""
@@ -79,9 +104,17 @@ class Triton:
             raise EnvironmentLacks(f"{implementation.name} needs Triton. Install it with: {INSTALL}")
         return cast(Callable[..., None], required(load_source(implementation.source), "launch", implementation.source))
 
+    def build_call(self, device: str) -> None:
+        """Compile what calls of these kernels go through, beside the kernels themselves."""
+        if device == "cuda" and installed("triton"):
+            triton_replay.build_launcher(host_compiler())
+
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         if call.device == "cpu" and os.environ.get(INTERPRET) != "1":
-            raise EnvironmentLacks(f"{implementation.name} runs on a CPU only under the interpreter. Start with {INTERPRET}=1, or leave --in-process away.")
+            raise EnvironmentLacks(
+                f"{implementation.name} runs on a CPU only under the interpreter. Start with {INTERPRET}=1, or leave "
+                "--in-process away."
+            )
         if implementation.arch:
             _require(implementation, "interpreter" if call.device == "cpu" else _target_of(call.device))
         launch = self.launcher(implementation)
@@ -102,9 +135,13 @@ class Triton:
 
         return Kernel(run=run, again=triton_replay.Repeated(run, module), bound=bound)
 
-    def compile_offline(self, implementation: Implementation, call: Call, target: str, folder: Path) -> tuple[Artefact, ...]:
+    def compile_offline(
+        self, implementation: Implementation, call: Call, target: str, folder: Path
+    ) -> tuple[Artefact, ...]:
         if os.environ.get(INTERPRET) == "1" and "triton" in sys.modules:
-            raise EnvironmentLacks(f"Triton was started as an interpreter ({INTERPRET}=1) and cannot compile. Unset it and try again.")
+            raise EnvironmentLacks(
+                f"Triton was started as an interpreter ({INTERPRET}=1) and cannot compile. Unset it and try again."
+            )
         if implementation.arch:
             _require(implementation, target if target.endswith("a") else f"{target}a")
         launch = self.launcher(implementation)
@@ -119,11 +156,17 @@ class Triton:
         chosen = known.get(target) or known[target.rstrip("a")]
         operator = call.operator
         tensors = [
-            torch.empty(collapsed_shape(spec.shape, call.axes), dtype=getattr(torch, spec.dtype_for(call.dtype, call.scalars)), device="meta")
+            torch.empty(
+                collapsed_shape(spec.shape, call.axes),
+                dtype=getattr(torch, spec.dtype_for(call.dtype, call.scalars)),
+                device="meta",
+            )
             for spec in (*operator.inputs, *operator.outputs)
         ]
-        launches = triton_offline.capture_launches(launch, *tensors, target=chosen, **call.scalars, **call.config.as_dict())
-        found: list[Artefact] = []
+        launches = triton_offline.capture_launches(
+            launch, *tensors, target=chosen, **call.scalars, **call.config.as_dict()
+        )
+        written: list[Artefact] = []
         for number, captured in enumerate(launches):
             started = time.perf_counter()
             artefacts = triton_offline.compile_offline(captured)
@@ -132,7 +175,7 @@ class Triton:
                 path = folder / f"{implementation.name}-{number}-{artefacts.name}.{stage}"
                 path.write_bytes(content if isinstance(content, bytes) else content.encode())
                 if stage in ("cubin", "amdgcn"):
-                    found.append(
+                    written.append(
                         Artefact(
                             kernel=artefacts.name,
                             kind=stage,
@@ -142,4 +185,4 @@ class Triton:
                             facts={"shared_bytes": artefacts.shared_bytes, "grid": "x".join(map(str, captured.grid))},
                         )
                     )
-        return tuple(found)
+        return tuple(written)

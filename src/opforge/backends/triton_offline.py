@@ -38,7 +38,7 @@ TARGETS: dict[str, GPUTarget] = {
 
 
 @dataclass(frozen=True)
-class Launch:
+class RecordedLaunch:
     """One kernel launch: what Triton would have compiled, and over which grid."""
 
     fn: JITFunction[Any]
@@ -179,7 +179,7 @@ def capture_launches(
     *args: Any,
     target: GPUTarget = TARGETS["sm_90"],
     **kwargs: Any,
-) -> list[Launch]:
+) -> list[RecordedLaunch]:
     """Call ``function(*args, **kwargs)`` and return the Triton launches it makes.
 
     Pass tensors of the real shapes and strides on ``device="meta"``: they need no
@@ -187,7 +187,7 @@ def capture_launches(
     kernel is recorded once for every configuration left after pruning.  Kernels
     defined under ``TRITON_INTERPRET=1`` cannot be captured (``TypeError``).
     """
-    launches: list[Launch] = []
+    launches: list[RecordedLaunch] = []
     seen: list[JITFunction[Any]] = []
     config: dict[str, Any] = {}
 
@@ -206,7 +206,9 @@ def capture_launches(
         chosen = dict(config)
 
         def record(grid: tuple[int, int, int]) -> None:
-            launches.append(Launch(self, dict(signature), dict(constexprs), dict(attrs), changed, grid, target, chosen))
+            launches.append(
+                RecordedLaunch(self, dict(signature), dict(constexprs), dict(attrs), changed, grid, target, chosen)
+            )
 
         return _Recorder(record)
 
@@ -240,7 +242,7 @@ def capture_launches(
     return launches
 
 
-def compile_offline(launch: Launch, target: GPUTarget | None = None) -> Artefacts:
+def compile_offline(launch: RecordedLaunch, target: GPUTarget | None = None) -> Artefacts:
     """Compile a captured launch for ``target`` (default: the one it was captured for).
 
     The attributes and options are those of the capture's backend, so only the

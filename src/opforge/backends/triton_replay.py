@@ -1,8 +1,10 @@
-"""Launches a Triton kernel again without Triton's Python front: the compiled kernel, the grid and the numbers of one call, with other
-tensors of the same shapes. The front binds arguments and looks up a cache, which costs more than the launch itself.
+"""Launches a Triton kernel again without Triton's Python front: the compiled kernel, the grid and the numbers of one
+call, with other tensors of the same shapes. The front binds arguments and looks up a cache, which costs more than the
+launch itself.
 
-There are two ways. `bound` calls the driver from C++ (include/opforge/triton_launch.cpp), for tensors of just one class: no Python is between the
-look-up of the call and the launch. `Repeated` calls Triton's own launcher from Python, where there is no compiler or the class is not so simple.
+There are two ways. `bound` calls the driver from C++ (device/include/opforge/abi/triton_launch.cpp), for tensors of
+just one class: no Python is between the look-up of the call and the launch. `Repeated` calls Triton's own launcher from
+Python, where there is no compiler or the class is not so simple.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Replay:
-    """A launch that can be made again. `replay(inputs, outputs, scalars)` is False, and nothing was done, where it does not
+class ReplayedLaunch:
+    """A launch that can be made again. `replay(inputs, outputs, scalars)` is False, and nothing was done, where it does
+    not
     apply: other scalars, strides, alignment or another current device than in the recorded call."""
 
     launch: Callable[..., Any]
@@ -64,7 +67,9 @@ class Replay:
 
 
 def _launchable(module: ModuleType) -> list[Any]:
-    """The JIT functions of a module, and those of opforge's own modules that it has something from: a kernel may stand there."""
+    """The JIT functions of a module, and those of opforge's own modules that it has something from: a kernel may stand
+    there.
+    """
     from triton.runtime.jit import JITFunction
 
     modules, pending = {module.__name__: module}, [module]
@@ -75,7 +80,14 @@ def _launchable(module: ModuleType) -> list[Any]:
                 modules[name] = sys.modules[name]
                 pending.append(modules[name])
     # by identity: a function may be known by several names
-    return list({id(value): value for one in modules.values() for value in vars(one).values() if isinstance(value, JITFunction)}.values())
+    return list(
+        {
+            id(value): value
+            for one in modules.values()
+            for value in vars(one).values()
+            if isinstance(value, JITFunction)
+        }.values()
+    )
 
 
 _RECORDING = threading.Lock()
@@ -83,21 +95,31 @@ _RECORDING = threading.Lock()
 
 @contextmanager
 def recording(module: ModuleType, *, launched: bool = True) -> Iterator[list[Recorded]]:
-    """What the JIT functions of a module, and of the shared modules it builds on, launch inside the block; or (`launched` False) would: they
+    """What the JIT functions of a module, and of the shared modules it builds on, launch inside the block; or
+    (`launched` False) would: they
     are compiled, and nothing runs. One block at a time: two operators may launch one function."""
-    found: list[Recorded] = []
+    launches: list[Recorded] = []
 
     def recorder(function: Any) -> Callable[..., Any]:
         original = function.run
 
         def run(*args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
             kernel = original(*args, grid=grid, warmup=warmup or not launched, **kwargs)
-            values = dict(zip(function.arg_names, args, strict=False)) | {name: value for name, value in kwargs.items() if name in function.arg_names}
+            values = dict(zip(function.arg_names, args, strict=False)) | {
+                name: value for name, value in kwargs.items() if name in function.arg_names
+            }
             if not callable(grid) and len(values) == len(function.arg_names):
-                found.append(Recorded(function=function, kernel=kernel, grid=tuple(grid), values=[values[name] for name in function.arg_names]))
+                launches.append(
+                    Recorded(
+                        function=function,
+                        kernel=kernel,
+                        grid=tuple(grid),
+                        values=[values[name] for name in function.arg_names],
+                    )
+                )
             else:
                 # a grid that is computed from the arguments, or a default: not worth following
-                found.append(Recorded(function=None, kernel=None, grid=(), values=[]))
+                launches.append(Recorded(function=None, kernel=None, grid=(), values=[]))
             return kernel
 
         return run
@@ -107,16 +129,22 @@ def recording(module: ModuleType, *, launched: bool = True) -> Iterator[list[Rec
         for function in functions:
             function.run = recorder(function)
         try:
-            yield found
+            yield launches
         finally:
             for function in functions:
                 del function.run
 
 
-def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, Any]) -> Replay | None:
-    """A Replay of the launches of one call; None unless there was exactly one, with contiguous tensors and numbers alone."""
+def replay_of(
+    recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, Any]
+) -> ReplayedLaunch | None:
+    """A ReplayedLaunch of the launches of one call; None unless there was exactly one, with contiguous tensors and
+    numbers alone.
+    """
     import torch
     import triton
+
+    from opforge.backends import torch_private
 
     tensors = (*inputs, *outputs)
     if len(recorded) != 1 or recorded[0].function is None or not all(tensor.is_contiguous() for tensor in tensors):
@@ -136,7 +164,7 @@ def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequ
             return None
     grid = (*one.grid, 1, 1)[:3]
     hooks = triton.knobs.runtime
-    return Replay(
+    return ReplayedLaunch(
         launch=one.kernel.run,
         before=grid,
         after=(one.kernel.function, one.kernel.packed_metadata, None, hooks.launch_enter_hook, hooks.launch_exit_hook),
@@ -145,8 +173,8 @@ def replay_of(recorded: Sequence[Recorded], inputs: Sequence[Any], outputs: Sequ
         aligned=tuple(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors),
         scalars=dict(scalars),
         device=tensors[0].get_device(),
-        current_device=torch._C._cuda_getDevice,
-        current_stream=torch._C._cuda_getCurrentRawStream,
+        current_device=torch_private.current_gpu,
+        current_stream=torch_private.current_stream,
     )
 
 
@@ -159,10 +187,11 @@ _WHOLE = ("i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64")
 
 
 def parameters_of(recorded: Recorded, tensors: Sequence[Any]) -> list[tuple[int, int]] | None:
-    """The parameters of a compiled kernel: (which of `tensors`, 0), or (-1, its bits). None where one is neither a tensor of these nor a number,
+    """The parameters of a compiled kernel: (which of `tensors`, 0), or (-1, its bits). None where one is neither a
+    tensor of these nor a number,
     or is an address in a number."""
     signature = recorded.kernel.src.signature
-    found: list[tuple[int, int]] = []
+    parameters: list[tuple[int, int]] = []
     addresses = {tensor.data_ptr() for tensor in tensors} - {0}
     for name, value in zip(recorded.function.arg_names, recorded.values, strict=True):
         kind = signature.get(name)
@@ -171,14 +200,14 @@ def parameters_of(recorded: Recorded, tensors: Sequence[Any]) -> list[tuple[int,
             continue
         which = next((number for number, tensor in enumerate(tensors) if tensor is value), None)
         if isinstance(kind, str) and kind.startswith("*") and which is not None:
-            found.append((which, 0))
+            parameters.append((which, 0))
         elif kind in _WHOLE and isinstance(value, int) and value not in addresses:
-            found.append((-1, ctypes.c_int64(value).value))
+            parameters.append((-1, ctypes.c_int64(value).value))
         elif kind in _FLOATS and isinstance(value, int | float):
-            found.append((-1, int.from_bytes(bytes(_FLOATS[kind](value)), sys.byteorder, signed=True)))
+            parameters.append((-1, int.from_bytes(bytes(_FLOATS[kind](value)), sys.byteorder, signed=True)))
         else:
             return None
-    return [*found, *[(-1, 0)] * _SCRATCH]
+    return [*parameters, *[(-1, 0)] * _SCRATCH]
 
 
 @dataclass(frozen=True)
@@ -192,24 +221,33 @@ class Driver:
 def cuda_driver() -> Driver:
     """The driver that is loaded here. Raises OSError where there is none."""
     library = ctypes.CDLL("libcuda.so.1")
-    launch, current = (ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("cuLaunchKernelEx", "cuCtxGetDevice"))
+    launch, current = (
+        ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in ("cuLaunchKernelEx", "cuCtxGetDevice")
+    )
     assert launch is not None and current is not None
     return Driver(launch, current)
 
 
 def bound(
-    run: Callable[..., None], module: ModuleType, tensors: Sequence[Any], shapes: Sequence[Sequence[int]], compiler: str, driver: Callable[[], Driver] = cuda_driver
+    run: Callable[..., None],
+    module: ModuleType,
+    tensors: Sequence[Any],
+    shapes: Sequence[Sequence[int]],
+    compiler: str,
+    driver: Callable[[], Driver] = cuda_driver,
 ) -> Callable[..., bool] | None:
-    """A launch for one class of tensors: see protocol.Kernel. `run(*tensors)` is the launcher with its parameters; it is called once, to see what
-    it would launch. None unless that is one kernel with these tensors and numbers alone.
+    """A launch for one class of tensors: see protocol.Kernel. `run(*tensors)` is the launcher with its parameters; it
+    is called once, to see what it would launch. None unless that is one kernel with these tensors and numbers alone.
 
-    Where another device is current, or an address is no multiple of 16 (for which Triton compiles another kernel), the launch is not made. Nor is it
-    while something listens to Triton's launches: a profiler hears of all of them.
+    Where another device is current, or an address is no multiple of 16 (for which Triton compiles another kernel), the
+    launch is not made. Nor is it while something listens to Triton's launches: a profiler hears of all of them.
     """
     import torch
     import triton
 
-    if not triton.__version__.startswith(LAUNCHERS) or torch._C._cuda_getDevice() != tensors[0].get_device():
+    from opforge.backends import torch_private
+
+    if not triton.__version__.startswith(LAUNCHERS) or torch_private.current_gpu() != tensors[0].get_device():
         return None
     # nothing is read or written: where an address is not aligned, another tensor stands for it
     aligned = [tensor if tensor.data_ptr() % ALIGNMENT == 0 else torch.empty_like(tensor) for tensor in tensors]
@@ -221,7 +259,11 @@ def bound(
     (one,) = recorded
     hooks = triton.knobs.runtime
     listeners = (hooks.launch_enter_hook, hooks.launch_exit_hook)
-    if one.function.pre_run_hooks or one.function.launch_metadata is not None or not all(hasattr(chain, "calls") for chain in listeners):
+    if (
+        one.function.pre_run_hooks
+        or one.function.launch_metadata is not None
+        or not all(hasattr(chain, "calls") for chain in listeners)
+    ):
         return None
     kernel = one.kernel.result() if hasattr(one.kernel, "result") else one.kernel
     if kernel is None or kernel.metadata.target.backend != "cuda" or not _plain(kernel.metadata) or 0 in one.grid:
@@ -233,7 +275,16 @@ def bound(
         return None
     warps, blocks, shared = kernel.packed_metadata[:3]
     here, grid = driver(), (*one.grid, 1, 1)[:3]
-    again = library.launcher(here.launch, here.current_device, kernel.function, *grid, 32 * warps, shared, blocks, *(part for parameter in parameters for part in parameter))
+    again = library.launcher(
+        here.launch,
+        here.current_device,
+        kernel.function,
+        *grid,
+        32 * warps,
+        shared,
+        blocks,
+        *(part for parameter in parameters for part in parameter),
+    )
     launch = native.bound(again, aligned, shapes, (), compiler, ALIGNMENT)
     if launch is None:
         return None
@@ -248,9 +299,17 @@ def bound(
 
 
 def _plain(metadata: Any) -> bool:
-    """Whether a kernel needs nothing of its launcher but grid, threads, shared memory and clusters of a portable size."""
+    """Whether a kernel needs nothing of its launcher but grid, threads, shared memory and clusters of a
+    portable size.
+    """
     scratch = metadata.global_scratch_size or metadata.profile_scratch_size
     return not (scratch or metadata.launch_pdl or metadata.launch_cooperative_grid) and metadata.num_ctas <= 8
+
+
+def build_launcher(compiler: str) -> None:
+    """Compile what `bound` launches with."""
+    native.helper_path(native.CALLER, compiler)
+    native.helper_path("triton_launch.cpp", compiler, _driver_includes())
 
 
 def _driver_includes() -> tuple[str, ...]:
@@ -263,14 +322,16 @@ def _driver_includes() -> tuple[str, ...]:
 class Repeated:
     """A Triton implementation's `run` that follows its first call and repeats it afterwards, where that is all it did.
 
-    A launcher that also calls PyTorch (it zeroes an output, or allocates a place to work in), launches several kernels or passes on
-    anything but its tensors and numbers is run as it is, every time.
+    A launcher that also calls PyTorch (it zeroes an output, or allocates a place to work in), launches several kernels
+    or passes on anything but its tensors and numbers is run as it is, every time.
     """
 
-    def __init__(self, run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], None], module: ModuleType) -> None:
+    def __init__(
+        self, run: Callable[[Sequence[Any], Sequence[Any], Mapping[str, Any]], None], module: ModuleType
+    ) -> None:
         self.run = run
         self.module = module
-        self.replay: Replay | None = None
+        self.replay: ReplayedLaunch | None = None
         self.followed = False
 
     def __call__(self, inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, Any]) -> None:

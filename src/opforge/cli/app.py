@@ -24,6 +24,7 @@ VERBS = {
     "show": "show:show",
     "verify": "verify:verify",
     "bench": "bench:bench",
+    "qualify": "qualify:qualify",
     "report": "report:report",
     "build": "build:build",
     "inspect": "inspect:inspect",
@@ -31,13 +32,18 @@ VERBS = {
     "compare": "compare:compare",
     "sweep": "sweep:sweep",
     "tune": "tune:tune",
+    "recommend": "recommend:recommend",
     "history": "history:history",
     "baseline": "baseline:baseline",
     "check": "check:check",
     "machine": "machine:machine",
+    "device": "device:device",
     "records": "records:records",
 }
 """Each verb's module in this room, and its function."""
+
+SHOWS_BARS = ("verify", "bench", "qualify", "sweep", "tune", "compare")
+"""Verbs that show their own progress on a terminal."""
 
 
 def _version(asked: bool) -> None:
@@ -48,11 +54,25 @@ def _version(asked: bool) -> None:
 
 def everything(
     context: typer.Context,
-    home: Annotated[list[Path] | None, typer.Option(help="A folder of operator folders, beside the package's own. May be given several times.")] = None,
-    store: Annotated[str, typer.Option(help="Where records are kept: a file, or any SQLAlchemy URL.", envvar="OPFORGE_STORE")] = "",
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+    home: Annotated[
+        list[Path] | None,
+        typer.Option(help="A folder of operator folders, beside the package's own. May be given several times."),
+    ] = None,
+    store: Annotated[
+        str, typer.Option(help="Where records are kept: a file, or any SQLAlchemy URL.", envvar="OPFORGE_STORE")
+    ] = "",
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write what the seconds went into to this file, for https://ui.perfetto.dev.")
+    ] = None,
 ) -> None:
     """Options that stand before the verb."""
+    if trace is not None:
+        from opforge.cli.progress import tracing
+
+        context.with_resource(tracing(trace))
     context.obj = Settings(homes=tuple(home or ()), store=store)
 
 
@@ -72,12 +92,30 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     made.callback()(everything)
     for verb in [verb for verb in VERBS if verb in words] or VERBS:
         module, function = VERBS[verb].split(":")
-        made.command(verb)(_with_reason(getattr(importlib.import_module(f"opforge.cli.{module}"), function)))
+        body = getattr(importlib.import_module(f"opforge.cli.{module}"), function)
+        made.command(verb)(_with_reason(_with_progress(body, bars=verb in SHOWS_BARS)))
     return made
 
 
+def _with_progress(verb: Callable[..., None], bars: bool) -> Callable[..., None]:
+    """The verb with a line about what is under way whenever nothing was said for some seconds (cli.progress).
+
+    bars   it shows its own on a terminal
+    """
+
+    @functools.wraps(verb)
+    def shown(*args: Any, **options: Any) -> None:
+        from opforge.cli.progress import unbroken
+
+        with unbroken(quiet=bool(options.get("json")) or (bars and sys.stderr.isatty())):
+            verb(*args, **options)
+
+    return shown
+
+
 def _with_reason(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with an end that is always explained: click ends silently on an interrupt, and with the code of a failed verdict on any
+    """The verb with an end that is always explained: click ends silently on an interrupt, and with the code of a failed
+    verdict on any
     broken pipe or end of file, which may be that of a compiler or of a worker."""
 
     @functools.wraps(verb)
@@ -104,7 +142,11 @@ def _terminate(number: int, frame: object) -> None:
 
 def _interrupted(error: KeyboardInterrupt) -> int:
     """Says so; the exit code."""
-    print(f"opforge: {'terminated' if isinstance(error, Terminated) else 'interrupted'}; what was recorded until now is kept", file=sys.stderr)
+    print(
+        f"opforge: {'terminated' if isinstance(error, Terminated) else 'interrupted'}; what was recorded until "
+        "now is kept",
+        file=sys.stderr,
+    )
     return 143 if isinstance(error, Terminated) else 130
 
 
@@ -117,7 +159,9 @@ def _nobody_listens() -> bool:
 
 
 def main() -> None:
-    """Entry point: an OpforgeError becomes one line and its exit code (1 a verdict failed, 2 usage, 3 the environment lacks something)."""
+    """Entry point: an OpforgeError becomes one line and its exit code (1 a verdict failed, 2 usage, 3 the environment
+    lacks something).
+    """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         command_line(sys.argv[1:])()
@@ -126,12 +170,19 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            print(f"opforge: {error.filename or 'the output'}: {error.strerror}. Free some space, or write somewhere else.", file=sys.stderr)
+            print(
+                f"opforge: {error.filename or 'the output'}: {error.strerror}. Free some space, or write somewhere "
+                "else.",
+                file=sys.stderr,
+            )
             sys.exit(3)
         # a path that was given and can't be read or written; without a path it is a defect, and its trace is wanted
         if error.filename is None or isinstance(error, BrokenPipeError):
             raise
-        print(f"opforge: {error.filename}: {error.strerror}. Name a place that exists and that you may read or write.", file=sys.stderr)
+        print(
+            f"opforge: {error.filename}: {error.strerror}. Name a place that exists and that you may read or write.",
+            file=sys.stderr,
+        )
         sys.exit(2)
     except KeyboardInterrupt as error:
         sys.exit(_interrupted(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,22 +11,29 @@ import typer
 from opforge.cli.shared import (
     All,
     Backends,
+    Configs,
     Device,
     Dtypes,
     Implementations,
-    InProcess,
+    InProcessOption,
     Json,
     Names,
+    Shapes,
     backend_names,
+    checked,
     device_to_time,
     dtypes,
     exit_code,
     make_host,
+    own_configs,
+    own_shapes,
     print_json,
     selected,
     settings,
 )
+from opforge.core import spans
 from opforge.core.errors import UsageError
+from opforge.core.timing_terms import CALL, TERMS
 
 
 def bench(
@@ -36,27 +44,75 @@ def bench(
     dtype: Dtypes = None,
     backend: Backends = None,
     implementation: Implementations = None,
-    workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: those sized for this device.")] = None,
-    most: Annotated[int, typer.Option(min=0, help="At most the first so many workloads of each operator. Default: all.")] = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="Verify on a selection of the cases before timing; the workload itself is verified in any case.")] = False,
-    budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each implementation × workload × dtype.")] = 1.0,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="A workload by name; may be given several times. Default: those sized for this device."),
+    ] = None,
+    shape: Shapes = None,
+    config: Configs = None,
+    most: Annotated[
+        int, typer.Option(min=0, help="At most the first so many workloads of each operator. Default: all.")
+    ] = 0,
+    grid: Annotated[
+        bool,
+        typer.Option(
+            "--grid",
+            help="Time the operators' shape classes (odd, wide, few rows, other layouts) instead of their named "
+            "workloads: what dispatch chooses by.",
+        ),
+    ] = False,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help="Verify on a selection of the cases before timing; the workload itself is verified in any case.",
+        ),
+    ] = False,
+    budget: Annotated[
+        float, typer.Option(min=0.05, help="Seconds of measuring for each implementation × workload × dtype.")
+    ] = 1.0,
     samples: Annotated[int, typer.Option(min=5, help="Samples to take at least, budget permitting.")] = 30,
-    cold: Annotated[bool | None, typer.Option("--cold/--warm", help="Flush the last-level cache before every sample (GPU). Default: cold on a GPU, warm on a CPU.")] = None,
-    report: Annotated[Path | None, typer.Option(help="Folder for report.html, report.md, report.json and report.csv. Default: reports/<run>.")] = None,
-    in_process: InProcess = False,
+    cold: Annotated[
+        bool | None,
+        typer.Option(
+            "--cold/--warm",
+            help="Flush the last-level cache before every sample (GPU). Default: cold on a GPU, warm on a CPU.",
+        ),
+    ] = None,
+    terms: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="call: as a caller gets it, every call makes its result (default); out: `out=` given, "
+            "torch by out= where it has one. Give both for both."
+        ),
+    ] = None,
+    again: Annotated[
+        bool,
+        typer.Option(
+            "--again",
+            help="Verify again what this store has a full verification of, of the same code on the same cases.",
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Folder for report.html, report.md, report.json and report.csv. Default: reports/<run>."),
+    ] = None,
+    in_process: InProcessOption = False,
     json: Json = False,
 ) -> None:
-    """Verify every implementation, time those that pass on real workloads, place them under this machine's roof, compare with torch eager, record.
+    """Verify every implementation, time those that pass on real workloads, place them under this machine's roofline,
+    compare with what a user would call in PyTorch, record.
 
     Exit code 1 if any verdict is a failure.
     """
     from opforge.cli.progress import Watcher
-    from opforge.cli.reports import pasts_of, write_reports
+    from opforge.cli.report_files import pasts_of, write_reports
     from opforge.cli.tables import print_table
     from opforge.machine import detect, measure_ceilings
     from opforge.timing import Plan
-    from opforge.verdicts import BRIEF, QUICK
-    from opforge.workbench import Options, bench as run_bench, ensure_chosen
+    from opforge.trial.verified_before import proven
+    from opforge.verify import BRIEF, QUICK
+    from opforge.workbench import BenchOptions, bench as run_bench, ensure_chosen
 
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
@@ -64,24 +120,37 @@ def bench(
     where = device_to_time(device)
     if cold and where == "cpu":
         raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")
-    _known_workloads(registry, names, workload)
-    plan = Plan(samples=samples, budget_s=budget, cache="cold" if (where != "cpu" if cold is None else cold) else "warm")
-    options = Options(
+    # a record's name for a shape of one's own is that shape
+    named = [name for name in workload or () if "=" not in name]
+    _known_workloads(registry, names, named)
+    given = [*(shape or ()), *(name for name in workload or () if "=" in name)]
+    shapes = own_shapes(registry, names, given, known_dtypes)
+    on = checked("terms", terms or [CALL], set(TERMS))
+    plan = Plan(
+        samples=samples, budget_s=budget, cache="cold" if (where != "cpu" if cold is None else cold) else "warm"
+    )
+    options = BenchOptions(
         device=where,
         dtypes=known_dtypes,
         backends=known_backends,
         implementations=tuple(implementation or ()),
-        workloads=tuple(workload or ()),
+        configs=own_configs(config),
+        workloads=(*named, *shapes),
         most=most,
+        grid=grid,
         effort=QUICK if quick else BRIEF,
+        terms=tuple(terms for terms in TERMS if terms in on),
         plan=plan,
     )
     ensure_chosen(registry, names, options)
     if report is not None:
-        report.mkdir(parents=True, exist_ok=True)  # a folder that cannot be made is better known before measuring than after
+        report.mkdir(
+            parents=True, exist_ok=True
+        )  # a folder that cannot be made is better known before measuring than after
     if not detect(where).ceilings:
         typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
-        measure_ceilings(where)
+        with spans.span("ceilings", where):
+            measure_ceilings(where)
     host = make_host(in_process)
     records = []
     pasts = {}
@@ -89,7 +158,8 @@ def bench(
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
             try:
-                for record in run_bench(registry, names, options, host, listener=watcher):
+                stands = {} if again or in_process else proven(store, registry, names, detect(where).name)
+                for record in run_bench(registry, names, replace(options, proven=stands), host, listener=watcher):
                     store.add([record])
                     records.append(record)
             except Exception as error:  # noqa: BLE001 - raised below, when what was found before it has been shown
@@ -104,8 +174,9 @@ def bench(
     else:
         print_table(records)
     folder = report or Path("reports") / records[0].run
-    for path in write_reports(records, folder, detect(where), pasts=pasts):
-        typer.echo(f"wrote {path}", err=True)
+    with spans.span("report", str(folder)):
+        for path in write_reports(records, folder, detect(where), pasts=pasts):
+            typer.echo(f"wrote {path}", err=True)
     if ended is not None:
         raise ended
     raise typer.Exit(exit_code(records))
@@ -113,10 +184,19 @@ def bench(
 
 def _known_workloads(registry: object, names: tuple[str, ...], given: list[str] | None) -> None:
     from opforge.core.errors import unknown
+    from opforge.core.shape_classes import shape_grid
     from opforge.registry import Registry
 
     assert isinstance(registry, Registry)
-    known = {workload.name for name in names for workload in registry.operator(name).workloads}
-    for name in given or ():
+    if not given:
+        return
+    operators = [registry.operator(name) for name in names]
+    classes = {
+        workload.name for operator in operators for cpu in (True, False) for workload in shape_grid(operator, cpu=cpu)
+    }
+    known = {workload.name for operator in operators for workload in operator.workloads}
+    for name in given:
+        if name in classes:
+            continue
         if name not in known:
             raise unknown("workload", name, known)

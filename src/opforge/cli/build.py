@@ -15,7 +15,13 @@ def build(
     context: typer.Context,
     operators: Names = None,
     everything: All = False,
-    target: Annotated[list[str] | None, typer.Option(help="host, or a GPU target such as sm_90a; may be given several times. Default: host, and the GPU that is here.")] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="host, or a GPU target such as sm_90a; may be given several times. Default: host, and the GPU that "
+            "is here."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compile native kernels ahead of time into each operator's built/ folder.
@@ -48,13 +54,28 @@ def build(
             for chain in chains:
                 if shutil.which(chain.compiler) is None:
                     raise EnvironmentLacks(
-                        f"{chain.compiler} is not on PATH; it is needed to build {implementation.source.name}. Install it, or leave --target {chain.target} away."
+                        f"{chain.compiler} is not on PATH; it is needed to build {implementation.source.name}. "
+                        f"Install it, or leave --target {chain.target} away."
                     )
                 entry = native.build_ahead(implementation, implementation.default, chain)
-                made.append({"operator": name, "implementation": implementation.name, "target": chain.target, "path": str(entry.path), "seconds": entry.facts["seconds"]})
+                made.append(
+                    {
+                        "operator": name,
+                        "implementation": implementation.name,
+                        "target": chain.target,
+                        "path": str(entry.path),
+                        "seconds": entry.facts["seconds"],
+                    }
+                )
                 if not json:
-                    typer.echo(f"built {name}/{implementation.name} for {chain.target} in {entry.facts['seconds']} s: {entry.path}")
+                    typer.echo(
+                        f"built {name}/{implementation.name} for {chain.target} in {entry.facts['seconds']} s: "
+                        f"{entry.path}"
+                    )
     if not made:
-        raise UsageError(f"{units.listed(names)}: no C++ or CUDA kernel to build for {units.listed(targets)}. See what there is with: opforge show {names[0]}")
+        raise UsageError(
+            f"{units.listed(names)}: no C++ or CUDA kernel to build for {units.listed(targets)}. See what there is "
+            f"with: opforge show {names[0]}"
+        )
     if json:
         print_json(made)

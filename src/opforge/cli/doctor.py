@@ -8,7 +8,9 @@ from opforge.cli.shared import Json, print_json, settings
 
 
 def doctor(context: typer.Context, json: Json = False) -> None:
-    """Say what each backend can do on this machine, what is missing, and which command installs it. Exit code 3 if no backend can run anything."""
+    """Say what each backend can do on this machine, what is missing, and which command installs it. Exit code 3 if no
+    backend can run anything.
+    """
     from opforge.backends import backends
     from opforge.machine import warnings
 
@@ -26,6 +28,6 @@ def doctor(context: typer.Context, json: Json = False) -> None:
             if not capability.available and capability.remedy and capability.remedy not in capability.detail:
                 typer.echo(f"     {'':<9} {'':<21} {capability.remedy}")
         typer.echo(f"     records   {where}: {health}")
-        for words in advice:
-            typer.echo(f"     warning   {words}")
+        for step in advice:
+            typer.echo(f"     warning   {step}")
     raise typer.Exit(0 if usable else 3)

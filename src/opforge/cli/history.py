@@ -18,9 +18,20 @@ def history(
     everything: All = False,
     dtype: Dtypes = None,
     implementation: Implementations = None,
-    workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: all.")] = None,
-    smallest: Annotated[float, typer.Option(min=0.001, help="The least change that counts as a step, as a fraction.")] = 0.02,
-    limit: Annotated[int, typer.Option(min=10, help="At most this many timings of each operator (or implementation, workload and dtype that is named), the newest.")] = 2000,
+    workload: Annotated[
+        list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: all.")
+    ] = None,
+    smallest: Annotated[
+        float, typer.Option(min=0.001, help="The least change that counts as a step, as a fraction.")
+    ] = 0.02,
+    limit: Annotated[
+        int,
+        typer.Option(
+            min=10,
+            help="At most this many timings of each operator (or implementation, workload and dtype that is named), "
+            "the newest.",
+        ),
+    ] = 2000,
     plot: Annotated[Path | None, typer.Option(help="Folder for one SVG picture per series.")] = None,
     json: Json = False,
 ) -> None:
@@ -36,24 +47,45 @@ def history(
     with settings(context).open_store() as store:
         every: list[str | None] = [None]
         # each once: a timing that is read twice would be two points
-        asked = itertools.product(names, dict.fromkeys(implementation or every), dict.fromkeys(workload or every), kinds or every)
-        points = [point for name, one, case, kind in asked for point in store.series(operator=name, implementation=one, workload=case, dtype=kind, limit=limit, timed=True)]
+        asked = itertools.product(
+            names, dict.fromkeys(implementation or every), dict.fromkeys(workload or every), kinds or every
+        )
+        points = [
+            point
+            for name, one, case, kind in asked
+            for point in store.series(
+                operator=name, implementation=one, workload=case, dtype=kind, limit=limit, timed=True
+            )
+        ]
     found = series_of(points, smallest=smallest)
     if json:
-        print_json([{"device": series.device, "fingerprint": series.fingerprint, **vars(series.key), "points": series.points, "changes": series.changes} for series in found])
+        print_json(
+            [
+                {
+                    "device": series.device,
+                    "fingerprint": series.fingerprint,
+                    **vars(series.key),
+                    "points": series.points,
+                    "changes": series.changes,
+                }
+                for series in found
+            ]
+        )
     else:
         for series in found:
             typer.echo(f"{series.key} on {series.device} [{series.fingerprint}]: {series.words}")
         if not found:
             typer.echo("no timings recorded yet; make some with: opforge bench OPERATOR")
     if plot is not None:
-        from opforge.gate.pictures import picture_of
+        from opforge.gate.history_chart import picture_of
 
         plot.mkdir(parents=True, exist_ok=True)
         for series in found:
             key = series.key
             # records may come from elsewhere: a name is no path
-            name = re.sub(r"[^\w.-]+", "_", f"{key.operator}-{key.implementation}-{key.workload}-{key.dtype}-{series.fingerprint}")
+            name = re.sub(
+                r"[^\w.-]+", "_", f"{key.operator}-{key.implementation}-{key.workload}-{key.dtype}-{series.fingerprint}"
+            )
             file = plot / f"{name}.svg"
             file.write_text(picture_of(series), encoding="utf-8")
             typer.echo(f"wrote {file}", err=True)

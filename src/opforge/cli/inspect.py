@@ -6,45 +6,92 @@ from typing import Annotated
 
 import typer
 
-from opforge.cli.shared import Json, checked, print_json, settings
-from opforge.core import units
+from opforge.cli.shared import Json, checked, own_configs, print_json, settings
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Implementation
-from opforge.core.operator import Operator
+from opforge.core.operator import Operator, Workload
 
 
 def inspect(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
-    implementation: Annotated[str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations by name.")],
-    target: Annotated[str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …. Default: sm_90a; this machine for C++.")] = "",
-    dtype: Annotated[str, typer.Option(help="One dtype. Default: float16, or the first that the implementation takes.")] = "",
-    workload: Annotated[str, typer.Option(help="Compile for this workload's shape. Default: the operator's first.")] = "",
+    implementation: Annotated[
+        str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations by name.")
+    ],
+    target: Annotated[
+        str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …. Default: sm_90a; this machine for C++.")
+    ] = "",
+    device: Annotated[
+        str, typer.Option(help="A device by name or descriptor file (my_chip.json), instead of its target.")
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option(help="One dtype. Default: float16, or the first that the implementation takes.")
+    ] = "",
+    workload: Annotated[
+        str, typer.Option(help="Compile for this workload's shape. Default: the operator's first.")
+    ] = "",
+    shape: Annotated[
+        str, typer.Option(metavar="AXIS=SIZE,…", help="Compile for a shape of your own: lead=2x3,cols=1000.")
+    ] = "",
+    config: Annotated[
+        str, typer.Option(metavar="NAME=VALUE,…", help="Tunables in place of their defaults: BLOCK=512,num_warps=8.")
+    ] = "",
     json: Json = False,
 ) -> None:
-    """Compile one implementation offline for a target: registers, spills, shared memory, occupancy, and which matrix instructions are in it."""
+    """Compile one implementation offline for a target: registers, spills, shared memory, occupancy, and which matrix
+    instructions are in it.
+    """
+    from opforge.core.own_shapes import ensure_taken, parse_shape
     from opforge.inspect import inspect_implementation
     from opforge.report import inspection_lines
+    from opforge.workbench.configs import ensure_taken as ensure_config_taken, with_settings
 
     registry = settings(context).registry()
     definition = registry.operator(operator)
     chosen = registry.implementation(operator, implementation)
+    if device:
+        from opforge.machine import device_named
+
+        target = target or device_named(device).target
     target = target or ("host" if chosen.backend == "cpp" else "sm_90a")
-    shape = next((item for item in definition.workloads if workload in ("", item.name)), None)
-    if shape is None and workload:
-        raise UsageError(f"{operator} has no workload {workload!r}. It has: {units.listed([item.name for item in definition.workloads])}.")
-    axes, scalars = (shape.axes, shape.scalars) if shape is not None else (None, None)
-    found = inspect_implementation(registry, operator, implementation, target=target, dtype=dtype_to_compile(definition, chosen, dtype), axes=axes, scalars=scalars)
+    if shape and workload:
+        raise UsageError("--shape and --workload both say which shape. Give one of them.")
+    kind = dtype_to_compile(definition, chosen, dtype)
+    if shape:
+        call: Workload | None = parse_shape(definition, shape)
+        assert call is not None
+        ensure_taken(definition, call, (kind,))
+    else:
+        known = checked("workload", [workload] if workload else (), (item.name for item in definition.workloads))
+        call = next((item for item in definition.workloads if not known or item.name in known), None)
+    axes, scalars = (call.axes, call.scalars) if call is not None else (None, None)
+    settings_given = own_configs([config] if config else ())
+    ensure_config_taken([chosen], settings_given)
+    own_config = with_settings(chosen, settings_given[0]) if settings_given else None
+    inspection = inspect_implementation(
+        registry,
+        operator,
+        implementation,
+        target=target,
+        dtype=kind,
+        axes=axes,
+        config=own_config,
+        scalars=scalars,
+    )
     if json:
-        print_json(found)
+        print_json(inspection)
         return
-    for line in inspection_lines(found):
+    for line in inspection_lines(inspection):
         typer.echo(line)
 
 
 def dtype_to_compile(operator: Operator, implementation: Implementation, given: str = "") -> str:
-    """The dtype that was given; where none was, float16, or the first that operator and implementation take. Raises UsageError for one that the operator does not take."""
+    """The dtype that was given; where none was, float16, or the first that operator and implementation take. Raises
+    UsageError for one that the operator does not take.
+    """
     if given:
         return checked("dtype", [given], operator.dtypes)[0]
-    taken = [dtype for dtype in operator.dtypes if not implementation.dtypes or dtype in implementation.dtypes] or list(operator.dtypes)
+    taken = [dtype for dtype in operator.dtypes if not implementation.dtypes or dtype in implementation.dtypes] or list(
+        operator.dtypes
+    )
     return "float16" if "float16" in taken else taken[0]

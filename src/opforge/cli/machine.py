@@ -15,9 +15,11 @@ def machine(
     again: Annotated[bool, typer.Option("--again", help="Measure again even if ceilings are already known.")] = False,
     json: Json = False,
 ) -> None:
-    """Measure this device's ceilings once (copy, read, matrix products by dtype, launch floor) and keep them as the roofline's roof.
+    """Measure this device's ceilings once (copy, read, matrix products by dtype, launch floor) and keep them as the
+    roofline's roof.
 
-    What a descriptor brings of another device of its kind stands in until then, and is shown as known, not as measured here.
+    What a descriptor brings of another device of its kind stands in until then, and is shown as known, not as measured
+    here.
     """
     from opforge.machine import detect, load_ceilings, measure_ceilings
 
@@ -28,10 +30,18 @@ def machine(
     if json:
         print_json(spec)
         return
-    typer.echo(f"{spec.name}: {spec.units} units, {units.size(spec.memory_bytes)} memory, last-level cache {units.size(spec.cache_bytes)}")
+    typer.echo(
+        f"{spec.name}: {spec.units} units, {units.size(spec.memory_bytes)} memory, last-level cache "
+        f"{units.size(spec.cache_bytes)}"
+    )
     if spec.nominal_bytes_per_s:
         typer.echo(f"  vendor     memory {units.bytes_per_s(spec.nominal_bytes_per_s)}  ({spec.source})")
     here = {ceiling.name for ceiling in load_ceilings(spec)}
     for ceiling in spec.ceilings:
-        words = {"B/s": units.bytes_per_s, "FLOP/s": units.flops_per_s, "s": units.seconds}[ceiling.unit](ceiling.value)
-        typer.echo(f"  {'measured' if ceiling.name in here else 'known':<10} {ceiling.name:<16} {words:<14} {ceiling.how}, {ceiling.measured_at[:10]}")
+        figure = {"B/s": units.bytes_per_s, "FLOP/s": units.flops_per_s, "s": units.seconds}[ceiling.unit](
+            ceiling.value
+        )
+        typer.echo(
+            f"  {'measured' if ceiling.name in here else 'known':<10} {ceiling.name:<16} {figure:<14} {ceiling.how}, "
+            f"{ceiling.measured_at[:10]}"
+        )

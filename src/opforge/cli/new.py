@@ -1,31 +1,89 @@
-"""`opforge new NAME`: an operator's folder that runs as it stands."""
+"""`opforge new NAME`: an operator's folder that runs, from a formula or a definition where one is given."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from opforge.cli.shared import Json, print_json, settings
+from opforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from opforge.forge import Definition
 
 
 def new(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The operator's name: lower-case letters, digits, underscores.")],
-    home: Annotated[Path | None, typer.Option(help="The folder of operator folders to put it into. Default: the one given before the verb, else operators.")] = None,
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder of operator folders to put it into. Default: the one given before the verb, else "
+            "operators."
+        ),
+    ] = None,
+    formula: Annotated[
+        str | None,
+        typer.Option(help='Generate it from a formula: "out = silu(x[*lead, cols] * scale[cols])". See docs/forge.md.'),
+    ] = None,
+    definition: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="Generate it from a definition in YAML.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A parameter of the formula with its default.")
+    ] = None,
+    show_ir: Annotated[
+        bool, typer.Option("--show-ir", help="Print what the formula computes and costs, and write nothing.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Make an operator's folder from a name: a definition, kernels on five backends and a README, running as they stand."""
-    from opforge.forge import create
+    """Make an operator's folder that runs as it stands: a square on five backends, or what a formula or a definition
+    says in PyTorch, Triton and C++.
+    """
+    from opforge.forge import create, generate
 
     given = settings(context)
     folder = home or (*given.homes, Path("operators"))[0]
-    written = create(given.registry(), name, folder)
+    asked = _definition(name, formula, definition, parameter or [])
+    if show_ir:
+        if asked is None:
+            raise UsageError('--show-ir shows a formula. Add --formula "out = silu(x)" or --from FILE.')
+        from opforge.forge import explained
+
+        text = explained(asked)
+        if json:
+            print_json({"ir": text.splitlines()})
+        else:
+            typer.echo(text)
+        return
+    written = create(given.registry(), name, folder) if asked is None else generate(given.registry(), asked, folder)
     if json:
         print_json([str(path) for path in written])
         return
     for path in written:
         typer.echo(f"wrote {path}")
     typer.echo(f"next: opforge --home {shlex.quote(str(folder))} bench {name}")
+
+
+def _definition(name: str, formula: str | None, file: Path | None, parameters: list[str]) -> Definition | None:
+    """What is asked for; None for the plain folder."""
+    from opforge.forge import from_formula, number_of, read_definition
+
+    if formula is not None and file is not None:
+        raise UsageError("--formula and --from both say what to make. Give one of them.")
+    if parameters and formula is None:
+        raise UsageError("--parameter belongs to --formula. A definition file has its own field: parameters.")
+    if file is not None:
+        return read_definition(file, name)
+    if formula is None:
+        return None
+    values: dict[str, float] = {}
+    for one in parameters:
+        key, sign, value = one.partition("=")
+        if not sign or not key.strip():
+            raise UsageError(f"--parameter {one!r} has no name and number. Write: --parameter eps=1e-5")
+        values[key.strip()] = number_of(key.strip(), value.strip())
+    return from_formula(name, formula, values)

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opforge.core import units
+from opforge.core import spans, units
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
 from opforge.registry import Registry, load
-from opforge.registry.sources import BACKENDS
+from opforge.registry.implementation_files import known_backends
 
 if TYPE_CHECKING:
+    from opforge.core.implementation import Config
     from opforge.core.operator import Operator, Workload
     from opforge.core.record import Record
     from opforge.runner import Host
@@ -24,10 +25,50 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Device = Annotated[str, typer.Option(help="Torch device type: cpu, cuda, … Default: the accelerator if there is one.")]
-Dtypes = Annotated[list[str] | None, typer.Option("--dtype", help="float32, float16, bfloat16, float8_e4m3fn, …; may be given several times. Default: all.")]
-Backends = Annotated[list[str] | None, typer.Option("--backend", help="torch, compile, triton, cuda, tilelang, cpp or library; may be given several times. Default: all.")]
-Implementations = Annotated[list[str] | None, typer.Option("--implementation", "-i", help="One implementation by name; may be given several times. Default: all.")]
-InProcess = Annotated[bool, typer.Option("--in-process", help="Run kernels in this process, for a debugger. A crash ends everything, and the record says so.")]
+Dtypes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dtype", help="float32, float16, bfloat16, float8_e4m3fn, …; may be given several times. Default: all."
+    ),
+]
+Backends = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--backend",
+        help="torch, compile, triton, cuda, tilelang, cpp or library; may be given several times. Default: all.",
+    ),
+]
+Implementations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--implementation", "-i", help="One implementation by name; may be given several times. Default: all."
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="AXIS=SIZE,…",
+        help="A shape of your own: lead=2x3,cols=1000 (parameters too: eps=1e-6), or a .json or .csv file of shapes; "
+        "may be given several times.",
+    ),
+]
+Configs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        metavar="NAME=VALUE,…",
+        help="Tunables for the implementations that have them, the others keep their defaults: BLOCK=512,num_warps=8; "
+        "may be given several times.",
+    ),
+]
+InProcessOption = Annotated[
+    bool,
+    typer.Option(
+        "--in-process",
+        help="Run kernels in this process, for a debugger. A crash ends everything, and the record says so.",
+    ),
+]
 Names = Annotated[list[str] | None, typer.Argument(metavar="OPERATOR…", help="Operators by name.")]
 All = Annotated[bool, typer.Option("--all", help="Every operator.")]
 
@@ -50,14 +91,15 @@ class Settings:
         opened = Store.open(self.store or None)
         for notice in opened.notices:
             typer.echo(f"opforge: {notice}", err=True)
+        opened.tell = lambda notice: typer.echo(f"opforge: {notice}", err=True)
         return opened
 
 
 def settings(context: typer.Context) -> Settings:
     """The Settings of this call."""
-    found = context.obj
-    assert isinstance(found, Settings)
-    return found
+    stored = context.obj
+    assert isinstance(stored, Settings)
+    return stored
 
 
 def selected(registry: Registry, names: Sequence[str] | None, everything: bool) -> tuple[str, ...]:
@@ -72,7 +114,8 @@ def selected(registry: Registry, names: Sequence[str] | None, everything: bool) 
                 "operator",
                 name,
                 registry.names(),
-                f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that holds it: opforge --home FOLDER …",
+                f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that "
+                "holds it: opforge --home FOLDER …",
             )
     return tuple(dict.fromkeys(names))
 
@@ -94,19 +137,59 @@ def dtypes(given: Iterable[str] | None) -> tuple[str, ...]:
 
 def backend_names(given: Iterable[str] | None) -> tuple[str, ...]:
     """Checked --backend values."""
-    return checked("backend", given, (*BACKENDS, "compile"))
+    return checked("backend", given, (*known_backends(), "compile"))
 
 
-def workloads_to_time(operator: Operator, device: str, named: Iterable[str] | None, kinds: Sequence[str]) -> tuple[Workload, ...]:
-    """The workloads that are named, or those sized for the device. Raises UsageError where one is unknown, or none is there in any of these dtypes."""
-    from opforge.workbench import Options, workloads_for
+def own_shapes(
+    registry: Registry, names: Sequence[str], given: Iterable[str] | None, kinds: Sequence[str], *, timed: bool = True
+) -> tuple[str, ...]:
+    """The names of the workloads that --shape values are, each taken by every one of the operators in one of the dtypes
+    (kinds; empty: all). Raises UsageError, where it is timed also for a shape without elements.
+    """
+    from opforge.core.own_shapes import ensure_taken, example, shapes_of
+    from opforge.workbench.memory import ensure_fits
+
+    shapes: dict[str, None] = {}
+    for operator in [registry.operator(name) for name in names] if given else ():
+        for workload in shapes_of(operator, given or ()):
+            if timed and any(0 in (size if isinstance(size, tuple) else (size,)) for size in workload.axes.values()):
+                raise UsageError(
+                    f"{workload.name} has an axis of size 0, which leaves no work to time. Example: --shape "
+                    f"{example(operator)}"
+                )
+            ensure_taken(operator, workload, kinds)
+            ensure_fits(operator, workload, kinds)
+            shapes[workload.name] = None
+    return tuple(shapes)
+
+
+def own_configs(given: Iterable[str] | None) -> tuple[Config, ...]:
+    """The settings that --config values mean. Raises UsageError."""
+    from opforge.workbench.configs import parse_config
+
+    return tuple(dict.fromkeys(parse_config(text) for text in given or ()))
+
+
+def workloads_to_time(
+    operator: Operator, device: str, named: Iterable[str] | None, kinds: Sequence[str]
+) -> tuple[Workload, ...]:
+    """The workloads that are named, or those sized for the device. Raises UsageError where one is unknown, or none is
+    there in any of these dtypes.
+    """
+    from opforge.workbench import BenchOptions, workloads_for
 
     known = [workload.name for workload in operator.workloads]
-    found = workloads_for(operator, Options(device=device, workloads=checked("workload", named, known)))
-    if not any(operator.takes(workload, kind) for workload in found for kind in kinds or operator.dtypes):
-        what = f"takes none of these workloads in {units.listed(list(kinds or operator.dtypes))}" if found else f"has no workload sized for {device}"
+    declared = [name for name in named or () if "=" not in name]
+    checked("workload", declared, known)
+    chosen = workloads_for(operator, BenchOptions(device=device, workloads=tuple(dict.fromkeys(named or ()))))
+    if not any(operator.takes(workload, kind) for workload in chosen for kind in kinds or operator.dtypes):
+        what = (
+            f"takes none of these workloads in {units.listed(list(kinds or operator.dtypes))}"
+            if chosen
+            else f"has no workload sized for {device}"
+        )
         raise UsageError(f"{operator.name} {what}. It has: {', '.join(known) or 'none'}. Name one with: --workload")
-    return found
+    return chosen
 
 
 def device_or_default(given: str) -> str:
@@ -114,12 +197,13 @@ def device_or_default(given: str) -> str:
 
     Raises EnvironmentLacks when the device asked for is not here.
     """
-    from opforge.backends.modules import installed
+    from opforge.backends.module_loading import installed
     from opforge.backends.torch_eager import INSTALL, torch_runs_on
 
     if not installed("torch"):
         raise EnvironmentLacks(f"This needs PyTorch, which is not installed. Install it with: {INSTALL}")
-    import torch
+    with spans.span("import", "torch"):
+        import torch
 
     if given:
         if not torch_runs_on(given):
@@ -134,8 +218,8 @@ def device_to_time(given: str) -> str:
     from opforge.machine import warnings
 
     where = device_or_default(given)
-    for words in warnings(where):
-        typer.echo(f"warning: {words}", err=True)
+    for warning in warnings(where):
+        typer.echo(f"warning: {warning}", err=True)
     return where
 
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 def print_table(records: Sequence[Record], grid: Grid | None = None) -> None:
-    """The report room's rows (or a grid of its own for these records), as a rich table; plain text where there is no terminal."""
+    """The report room's rows (or a grid of its own for these records), as a rich table; plain text where there is no
+    terminal.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -22,11 +24,13 @@ def print_table(records: Sequence[Record], grid: Grid | None = None) -> None:
     # outside a terminal nothing may be cut: logs and pipes get the whole width they need
     console = Console(width=None if Console().is_terminal else 220)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    found = rows(records) if grid is None else grid
-    for title in found.columns:
-        table.add_column(title, justify="right" if title in found.numeric else "left", no_wrap=title in found.numeric)
-    for row in found.rows:
+    table_rows = rows(records) if grid is None else grid
+    for title in table_rows.columns:
+        table.add_column(
+            title, justify="right" if title in table_rows.numeric else "left", no_wrap=title in table_rows.numeric
+        )
+    for row in table_rows.rows:
         table.add_row(*(Text(cell, style=style) for cell, style in zip(row.cells, row.styles, strict=True)))
     console.print(table)
-    for words in confessions(records):
-        console.print(Text(f"  {words}", style="yellow"))
+    for confession in confessions(records):
+        console.print(Text(f"  {confession}", style="yellow"))

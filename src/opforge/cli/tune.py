@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +13,12 @@ from opforge.cli.shared import (
     Dtypes,
     Implementations,
     Json,
+    Shapes,
     backend_names,
     checked,
     device_or_default,
     make_host,
+    own_shapes,
     print_json,
     selected,
     settings,
@@ -36,46 +39,109 @@ def tune(
     dtype: Dtypes = None,
     backend: Backends = None,
     implementation: Implementations = None,
-    workload: Annotated[list[str] | None, typer.Option(help="A workload by name; may be given several times. Default: those sized for this device.")] = None,
-    trials: Annotated[int, typer.Option(min=0, help="Points to try at most for each implementation × workload × dtype. 0: every valid point.")] = 64,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(help="A workload by name; may be given several times. Default: those sized for this device."),
+    ] = None,
+    shape: Shapes = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Points to try at most for each implementation × workload × dtype. 0: every valid point."
+        ),
+    ] = 64,
     seed: Annotated[int, typer.Option(help="Of the order in which points are tried.")] = 0,
+    strategy: Annotated[
+        str,
+        typer.Option(
+            help="How points are chosen: model (learns from every point), coarse, pruning, random, exhaustive."
+        ),
+    ] = "model",
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Do not learn from records of other devices, dtypes and shapes.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Measure again what an interrupted run of the same search had measured.")
+    ] = False,
+    prior: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Results of another tuner to begin with: T4, a Kernel Tuner cache, MxNxK:dtype choices, or a Python "
+            "file with triton.Config(…). May be given several times."
+        ),
+    ] = None,
+    requalify: Annotated[
+        bool,
+        typer.Option(
+            "--requalify",
+            help="After an upgrade: verify and time the former winners, the runners-up on record and the defaults "
+            "again, and say what moved. No search.",
+        ),
+    ] = False,
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each point.")] = 0.2,
-    limit: Annotated[float, typer.Option(min=0, help="Seconds for all of it, about, shared among what is to be tuned. 0: no limit.")] = 0.0,
-    jobs: Annotated[int, typer.Option(min=0, help="Compilers at once. 0: half of the processors on a CPU, all but two beside a GPU.")] = 0,
-    compile_only: Annotated[bool, typer.Option("--compile-only", help="Compile what would be tried first, into the caches, and end: no kernel runs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Search and record, and leave the choices as they are.")] = False,
+    limit: Annotated[
+        float, typer.Option(min=0, help="Seconds for all of it, about, shared among what is to be tuned. 0: no limit.")
+    ] = 0.0,
+    jobs: Annotated[
+        int,
+        typer.Option(min=0, help="Compilers at once. 0: half of the processors on a CPU, all but two beside a GPU."),
+    ] = 0,
+    compile_only: Annotated[
+        bool,
+        typer.Option(
+            "--compile-only", help="Compile what would be tried first, into the caches, and end: no kernel runs."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Search and record, and leave the choices as they are.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Search the declared spaces: each valid point is verified, then timed in turns with the best until then.
+    """Search the declared spaces: each valid point is verified, then timed interleaved with the best until then.
 
     The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
-    tuned/DEVICE.json, which `opforge.ops` reads while the sources are what they were. Every trial is recorded, a failure with
-    its reason; a point whose compiled code is that of an earlier one is not measured again, and one that is right on the
-    workload and takes more than 1.1 times as long as the best is not looked at any further.
+    tuned/DEVICE.json, which `opforge.ops` reads while the sources are what they were. Every trial is recorded, a
+    failure with its reason; a point whose compiled code is that of an earlier one is not measured again, and one that
+    is right on the workload and takes more than 1.1 times as long as the best is not looked at any further.
 
     Defaults come first; who takes more than twice as long as the fastest default is searched last, with what is left of
     --limit. Several searches may run at once, one on each device.
 
-    Ctrl-C (or SIGTERM) ends the search after the point under way: what was found until then is verified and kept. A second one
-    ends at once; every trial is on record then too. Exit code 1 if no point passed for some workload, 130 after Ctrl-C.
+    A model of the points tried until then says which comes next; it begins with what the records say of the same
+    implementation on other devices, dtypes and shapes. A run that was interrupted, by a kill too, goes on where it was
+    when the same command is given again: no point is measured twice.
+
+    Ctrl-C (or SIGTERM) ends the search after the point under way: what was found until then is verified and kept. A
+    second one ends at once; every trial is on record then too. Exit code 1 if no point passed for some workload, 130
+    after Ctrl-C.
     """
     import signal
 
+    from opforge.cli.progress import telling
     from opforge.timing import Plan
-    from opforge.tuning import Options, compile_first, tune as run_tune
+    from opforge.tuning import NAMES, TuneOptions, compile_first, tune as run_tune
 
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
     definition = registry.operator(name)
     where = device_or_default(device)
-    options = Options(
+    options = TuneOptions(
         device=where,
         dtypes=checked("dtype", dtype, definition.dtypes),
         backends=backend_names(backend),
-        implementations=checked("implementation", implementation, (item.name for item in registry.implementations(name))),
-        workloads=checked("workload", workload, (item.name for item in definition.workloads)),
+        implementations=checked(
+            "implementation", implementation, (item.name for item in registry.implementations(name))
+        ),
+        workloads=(
+            *checked("workload", workload, (item.name for item in definition.workloads)),
+            *own_shapes(registry, [name], shape, checked("dtype", dtype, definition.dtypes)),
+        ),
         trials=trials,
         seed=seed,
+        strategy=checked("strategy", [strategy], NAMES)[0],
+        fresh=fresh,
+        priors=tuple(prior or ()),
+        requalify=requalify,
         plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
         jobs=jobs,
         limit_s=limit or None,
@@ -83,7 +149,9 @@ def tune(
     workloads_to_time(definition, where, options.workloads, options.dtypes)
     if compile_only:
         made, asked = compile_first(registry, name, options)
-        print_json({"compiled": made, "asked": asked}) if json else typer.echo(f"{name}: {made} of {asked} points compiled")
+        print_json({"compiled": made, "asked": asked}) if json else typer.echo(
+            f"{name}: {made} of {asked} points compiled"
+        )
         raise typer.Exit(int(made == 0 < asked))
     found: list[Tuned] = []
     said: list[dict[str, object]] = []
@@ -99,8 +167,7 @@ def tune(
                 "record": trial.record.id,
             }
         )
-        if not json:
-            typer.echo(_line(trial), err=True)
+        say(_line(trial))
 
     ended = False
 
@@ -109,13 +176,25 @@ def tune(
         if ended:
             raise KeyboardInterrupt
         ended = True
-        typer.echo("opforge: no more points are begun; what was found is verified and kept. Once more ends at once.", err=True)
+        typer.echo(
+            "opforge: no more points are begun; what was found is verified and kept. Once more ends at once.", err=True
+        )
 
     host = make_host(False)
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with settings(context).open_store() as store:
-            for tuned in run_tune(registry, name, options, host, add=lambda record: _add(store, record), listener=tell, write=not dry_run, stop=lambda: ended):
+        with settings(context).open_store() as store, telling(quiet=json) as say:
+            for tuned in run_tune(
+                registry,
+                name,
+                options,
+                host,
+                add=lambda record: _add(store, record),
+                listener=tell,
+                write=not dry_run,
+                stop=lambda: ended,
+                earlier=() if cold and not requalify else store.query(operator=name),
+            ):
                 found.append(tuned)
                 if not json:
                     typer.echo(_words(tuned))
@@ -123,6 +202,8 @@ def tune(
         for number, handler in before.items():
             signal.signal(number, handler)
         host.close()
+    if requalify and not found and not json:
+        typer.echo(f"{name}: nothing was chosen for these workloads on this device. Choose first: opforge tune {name}")
     if json:
         print_json({"tuned": [_plain(tuned) for tuned in found], "trials": said})
     raise typer.Exit(130 if ended else int(not found or any(tuned.record is None for tuned in found)))
@@ -135,14 +216,26 @@ def _add(store: Store, record: Record) -> None:
 def _line(trial: Trial) -> str:
     """One trial, for whoever waits."""
     timing = trial.record.timing
-    words = f"{units.seconds(timing.median_s)}, {trial.ratio:.3f} of the best" if timing is not None and trial.ratio is not None else f"{trial.outcome}: {trial.reason[:160]}"
+    words = (
+        f"{units.seconds(timing.median_s)}, {trial.ratio:.3f} of the best"
+        if timing is not None and trial.ratio is not None
+        else f"{trial.outcome}: {trial.reason[:160]}"
+    )
     words += f"; {trial.stack_bytes} bytes of stack" if trial.stack_bytes else ""
-    return f"{trial.elapsed_s:5.0f} s {trial.number:>4}/{trial.total} {trial.implementation} {trial.workload} {trial.dtype} [{trial.config}] {words}"
+    return (
+        f"{trial.elapsed_s:5.0f} s {trial.number:>4}/{trial.total} {trial.implementation} {trial.workload} "
+        f"{trial.dtype} [{trial.config}] {words}"
+    )
 
 
 def _words(tuned: Tuned) -> str:
     """What the trials came to, in a few lines."""
-    counted = f"{tuned.timed} timed, {tuned.slower} slower, {tuned.same_code} with code already measured, {tuned.failed} failed"
+    counted = (
+        f"{tuned.timed} timed, {tuned.slower} slower, {tuned.same_code} with code already measured, "
+        f"{tuned.failed} failed"
+    )
+    counted += f"; {tuned.resumed} of them by an earlier run" if tuned.resumed else ""
+    counted += f"; {tuned.refused} points refused by limits" if tuned.refused else ""
     if tuned.record is None or tuned.record.timing is None:
         return f"{tuned.operator} {tuned.workload} {tuned.dtype}: no choice ({counted}); {tuned.why}"
     gained = f", {units.ratio(1 / tuned.over_default)} its default" if tuned.over_default else ""
@@ -161,11 +254,16 @@ def _plain(tuned: Tuned) -> dict[str, object]:
         "config": tuned.record.config.as_dict() if tuned.record else None,
         "median_s": timing.median_s if timing else None,
         "over_default": tuned.over_default,
-        "others": [{"implementation": name, "config": config.as_dict(), "over_fastest": ratio} for name, config, ratio in tuned.others],
+        "others": [
+            {"implementation": name, "config": config.as_dict(), "over_fastest": ratio}
+            for name, config, ratio in tuned.others
+        ],
         "timed": tuned.timed,
         "slower": tuned.slower,
         "same_code": tuned.same_code,
         "failed": tuned.failed,
+        "resumed": tuned.resumed,
+        "refused": tuned.refused,
         "kept": tuned.kept,
         "why": tuned.why,
     }

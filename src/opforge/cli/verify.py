@@ -1,4 +1,6 @@
-"""`opforge verify OP …`: every case against the float64 oracle, hidden ones included; replays; the check of the check; contracts."""
+"""`opforge verify OP …`: every case against the float64 oracle, hidden ones included; replays; the check of the
+check; contracts.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +12,22 @@ import typer
 from opforge.cli.shared import (
     All,
     Backends,
+    Configs,
     Device,
     Dtypes,
     Implementations,
-    InProcess,
+    InProcessOption,
     Json,
     Names,
+    Shapes,
     backend_names,
     checked,
     device_or_default,
     dtypes,
     exit_code,
     make_host,
+    own_configs,
+    own_shapes,
     print_json,
     selected,
     settings,
@@ -42,48 +48,92 @@ def verify(
     dtype: Dtypes = None,
     backend: Backends = None,
     implementation: Implementations = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A selection of the cases and a few hidden ones: about a tenth of the work.")] = False,
-    replay: Annotated[str, typer.Option(metavar="RECORD", help="Run a recorded verification again, on exactly the recorded values.")] = "",
-    adequacy: Annotated[bool, typer.Option("--adequacy", help="Check the check: offer zeros, constants, shifted and shuffled results to each operator's bound.")] = False,
-    contracts: Annotated[bool, typer.Option("--contracts", help="Check the operator as a PyTorch function: gradients, opcheck, torch.compile, vmap, aliasing.")] = False,
-    sanitize: Annotated[str, typer.Option(metavar="TOOL", help="Run some cases of what passes under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.")] = "",
-    huge: Annotated[bool, typer.Option("--huge", help="Tensors of more than 2^31 elements as well, where rows are independent: takes gigabytes of memory.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Where to write the page. Default: reports/verification/OPERATOR.html.")] = None,
-    in_process: InProcess = False,
+    shape: Shapes = None,
+    config: Configs = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A selection of the cases and a few hidden ones: about a tenth of the work.")
+    ] = False,
+    replay: Annotated[
+        str, typer.Option(metavar="RECORD", help="Run a recorded verification again, on exactly the recorded values.")
+    ] = "",
+    adequacy: Annotated[
+        bool,
+        typer.Option(
+            "--adequacy",
+            help="Check the check: offer zeros, constants, shifted and shuffled results to each operator's bound.",
+        ),
+    ] = False,
+    contracts: Annotated[
+        bool,
+        typer.Option(
+            "--contracts",
+            help="Check the operator as a PyTorch function: gradients, opcheck, torch.compile, vmap, aliasing.",
+        ),
+    ] = False,
+    sanitize: Annotated[
+        str,
+        typer.Option(
+            metavar="TOOL",
+            help="Run some cases of what passes under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
+        ),
+    ] = "",
+    huge: Annotated[
+        bool,
+        typer.Option(
+            "--huge",
+            help="Tensors of more than 2^31 elements as well, where rows are independent: takes gigabytes of memory.",
+        ),
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Where to write the page. Default: reports/verification/OPERATOR.html.")
+    ] = None,
+    in_process: InProcessOption = False,
     json: Json = False,
 ) -> None:
-    """Verify implementations against the float64 oracle, each in a process of its own. Exit code 1 if any verdict is a failure."""
-    asked = [name for name, given in (("--replay", bool(replay)), ("--adequacy", adequacy), ("--contracts", contracts)) if given]
+    """Verify implementations against the float64 oracle, each in a process of its own. Exit code 1 if any verdict is a
+    failure.
+
+    With --shape they are verified at that shape alone: nobody's evidence that they are right at others.
+    """
+    asked = [
+        name
+        for name, given in (("--replay", bool(replay)), ("--adequacy", adequacy), ("--contracts", contracts))
+        if given
+    ]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)} are different jobs. Give one of them.")
-    from opforge.cli import verifying
+    from opforge.cli import verify_extras
 
     if replay:
-        raise typer.Exit(verifying.replayed(context, replay, in_process=in_process, json=json))
+        raise typer.Exit(verify_extras.replayed(context, replay, in_process=in_process, json=json))
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
     if adequacy:
-        raise typer.Exit(verifying.check_adequacy(registry, names, dtypes(dtype), json=json))
+        raise typer.Exit(verify_extras.check_adequacy(registry, names, dtypes(dtype), json=json))
     if contracts:
-        raise typer.Exit(verifying.check_contracts(registry, names, dtypes(dtype), device_or_default(device), json=json))
+        raise typer.Exit(
+            verify_extras.check_contracts(registry, names, dtypes(dtype), device_or_default(device), json=json)
+        )
     from opforge.cli.progress import Watcher
     from opforge.cli.tables import print_table
     from opforge.report import verification_rows
-    from opforge.verdicts import DEFAULT, QUICK
-    from opforge.workbench import Options, ensure_chosen, verify_all
-    from opforge.workbench.further import asked_further
+    from opforge.verify import DEFAULT, QUICK
+    from opforge.workbench import BenchOptions, ensure_chosen, verify_all
+    from opforge.workbench.extra_checks import run_extra_checks
 
     if sanitize:
         from opforge.runner.sanitizer import TOOLS
-        from opforge.verdicts.sanitize import ready
+        from opforge.verify.extra.sanitize import ready
 
         checked("tool of compute-sanitizer", [sanitize], TOOLS)
         ready(device_or_default(device))
-    options = Options(
+    options = BenchOptions(
         dtypes=dtypes(dtype),
         backends=backend_names(backend),
         device=device_or_default(device),
         implementations=tuple(implementation or ()),
+        configs=own_configs(config),
+        workloads=own_shapes(registry, names, shape, dtypes(dtype), timed=False),
         timed=False,
         effort=QUICK if quick else DEFAULT,
     )
@@ -93,10 +143,18 @@ def verify(
     ended: Exception | None = None
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
-            found = verify_all(registry, names, options, host, listener=watcher)
+            verified = verify_all(registry, names, options, host, listener=watcher)
             if sanitize or huge:
-                found = asked_further(registry, found, host, options.device, sanitize=sanitize, huge=huge, progress=lambda words: typer.echo(f"  {words}", err=True))
-            for record in found:
+                verified = run_extra_checks(
+                    registry,
+                    verified,
+                    host,
+                    options.device,
+                    sanitize=sanitize,
+                    huge=huge,
+                    progress=lambda words: typer.echo(f"  {words}", err=True),
+                )
+            for record in verified:
                 store.add([record])
                 records.append(record)
     except Exception as error:  # noqa: BLE001 - raised below, when what was found before it has been shown
@@ -109,7 +167,7 @@ def verify(
         print_json(records)
     else:
         print_table(records, verification_rows(records))
-        verifying.print_replays(records)
+        verify_extras.print_replays(records)
     for path in _write_pages(records, page):
         typer.echo(f"wrote {path}", err=True)
     if ended is not None:
@@ -122,9 +180,20 @@ def _write_pages(records: Sequence[Record], page: Path | None) -> list[Path]:
     from opforge.report import verification_page
 
     names = tuple(dict.fromkeys(record.operator for record in records))
-    groups = {page: list(records)} if page is not None else {Path("reports/verification") / f"{name}.html": [r for r in records if r.operator == name] for name in names}
+    groups = (
+        {page: list(records)}
+        if page is not None
+        else {
+            Path("reports/verification") / f"{name}.html": [r for r in records if r.operator == name] for name in names
+        }
+    )
     for path, members in groups.items():
         if members:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(verification_page(members, title=f"Verification of {', '.join(dict.fromkeys(r.operator for r in members))}"), encoding="utf-8")
+            path.write_text(
+                verification_page(
+                    members, title=f"Verification of {', '.join(dict.fromkeys(r.operator for r in members))}"
+                ),
+                encoding="utf-8",
+            )
     return [path for path, members in groups.items() if members]

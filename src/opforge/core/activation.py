@@ -1,9 +1,13 @@
-"""The activations of linear layers, for references and bounds: on whatever has the methods of a tensor, so nothing is imported."""
+"""The activations of linear layers, for references and bounds: on whatever has the methods of a tensor, so no library
+is imported.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
+
+from opforge.core.rounding import Errors, few_ulps, finite, product_errors
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 
@@ -27,31 +31,40 @@ def slope(z: Any, activation: str) -> Any:
     if activation == "relu":
         return (near[0] > 0).to(z)
     if activation == "gelu":
-        found = [0.5 * (1 + (v / math.sqrt(2)).erf()) + v * (-v * v / 2).exp() / math.sqrt(2 * math.pi) for v in near]
+        slopes = [0.5 * (1 + (v / math.sqrt(2)).erf()) + v * (-v * v / 2).exp() / math.sqrt(2 * math.pi) for v in near]
     else:
-        found = [v.sigmoid() * (1 + v * (1 - v.sigmoid())) for v in near]
-    return found[0].abs().maximum(found[1].abs()).maximum(found[2].abs())
+        slopes = [v.sigmoid() * (1 + v * (1 - v.sigmoid())) for v in near]
+    return slopes[0].abs().maximum(slopes[1].abs()).maximum(slopes[2].abs())
 
 
 def stored_between(z: Any, activation: str) -> Any:
-    """How often half a step at z bounds the errors of a library that stores z before the activation, and the activation before what
-    comes next: the first is stretched by the slope; the second has half a step at activated(z), which is no larger than z."""
+    """How often half a step at z bounds the errors of a library that stores z before the activation, and the activation
+    before what comes next: the first is stretched by the slope; the second has half a step at activated(z), which is no
+    larger than z.
+    """
     if activation == "none":
         return slope(z, activation)
     share = (2 * activated(z, activation) / z).abs().nan_to_num(nan=1.0).clamp(max=1.0)
     return slope(z, activation) + share
 
 
-def linear_magnitude(x: Any, w: Any, bias: Any, activation: str) -> Any:
-    """What bounds the rounding errors of activation(x @ w^T + bias), in units of eps * sqrt(k): the absolute products and the bias,
-    stretched by the activation; exp and erf err by a few ulp of the result."""
+def linear_errors(x: Any, w: Any, bias: Any, activation: str, dtype: str) -> Errors:
+    """What activation(x @ w^T + bias) of factors of `dtype` may be off: the products' sum, which may begin with the
+    bias, stretched by the activation; exp and
+    erf err by a few ulp of the result."""
+    sums = product_errors(finite(x), finite(w).transpose(-1, -2), cut=dtype != "float32", start=finite(bias))
     z = x @ w.transpose(-1, -2) + bias
-    added = x.abs() @ w.abs().transpose(-1, -2) + bias.abs()
-    found = slope(z, activation) * added + activated(z, activation).abs()
+    result = finite(activated(z, activation)).abs()
+    steep = slope(z, activation)
+    if activation == "relu":
+        # what is below 0 by less than its error may come out above
+        steep = (z > -sums.largest).to(z)
+    # a sum that is not finite has no error, and no slope
+    errors = sums.times(finite(steep)) + few_ulps(result, 6.0, 3.0)
     if activation == "gelu":
-        # z/2 and z/2 * erf cancel for negative z: what remains carries the error of both, however many terms z has
-        found = found + z.abs() / max(1, x.shape[-1]) ** 0.5
+        # z/2 and z/2 * erf cancel for negative z: what remains carries the error of both
+        errors = errors + few_ulps(finite(z).abs(), 6.0, 3.0)
     if activation == "silu":
-        # below z = -87.3 the sigmoid is smaller than the least normal number, and may be 0: then 1e-36 is lost, however many terms z has
-        found = found + 2e-30 / max(1, x.shape[-1]) ** 0.5
-    return found
+        # below z = -87.3 the sigmoid is smaller than the least normal number, and may be 0: then 1e-36 is lost
+        errors = errors + Errors(1.5e-36, 1.5e-36)
+    return errors

@@ -1,4 +1,4 @@
-"""Comparison: how two sides that took turns compare, with the evidence, and in one of four words."""
+"""Comparison: A against B, timed interleaved: the ratio, its evidence, and one of four outcomes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WORDS = (FASTER, SLOWER, SAME, UNSURE)
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Side `a` against side `b` on one workload and dtype.
+    """Candidate `a` against baseline `b` on one workload and dtype.
 
-    word         FASTER, SLOWER or SAME, said of `a`; UNSURE where the pairs cannot tell
+    outcome         FASTER, SLOWER or SAME, said of `a`; UNSURE where the pairs cannot tell
     ratio        median of time of a / time of b over the pairs: below 1, a is faster
     low, high    bootstrap interval of that median at `confidence`
     band         dead band: a ratio within 1/(1+band) .. 1+band is no difference
@@ -28,7 +28,7 @@ class Comparison:
     b: str
     workload: str
     dtype: str
-    word: str
+    outcome: str
     ratio: float
     low: float
     high: float
@@ -60,5 +60,5 @@ class GeometricMean:
     ratio: float
     low: float
     high: float
-    word: str
+    outcome: str
     comparisons: int

@@ -1,4 +1,4 @@
-"""Errors that people meet. Every message ends with the next step; every class knows its exit code."""
+"""Errors that people meet, each with its exit code. Every message ends with the next step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class EnvironmentLacks(OpforgeError):
 
 
 class NotNow(EnvironmentLacks):
-    """What is needed is not to be had at this moment: a process, memory of a device. It says nothing of a kernel, and is no verdict on one."""
+    """What is needed is not to be had at this moment: a process, memory of a device. It says nothing of a kernel, and
+    is no verdict on one.
+    """
 
 
 A_LINE = 12
@@ -33,7 +35,8 @@ A_LINE = 12
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
-    """A UsageError for a name that is not known, with the nearest known one; the others too, where they fit a line or none is near.
+    """A UsageError for a name that is not known, with the nearest known one; the others too, where they fit a line or
+    none is near.
 
     >>> print(unknown("operator", "sofmax", ["softmax", "relu"]))
     No operator named 'sofmax'. Did you mean 'softmax'? Known here: relu, softmax.

@@ -71,7 +71,10 @@ def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise UsageError(f"Expression {text!r:.200} does not parse: {getattr(error, 'msg', error)}. Write it as Python, over axis names.") from error
+        raise UsageError(
+            f"Expression {text!r:.200} does not parse: {getattr(error, 'msg', error)}. Write it as Python, over axis "
+            "names."
+        ) from error
 
 
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
@@ -130,4 +133,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
     try:
         return walk(_parse(text))
     except (ArithmeticError, AttributeError, TypeError, ValueError, LookupError, MemoryError, RecursionError) as error:
-        raise UsageError(f"Expression {text!r:.200} has no value here: {type(error).__name__}: {error}. Known: {', '.join(sorted(names))}.") from error
+        raise UsageError(
+            f"Expression {text!r:.200} has no value here: {type(error).__name__}: {error}. Known: "
+            f"{', '.join(sorted(names))}."
+        ) from error

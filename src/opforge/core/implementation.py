@@ -1,13 +1,13 @@
 """Implementation: one file that computes an operator on one backend, and what it says of itself.
 
-The statements (`SUPPORTS`, `SPACE`, `LIMITS`, `DEFAULT`, …) are literals in the file, read without running it, so that
-`opforge list` and `opforge show` need no toolchain.
+The statements (`SUPPORTS`, `SPACE`, `LIMITS`, `DEFAULT`, …) are literals in the file, read without running it, so
+that `opforge list` and `opforge show` need no toolchain.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,17 @@ LAYOUTS = ("contiguous", "rows", "strided")
 
 COMPARED_WITH = ("compile", "library")
 """Backends that are there to be compared with: neither dispatch nor tuning chooses them."""
+
+COMPARED_AS_IS = ("torch", "compile", "library")
+"""Backends whose files call what a user calls: they may say that it is INACCURATE, and are timed then."""
+
+EAGER = "torch_eager"
+"""The implementation that calls what a user calls in PyTorch: the baseline."""
+
+DEFINITION = "torch_definition"
+"""The implementation in PyTorch operations that is right everywhere, where the user's call is not: the fallback there,
+and no baseline.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,13 +67,18 @@ class Implementation:
     idea       the first line of the file's own words
     supports   name → expression over axes, dtype, scalars: each must hold
     space      tunable parameter → values it may take
-    limits     name → expression over axes, dtype, itemsize, scalars and the config: each must hold for a config to be tried
+    limits     name → expression over axes, dtype, itemsize, scalars and the config: each must hold for a config to be
+               tried
     default    the config used when none was tuned
     layouts    which memory layouts the inputs may have (see LAYOUTS)
     flags      extra compiler flags, for native backends
     any_rank   it takes contiguous tensors in their own shapes too, not collapsed: a call then makes no views
     arch       the only target whose instructions it uses ("sm_90a"); "" when it takes any
+    inaccurate why what a baseline calls is not right everywhere; "" for all others. It is timed all the same (see
+    verdict.Inaccurate)
     needs      the package that it calls, as pip names it ("liger-kernel==0.8.5"); "" when opforge's own will do
+    best       name → expression over axes, dtype, itemsize, scalars: the calls it was made for. It takes others too,
+               by another plan or at a loss; dispatch lets times from inside say little of the outside
     """
 
     name: str
@@ -80,10 +96,14 @@ class Implementation:
     any_rank: bool = False
     arch: str = ""
     needs: str = ""
+    inaccurate: str = ""
     deterministic: bool = True
+    best: Mapping[str, str] = field(default_factory=dict)
 
     def accepts(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Accepted | Rejected:
-        """Whether this implementation takes a call of these axes, dtype and scalars (layouts are the runner's business)."""
+        """Whether this implementation takes a call of these axes, dtype and scalars (layouts are the runner's
+        business).
+        """
         if self.dtypes is not None and dtype not in self.dtypes:
             return Rejected(f"{self.name} takes {', '.join(self.dtypes)}, not {dtype}")
         names = {**axes, **scalars, "dtype": dtype}
@@ -92,7 +112,9 @@ class Implementation:
                 return Rejected(f"{name}: {expression} does not hold for {_short(axes)}")
         return Accepted()
 
-    def allows(self, config: Config, axes: Axes, dtype: str, itemsize: int, scalars: Mapping[str, ScalarValue]) -> Accepted | Rejected:
+    def allows(
+        self, config: Config, axes: Axes, dtype: str, itemsize: int, scalars: Mapping[str, ScalarValue]
+    ) -> Accepted | Rejected:
         """Whether a config is worth trying here; the reason names every limit that it breaks."""
         names = {**axes, **scalars, **config.as_dict(), "dtype": dtype, "itemsize": itemsize}
         broken = [name for name, expression in self.limits.items() if not evaluate(expression, names)]
@@ -102,6 +124,14 @@ class Implementation:
         """Every point of the space, limits not asked."""
         for values in itertools.product(*self.space.values()):
             yield Config(tuple(zip(self.space, values, strict=True)))
+
+
+def fallback(implementations: Sequence[Implementation]) -> Implementation:
+    """What is called where nothing is verified: what a user calls in PyTorch, unless its file says that it is
+    inaccurate and there is a DEFINITION.
+    """
+    torch = [item for item in implementations if item.backend == "torch"]
+    return next((item for item in torch if not item.inaccurate), torch[0])
 
 
 def _short(axes: Axes) -> str:

@@ -1,4 +1,6 @@
-"""Inspection: what a compiler made of an implementation for a target, read from the binary and the compiler's own words."""
+"""Inspection: what a compiler made of an implementation for a target, read from the binary and the compiler's own
+words.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,13 @@ class Residency:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelUse:
-    """What one compiled kernel uses. Registers per thread; memory in bytes; None where neither binary nor compiler says.
+    """What one compiled kernel uses. Registers per thread; memory in bytes; None where neither binary nor compiler
+    says.
 
     shared_bytes          per block, without what the system reserves; None when it is chosen at launch
     threads               per block: as launched, or the most that the kernel was compiled for
-    matrix_instructions   instructions of the matrix units in the code (not executed), by name: HMMA, HGMMA, UTCMMA, mfma, …
+    matrix_instructions   instructions of the matrix units in the code (not executed), by name: HMMA, HGMMA, UTCMMA,
+                          mfma, …
     other_instructions    loads, stores, copies, barriers and multiply-adds in the code, by name
     local_instructions    loads and stores of local (AMD: scratch) memory in the code: spills, indexed arrays
     warnings              the compiler's, among them reasons why wgmma instructions were serialised
@@ -64,7 +68,9 @@ class KernelUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """One implementation compiled offline for one target, dtype and shape. `compile_s`: seconds spent in the compilers."""
+    """One implementation compiled offline for one target, dtype and shape. `compile_s`: seconds spent in the
+    compilers.
+    """
 
     operator: str
     implementation: str

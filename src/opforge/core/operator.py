@@ -5,6 +5,7 @@ An operator's folder holds `op.py`, which builds one `Operator` from these nouns
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,37 +14,16 @@ from typing import Any
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate
+from opforge.core.fields import check_fields, wrong_field
+from opforge.core.rounding import Errors
 from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes, full_shape
-
-ScalarValue = bool | int | float | str
-
-DOMAINS = {"any": "", "nonzero": "never 0", "positive": "above 0"}
-"""The domains that an input may declare, in words."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorSpec:
-    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case; the name of a parameter
-    whose choices are dtypes leaves it to that parameter).
-
-    below       for an input of whole numbers: an expression over the axes; values are drawn from 0 up to it, not including it,
-                whatever the distribution of a case ("classes": valid indices of a class)
-    sometimes   further values that are mixed in among those, as expressions over axes and scalars ("ignore_index")
-    domain      which numbers a caller may give: "any", "nonzero" (what is divided by) or "positive" (a variance). No case, the operator's own
-                or a hidden one, has others; NaN and infinities stay, where a distribution has them: they have a place in every domain
-    """
-
-    name: str
-    shape: str
-    dtype: str = "T"
-    about: str = ""
-    below: str | None = None
-    sometimes: tuple[str, ...] = ()
-    domain: str = "any"
-
-    def dtype_for(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
-        """The dtype this tensor has in a case of `dtype` with these parameters."""
-        return dtype if self.dtype == "T" else str(scalars.get(self.dtype, self.dtype))
+from opforge.core.tensors import (
+    DOMAINS as DOMAINS,
+    TIES,
+    ScalarValue as ScalarValue,
+    TensorSpec as TensorSpec,
+    Ties as Ties,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +35,9 @@ class Scalar:
     choices: tuple[ScalarValue, ...] = ()
     about: str = ""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Constraint:
@@ -64,12 +47,16 @@ class Constraint:
     expression: str
     about: str
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """What one call must do at the least: floating-point operations, bytes read, bytes written.
 
-    bytes_saved   what a sequence of simpler operators, each of which writes its result and reads the one before, would move besides
+    bytes_saved   what a sequence of simpler operators, each of which writes its result and reads the one before, would
+                  move besides
     """
 
     flops: int
@@ -97,6 +84,9 @@ class Law:
     about: str
     holds: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], str | None]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
@@ -106,23 +96,46 @@ class Tolerance:
 
     and the smallest normal float32, because hardware may flush what is smaller.
 
-    length      expression over the axes: how many terms are accumulated. sqrt, because rounding errors have random signs
-                (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019)
+    length      expression over the axes: how many terms are accumulated. sqrt, because rounding errors have random
+                signs (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput.
+                41, 2019)
     magnitude   `magnitude(inputs, outputs, scalars) -> {output: tensor}`: the size of what was added up to give each
                 element, in float64. None means |result|: right for operators that only scale
     roundings   how often an intermediate or the result is rounded to the output dtype; 1 is the final store alone
-    rounded     `rounded(inputs, outputs, scalars) -> {output: (value, weight)}`: an intermediate that may be rounded to the
-                output dtype, and what multiplies it afterwards: adds half an ulp at `value`, times |weight|. Sharper than
-                another of the roundings, and right where the intermediate is subnormal and the result is not. The last
-                rounding counts at the result that this may have moved: past a power of two its steps are twice as large
+    rounded     `rounded(inputs, outputs, scalars) -> {output: (value, weight)}`: an intermediate that may be rounded to
+                the output dtype, and what multiplies it afterwards: adds half an ulp at `value`, times |weight|.
+                Sharper than another of the roundings, and right where the intermediate is subnormal and the result is
+                not. The last rounding counts at the result that this may have moved: past a power of two its steps are
+                twice as large
+    errors      `errors(inputs, outputs, scalars, dtype) -> {output: core.rounding.Errors}`: what the arithmetic may do,
+                element by element, in the unit of the result; takes the place of the first term above (factor, length,
+                magnitude). It says besides what the root mean square of all errors may be: many small ones show what no
+                single one does, such as factors of too few digits
+    shared      expression over the axes: how many elements share one error ("cols", where a row's statistic is in all
+                of its elements): they are one element to that root mean square
     """
 
     factor: float = 6.0
     length: str = "1"
-    magnitude: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = None
+    magnitude: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = (
+        None
+    )
     roundings: float = 1.0
-    rounded: Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, tuple[Any, Any]]] | None = None
+    rounded: (
+        Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, tuple[Any, Any]]]
+        | None
+    ) = None
+    errors: (
+        Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue], str], Mapping[str, Errors]] | None
+    ) = None
+    shared: str = "1"
     about: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("factor", "roundings"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise wrong_field(self, name, "must be finite and not below 0")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +143,9 @@ class Case:
     """One situation to verify: axes, distribution of the values, memory layout, scalars, and why it exists.
 
     `dtype` None means every dtype of the operator. `seed` None means fresh from the operating system each time; a
-    recorded seed replays the case exactly.
+    recorded seed replays the case exactly. `pattern` is 0, or 1 where memory that no tensor owns, and outputs before
+    they are written, hold the other of the patterns that follow from the seed; 2 is one run with each, whose bits must
+    agree.
     """
 
     name: str
@@ -141,33 +156,46 @@ class Case:
     dtype: str | None = None
     scalars: Mapping[str, ScalarValue] = field(default_factory=dict)
     seed: int | None = None
+    pattern: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A case somebody really runs: which layer of which published model. `scale` is "laptop" or "gpu"."""
+    """A case somebody really runs: which layer of which published model. `scale` is "laptop" or "gpu".
+
+    layout   how the inputs lie in memory, as a Case says it; several words are one for each input ("contiguous
+             transposed")
+    """
 
     name: str
     axes: Mapping[str, AxisValue]
     source: str
     scale: str = "gpu"
     scalars: Mapping[str, ScalarValue] = field(default_factory=dict)
+    layout: str = "contiguous"
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
     """An operator, defined once. See the fields' own nouns; `implementations` lists file stems in order of preference.
 
-    unit   which arithmetic units its FLOPs can be given to: "matrix" (products of matrices: matmul, convolution, attention)
-           or "vector" (everything else). The roofline takes its compute ceiling from it
-    derived    axes whose size follows from the others and the parameters: name -> expression ("cdiv(k, 128)"). Cases and workloads need not
-               give them, and a call whose tensors have another size there is refused
-    bytes_saved   for a fused operator: an expression over axes, itemsize and parameters for the bytes that the passes it does without
+    unit   which arithmetic units its FLOPs can be given to: "matrix" (products of matrices: matmul, convolution,
+           attention) or "vector" (everything else). The roofline takes its compute ceiling from it
+    derived    axes whose size follows from the others and the parameters: name -> expression ("cdiv(k, 128)"). Cases
+               and workloads need not give them, and a call whose tensors have another size there is refused
+    bytes_saved   for a fused operator: an expression over axes, itemsize and parameters for the bytes that the passes
+                  it does without
                would move ("2 * prod(rows) * n * itemsize": an intermediate written and read again)
-    factors    an expression over dtype and parameters: the format in which factors are multiplied, where that is not the dtype ("tfloat32").
-               Rates, and times of one format, say nothing of another
-    gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its inputs
-               are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
+    compute_dtype   an expression over dtype and parameters: the format in which factors are multiplied, where that is
+               not the dtype ("tfloat32"). Rates, and times of one format, say nothing of another
+    gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its
+               inputs are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
     """
 
     name: str
@@ -192,32 +220,60 @@ class Operator:
     source: str = ""
     folder: Path | None = None
     unit: str = "vector"
-    factors: str | None = None
+    compute_dtype: str | None = None
     gradient: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.unit not in ("vector", "matrix"):
-            raise UsageError(f'{self.name}: unit is {self.unit!r}. Say "matrix" for products of matrices, "vector" for everything else.')
+            raise UsageError(
+                f'{self.name}: unit is {self.unit!r}. Say "matrix" for products of matrices, "vector" for everything '
+                "else."
+            )
         known = {name for spec in self.inputs for name in axis_names(spec.shape)} | set(self.derived)
         for spec in self.outputs:
             for name in axis_names(spec.shape):
                 if name not in known:
-                    raise UsageError(f"{self.name}: output {spec.name} uses axis {name!r}, which no input has. Axes of the inputs: {sorted(known)}.")
+                    raise UsageError(
+                        f"{self.name}: output {spec.name} uses axis {name!r}, which no input has. Axes of the "
+                        f"inputs: {sorted(known)}."
+                    )
         choices = {scalar.name: scalar.choices for scalar in self.scalars}
+        known_inputs = {spec.name for spec in self.inputs}
         for spec in (*self.inputs, *self.outputs):
             if spec.dtype != "T" and not set(choices.get(spec.dtype) or (spec.dtype,)) <= set(DTYPES):
-                raise UsageError(f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}, or a parameter with such choices.")
+                raise UsageError(
+                    f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}, or a "
+                    "parameter with such choices."
+                )
             if spec.domain not in DOMAINS:
-                raise UsageError(f"{self.name}: {spec.name} has unknown domain {spec.domain!r}. Known: {', '.join(DOMAINS)}.")
+                raise UsageError(
+                    f"{self.name}: {spec.name} has unknown domain {spec.domain!r}. Known: {', '.join(DOMAINS)}."
+                )
+            if spec.ties is not None and (
+                spec.ties.rule not in TIES
+                or spec in self.inputs
+                or (isinstance(spec.ties.scores, str) and spec.ties.scores not in known_inputs)
+            ):
+                raise UsageError(
+                    f"{self.name}: {spec.name} has ties {spec.ties.rule!r} of {spec.ties.scores!r}. Outputs of "
+                    f"indices have a rule ({', '.join(TIES)}) and the name of an input."
+                )
             if spec.domain != "any" and (spec.below is not None or spec in self.outputs):
-                raise UsageError(f"{self.name}: {spec.name} declares a domain: only inputs without `below` do. Remove it; a law says what outputs keep to.")
+                raise UsageError(
+                    f"{self.name}: {spec.name} declares a domain: only inputs without `below` do. Remove it; a law "
+                    "says what outputs keep to."
+                )
         names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *(scalar.name for scalar in self.scalars)]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
         if self.derived:
             # frozen, and still being built: what is derived stands in every case and workload from here on
             for kind in ("cases", "workloads"):
-                items = tuple(replace(item, axes=self.completed(item.axes, self.scalar_values(item.scalars))) for item in getattr(self, kind))
+                items = tuple(
+                    replace(item, axes=self.completed(item.axes, self.scalar_values(item.scalars)))
+                    for item in getattr(self, kind)
+                )
                 object.__setattr__(self, kind, items)
 
     @property
@@ -230,12 +286,17 @@ class Operator:
         """The axes that are not derived from others."""
         return tuple(name for name in self.axes if name not in self.derived)
 
-    def bind(self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, ScalarValue] | None = None) -> dict[str, AxisValue]:
-        """The axes for inputs of these shapes, and those of outputs that follow from them and the parameters (their defaults where
+    def bind(
+        self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, ScalarValue] | None = None
+    ) -> dict[str, AxisValue]:
+        """The axes for inputs of these shapes, and those of outputs that follow from them and the parameters (their
+        defaults where
         none are given); raises UsageError when the inputs do not fit together."""
         missing = [spec.name for spec in self.inputs if spec.name not in shapes]
         if missing:
-            raise UsageError(f"{self.name} needs {', '.join(spec.name for spec in self.inputs)}; not given: {', '.join(missing)}.")
+            raise UsageError(
+                f"{self.name} needs {', '.join(spec.name for spec in self.inputs)}; not given: {', '.join(missing)}."
+            )
         found = bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs])
         return {**self.completed(found, self.scalar_values(scalars or {})), **found} if self.derived else found
 
@@ -252,32 +313,49 @@ class Operator:
 
     def completed(self, axes: Axes, scalars: Mapping[str, ScalarValue]) -> dict[str, AxisValue]:
         """The axes with every derived one as the others and the parameters have it."""
-        return {**axes, **{name: evaluate(expression, {**axes, **scalars}) for name, expression in self.derived.items()}}
+        return {
+            **axes,
+            **{name: evaluate(expression, {**axes, **scalars}) for name, expression in self.derived.items()},
+        }
 
     def violated(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Constraint | None:
         """The first constraint that does not hold, or None. A derived axis of another size is one."""
         names = {**axes, **scalars, "dtype": dtype}
         for name, expression in self.derived.items():
             if evaluate(expression, names) != axes[name]:
-                return Constraint(name=f"{name}_follows", expression=f"{name} == ({expression})", about=f"{name} is {axes[name]}, and follows from the other axes and parameters")
+                return Constraint(
+                    name=f"{name}_follows",
+                    expression=f"{name} == ({expression})",
+                    about=f"{name} is {axes[name]}, and follows from the other axes and parameters",
+                )
         return next((constraint for constraint in self.constraints if not evaluate(constraint.expression, names)), None)
 
     def takes(self, case: Case | Workload, dtype: str) -> bool:
         """Whether the constraints allow this case or workload in `dtype`."""
         return self.violated(case.axes, dtype, self.scalar_values(case.scalars)) is None
 
-    def format_of_factors(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
-        """The format in which a call of these parameters multiplies: `dtype`, unless `factors` says otherwise."""
-        return str(evaluate(self.factors, {**self.scalar_values(scalars), "dtype": dtype})) if self.factors else dtype
+    def compute_dtype_of(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
+        """The format in which a call of these parameters multiplies: `dtype`, unless `compute_dtype` says otherwise."""
+        return (
+            str(evaluate(self.compute_dtype, {**self.scalar_values(scalars), "dtype": dtype}))
+            if self.compute_dtype is not None
+            else dtype
+        )
 
     def kind_of_call(self, scalars: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
-        """The parameters that are choices, as a call has them: another scaling or activation is other work, another eps is not. What only
-        `factors` asks for is left to the format."""
+        """The parameters that are choices, as a call has them: another scaling or activation is other work, another eps
+        is not. What only
+        `compute_dtype` asks for is left to the format."""
         values = self.scalar_values(scalars)
-        return {scalar.name: values[scalar.name] for scalar in self.scalars if scalar.choices and scalar.name not in (self.factors or "")}
+        return {
+            scalar.name: values[scalar.name]
+            for scalar in self.scalars
+            if scalar.choices and scalar.name not in (self.compute_dtype or "")
+        }
 
     def cost(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue] | None = None) -> Cost:
-        """FLOPs and least traffic for these axes (and parameters; their defaults where none are given). Bytes default to each input
+        """FLOPs and least traffic for these axes (and parameters; their defaults where none are given). Bytes default
+        to each input
         read once and each output written once."""
         values = self.scalar_values(scalars or {})
         names = {**axes, **values, "dtype": dtype, "itemsize": DTYPES[dtype].itemsize}
@@ -294,13 +372,16 @@ class Operator:
         def number(field: str) -> int:
             text = getattr(self, field)
             value = evaluate(text, names)
-            if not isinstance(value, int | float) or isinstance(value, bool):
-                raise UsageError(f"{self.name}: {field} {text!r} is {value!r:.80}, no number. Write an expression over axes, itemsize and parameters.")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise UsageError(
+                    f"{self.name}: {field} {text!r} is {value!r:.80}, no number of 0 or more. Write an expression over "
+                    "axes, itemsize and parameters."
+                )
             return int(value)
 
         return Cost(
             flops=number("flops"),
-            bytes_read=number("bytes_read") if self.bytes_read else traffic(self.inputs),
-            bytes_written=number("bytes_written") if self.bytes_written else traffic(self.outputs),
-            bytes_saved=number("bytes_saved") if self.bytes_saved else 0,
+            bytes_read=number("bytes_read") if self.bytes_read is not None else traffic(self.inputs),
+            bytes_written=number("bytes_written") if self.bytes_written is not None else traffic(self.outputs),
+            bytes_saved=number("bytes_saved") if self.bytes_saved is not None else 0,
         )

@@ -1,7 +1,8 @@
-"""Philox-4x32-10, a counter-based generator: the random word of an element follows from a seed and the element's index alone.
+"""Philox-4x32-10, a counter-based generator: the random word of an element follows from a seed and the element's index
+alone.
 
-Element i takes word i % 4 of the block whose counter is (i / 4 low, i / 4 high, 0, 0), under the key (seed low, seed high).
-So the same seed gives the same words on every backend, in any order, however the work is divided.
+Element i takes word i % 4 of the block whose counter is (i / 4 low, i / 4 high, 0, 0), under the key (seed low, seed
+high). So the same seed gives the same words on every backend, in any order, however the work is divided.
 
 Source: Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011.
 """

@@ -7,21 +7,32 @@ import functools
 import hashlib
 import json
 import math
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.core import device, implementation, operator, timing, verdict
+from opforge.core.added_fields import ADDED, is_left_out
 from opforge.core.errors import UsageError
+from opforge.core.fields import checker, hints
 from opforge.core.implementation import Config
 from opforge.core.operator import Cost, ScalarValue
 from opforge.core.shapes import AxisValue
 from opforge.core.timing import Timing
+from opforge.core.timing_terms import terms_or_then
 from opforge.core.verdict import Verdict
 
 SCHEMA = 1
+
+
+MODE = "execution mode."
+"""What a fact's name begins with that says how a backend's kernels are executed; in earlier records "way."."""
+
+
+CONFIG = "timing.config"
+"""The fact that a config was asked for which is not the default: such times have a history of their own, and are no
+baseline.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,8 @@ class Environment:
     """Where a fact was found. `facts` holds device, driver, versions, clocks and commits by name.
 
     Facts that start with clock., load., git. or host. change from run to run (host. because a container gets a new name
-    at each start), so they are kept and are no part of the fingerprint.
+    at each start), so they are kept and are no part of the fingerprint. `execution_mode_of` reads how a backend's
+    kernels were executed.
     """
 
     device: str
@@ -39,15 +51,32 @@ class Environment:
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits that change when anything that could change a result does; times and clocks left out."""
-        stable = {name: value for name, value in self.facts.items() if not name.startswith(("clock.", "load.", "git.", "host."))}
+        # earlier records say "way.triton" for "execution mode.triton": one machine has one fingerprint
+        stable = {
+            f"way.{name.removeprefix(MODE)}" if name.startswith(MODE) else name: value
+            for name, value in self.facts.items()
+            if not name.startswith(("clock.", "load.", "git.", "host."))
+        }
         return hashlib.sha256(json.dumps([self.device, stable], sort_keys=True).encode()).hexdigest()[:12]
+
+    def execution_mode_of(self, backend: str) -> str:
+        """How a backend's kernels were executed: "native: …", what emulated the device, or "missing: …"; "" where no
+        fact says it.
+        """
+        return self.facts.get(f"{MODE}{backend}", self.facts.get(f"way.{backend}", ""))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One fact: this implementation of this operator, on this workload, got this verdict and, if it passed, this timing.
+    """One fact: this implementation of this operator, on this workload, got this verdict and, if it passed, this
+    timing.
 
-    roof_s   the least time the device's measured ceilings allow for `cost`; `limiter` says which ceiling it is
+    roof_s        the least time the device's measured ceilings allow for `cost`; `limiter` says which ceiling it is
+    code_sha256   of what the source says to the compiler, without comments, layout and names (backends.program_hash):
+                  equal ones compile to one code; "" in records from before it was kept
+    trial         a point of a search, verified on a selection of cases and its time not audited; or a verification at
+                  one shape alone. A Pass of it is nobody's evidence beyond that
+    layout        how the inputs lay in memory, as the workload says it
     """
 
     id: str
@@ -69,21 +98,52 @@ class Record:
     limiter: str | None
     environment: Environment
     run: str
+    code_sha256: str = field(default="", metadata=ADDED)
+    trial: bool = field(default=False, metadata=ADDED)
+    layout: str = field(default="contiguous", metadata=ADDED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adoption:
+    """One fact beside a record, which it leaves as it is: another source compiles to the code that the record speaks
+    of.
+
+    record          the id of the record
+    source_sha256   the source that it speaks of as well (backends.shared_code.source_sha256)
+    code_sha256     of the code that both compile to (inspect.compiled); "" where the sources are one program, and
+                    nothing had to be compiled
+    how             what was compared, in words
+    """
+
+    id: str
+    created_at: str
+    record: str
+    operator: str
+    source_sha256: str
+    code_sha256: str
+    how: str
+
+
+def terms_of(record: Record) -> str:
+    """The terms of the record's time (core.timing_terms); those of its day where it states none. "" without a time."""
+    return terms_or_then(record.timing.terms, record.backend) if record.timing is not None else ""
 
 
 @functools.cache
 def _classes() -> dict[str, type]:
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     for module in (operator, implementation, verdict, timing, device):
         for name, value in vars(module).items():
             if dataclasses.is_dataclass(value) and isinstance(value, type):
-                found[name] = value
-    return {**found, "Environment": Environment, "Record": Record}
-
-
-@functools.cache
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+                classes[name] = value
+    # "Policy": as it was called in records from before 2026-11-23
+    return {
+        **classes,
+        "Policy": verdict.LibraryFallback,
+        "Environment": Environment,
+        "Record": Record,
+        "Adoption": Adoption,
+    }
 
 
 def to_json(value: Any) -> Any:
@@ -98,9 +158,12 @@ def to_json(value: Any) -> Any:
         case tuple() | list():
             return [to_json(item) for item in value]
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            body = {item.name: to_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
+            pairs = ((item, getattr(value, item.name)) for item in dataclasses.fields(value))
+            body = {item.name: to_json(held) for item, held in pairs if not is_left_out(item, held)}
             return {"type": type(value).__name__, **body}
-    raise UsageError(f"{type(value).__name__} has no JSON form; records hold nouns, numbers, text and their collections.")
+    raise UsageError(
+        f"{type(value).__name__} has no JSON form; records hold nouns, numbers, text and their collections."
+    )
 
 
 def from_json(data: Any) -> Any:
@@ -112,16 +175,21 @@ def from_json(data: Any) -> Any:
             rest: dict[str, Any] = {key: item for key, item in data.items() if key != "type"}
             cls = _classes().get(name)
             if cls is None:
-                raise UsageError(f"This data holds a {name!r}, which this version of opforge does not know. Upgrade opforge to read it.")
-            hints = _hints(cls)
+                raise UsageError(
+                    f"This data holds a {name!r}, which this version of opforge does not know. Upgrade opforge to "
+                    "read it."
+                )
+            declared = hints(cls)
             names = {item.name for item in dataclasses.fields(cls)}
             unknown_fields = set(rest) - names
             if unknown_fields:
-                raise UsageError(f"{name} has unknown fields {sorted(unknown_fields)}; it was written by another version of opforge.")
+                raise UsageError(
+                    f"{name} has unknown fields {sorted(unknown_fields)}; it was written by another version of opforge."
+                )
             values = {key: from_json(item) for key, item in rest.items()}
             for key, value in values.items():
-                if not _fits(value, hints[key]):
-                    raise UsageError(f"{name}.{key} cannot be {value!r:.80}; expected {hints[key]}.")
+                if not checker(declared[key])(value):
+                    raise UsageError(f"{name}.{key} cannot be {value!r:.80}; expected {declared[key]}.")
             try:
                 return cls(**values)
             except TypeError as error:
@@ -131,31 +199,3 @@ def from_json(data: Any) -> Any:
         case list():
             return tuple(from_json(item) for item in data)
     return data
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether `value` may stand where `hint` is asked for; deep enough to keep foreign data out."""
-    origin = typing.get_origin(hint)
-    if hint is Any:
-        return True
-    if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, option) for option in typing.get_args(hint))
-    if origin is tuple:
-        arguments = typing.get_args(hint)
-        if not isinstance(value, tuple):
-            return False
-        if len(arguments) == 2 and arguments[1] is Ellipsis:
-            return all(_fits(item, arguments[0]) for item in value)
-        return len(value) == len(arguments) and all(_fits(item, argument) for item, argument in zip(value, arguments, strict=True))
-    if origin is Mapping:
-        key_hint, item_hint = typing.get_args(hint)
-        return isinstance(value, Mapping) and all(_fits(key, key_hint) and _fits(item, item_hint) for key, item in value.items())
-    if origin is not None:
-        return isinstance(value, origin)
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is None or hint is type(None):
-        return value is None
-    return isinstance(value, hint)

@@ -1,4 +1,6 @@
-"""Order statistics of samples: what a set of times says without assuming how they are distributed. Pure Python, no dependency."""
+"""Order statistics of samples: what a set of times says without assuming how they are distributed. Pure Python, no
+dependency.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ FENCE = 3.0
 SEPARATION = 5.0
 LEAST_SHARE = 0.1
 LEAST_GAP = 0.02
-"""Two modes: Ashman's D between the halves of the best split, the smaller half's share, and the distance of their medians.
+"""Two modes: Ashman's D between the halves of the best split, the smaller half's share, and the distance of their
+medians.
 
 The best split of one normal distribution has D = 2.7 and of a uniform one 3.5; 5 keeps clear of both with 30 samples.
 """
@@ -66,8 +69,8 @@ def modes(samples: Sequence[float]) -> tuple[Mode, ...]:
     """One Mode, or two where the samples fall into two groups that one distribution does not explain.
 
     The split is the one with the largest variance between groups (Otsu, IEEE Trans. SMC 9, 1979), on logarithms with
-    a twentieth at each end left out; it counts when Ashman's D (Astron. J. 108, 1994) and the groups' sizes and distance
-    say so. Fewer than 30 samples are one Mode.
+    a twentieth at each end left out; it counts when Ashman's D (Astron. J. 108, 1994) and the groups' sizes and
+    distance say so. Fewer than 30 samples are one Mode.
     """
     whole = Mode(median_s=median(samples), share=1.0)
     every = sorted(math.log(sample) for sample in samples if sample > 0)
@@ -91,7 +94,8 @@ def modes(samples: Sequence[float]) -> tuple[Mode, ...]:
 
 
 def drift(samples: Sequence[float]) -> float:
-    """How far the second half's median lies from the first half's, as a fraction; 0.0 where their 99 % intervals overlap.
+    """How far the second half's median lies from the first half's, as a fraction; 0.0 where their 99 % intervals
+    overlap.
 
     >>> drift([1.0] * 10 + [1.5] * 10), drift([1.0, 1.1] * 10)
     (0.5, 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from opforge.core.implementation import COMPARED_AS_IS
 from opforge.core.operator import Case
 
 
@@ -15,8 +16,10 @@ class Metrics:
     quantiles_abs  p50, p90, p99 of the absolute error
     histogram      counts of |error| / bound in decades: below 1e-6, 1e-5, …, 1, 10, above
     kl             Kullback-Leibler divergence of the value histograms, output against reference, in nats
-    clip_ratio     share of the elements at or beyond the dtype's largest value where the reference is finite; None in records
-                   from before it was measured
+    clip_ratio     share of the elements at or beyond the dtype's largest value where the reference is finite; None in
+                   records from before it was measured
+    noise          root mean square of |error| over what is typical of float32 arithmetic, at most 1 for a pass; None
+                   where the operator does not say what is typical, and in records from before it was measured
     """
 
     output: str
@@ -38,11 +41,13 @@ class Metrics:
     histogram: tuple[int, ...]
     kl: float
     clip_ratio: float | None = None
+    noise: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """The neighbourhood of one element of an output: rows of its last two axes (one row for a vector), actual beside expected.
+    """The neighbourhood of one element of an output: rows of its last two axes (one row for a vector), actual beside
+    expected.
 
     corner  index of the first element shown, in the output's own axes
     wrong   which of them break the bound
@@ -57,7 +62,8 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """Something verification found out that is neither right nor wrong: "deterministic", "batch_invariant", "hidden_cases".
+    """Something verification found out that is neither right nor wrong: "deterministic", "batch_invariant",
+    "hidden_cases".
     `holds` is None when it was not asked; `detail` says what was done, or why nothing was."""
 
     name: str
@@ -76,7 +82,8 @@ class Checked:
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """Every case agreed with the oracle within its bound. `not_taken` lists cases the implementation's own statements refuse;
+    """Every case agreed with the oracle within its bound. `not_taken` lists cases the implementation's own statements
+    refuse;
     `worst` shows the element closest to its bound among its neighbours."""
 
     checked: tuple[Checked, ...]
@@ -106,8 +113,8 @@ class Mismatch:
 
     shrunk_from  the case that failed first, when `case` is a smaller one that fails in the same way
     after        the case that the same launch had run before, on the same memory, when it was right for that one
-    window       neighbours of the worst element, and `first_metrics` its metrics, in the case that failed first: a pattern shows
-                 there, where the shrunk case may have a single element
+    window       neighbours of the worst element, and `first_metrics` its metrics, in the case that failed first: a
+                 pattern shows there, where the shrunk case may have a single element
     """
 
     case: Case
@@ -130,8 +137,26 @@ class Mismatch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Inaccurate:
+    """A baseline, not accurate: what a user calls in PyTorch or another library breaks the operator's bound, and its
+    file says why.
+
+    It is timed all the same, because users do call it, and each place that shows its time says so. It is no Pass:
+    nobody's choice, and nothing but a file of COMPARED_AS_IS backends can have it.
+
+    reason   what the file says (INACCURATE)
+    found    the mismatch that verification met
+    """
+
+    reason: str
+    found: Mismatch
+
+
+@dataclass(frozen=True, kw_only=True)
 class Broken:
-    """The contract was broken: wrong shape or dtype, an input changed, memory written outside the output, an exception."""
+    """The contract was broken: wrong shape or dtype, an input changed, memory written outside the output, an
+    exception.
+    """
 
     case: Case | None
     dtype: str
@@ -163,9 +188,11 @@ class Timeout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Policy:
-    """Right where it was checked, and not what it claims to be: it has a library compute instead of its backend. It is no
-    failure of correctness and never gets a time. `evidence` lists the library's operations, with how often each was called."""
+class LibraryFallback:
+    """Right where it was checked, and not what it claims to be: it has a library compute instead of its backend. It is
+    no failure of correctness and never gets a time. `evidence` lists the library's operations, with how often each was
+    called.
+    """
 
     case: Case | None
     dtype: str
@@ -181,7 +208,16 @@ class Unsupported:
     reason: str
 
 
-Verdict = Pass | Mismatch | Broken | Crash | Timeout | Policy | Unsupported
+Verdict = Pass | Inaccurate | Mismatch | Broken | Crash | Timeout | LibraryFallback | Unsupported
+Proof = Pass | Inaccurate
+"""What a time may rest on: the Pass of a candidate, or of a baseline that it was looked at, and how it is wrong."""
+
+
+def may_be_timed(verdict: Verdict, backend: str) -> bool:
+    """Whether a time may stand beside this verdict: a Pass, or a baseline that is known to be inaccurate."""
+    return isinstance(verdict, Pass) or (isinstance(verdict, Inaccurate) and backend in COMPARED_AS_IS)
+
+
 FAILURES = (Mismatch, Broken, Crash, Timeout)
-REFUSED = (*FAILURES, Policy)
+REFUSED = (*FAILURES, LibraryFallback)
 """Verdicts that make a command end with exit code 1."""

@@ -1,9 +1,11 @@
-"""Gradients of an operator's inputs: by the operator that computes them, or by differentiating the reference; and what keeps an eager
+"""Gradients of an operator's inputs: by the operator that computes them, or by differentiating the reference; and what
+keeps an eager
 call in PyTorch's graph."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,22 +13,24 @@ from typing import Any
 
 import torch
 
+from opforge.backends import torch_private
 from opforge.core.gradient import Wiring
 from opforge.core.operator import Operator, ScalarValue
 
-# the vmap that autograd runs a graph under for many gradients at once: older than torch.func, which knows nothing of it
-_VMAP = torch._C._dispatch_key_parse("VmapMode")
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
+_VMAP = torch_private.VMAP_KEY
+_is_included = torch_private.key_is_included
+_any_autocast = torch_private.any_autocast
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
     """The backward pass of an operator.
 
-    wiring, call   how its gradient operator is joined, and the function that is it. Without one (None) the reference is differentiated,
-                   in float32 at the least; so are the inputs that the gradient operator says nothing about
-    custom         the same function as PyTorch's dispatcher sees it, tensors and then scalars: for many gradients at once (is_grads_batched=True),
-                   whose tensors look like one gradient each
+    wiring, call   how its gradient operator is joined, and the function that is it. Without one (None) the reference is
+                   differentiated, in float32 at the least; so are the inputs that the gradient operator says nothing
+                   about
+    custom         the same function as PyTorch's dispatcher sees it, tensors and then scalars: for many gradients at
+                   once (is_grads_batched=True), whose tensors look like one gradient each
     """
 
     operator: Operator
@@ -36,22 +40,54 @@ class Backward:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """Where each input of the gradient operator stands in a row of the inputs, the outputs and what arrives for them."""
+        """Where each input of the gradient operator stands in a row of the inputs, the outputs and what arrives for
+        them.
+        """
         assert self.wiring is not None
-        before = {"input": 0, "output": len(self.operator.inputs), "incoming": len(self.operator.inputs) + len(self.operator.outputs)}
+        before = {
+            "input": 0,
+            "output": len(self.operator.inputs),
+            "incoming": len(self.operator.inputs) + len(self.operator.outputs),
+        }
         return tuple(before[kind] + place for kind, place in self.wiring.takes)
 
-    def kept(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
-        """What must be kept from the forward call, in the places of inputs and outputs; None where nothing asks for it."""
+    @cached_property
+    def always(self) -> tuple[bool, ...] | None:
+        """Which inputs and outputs are kept whatever needs a gradient; None where that decides."""
+        inputs, outputs = len(self.operator.inputs), len(self.operator.outputs)
         if self.wiring is None:
-            return (*inputs, *(None for _ in outputs))
+            return (*(True for _ in range(inputs)), *(False for _ in range(outputs)))
+        if None in self.wiring.gives:
+            return None
+        return tuple(place in self.places for place in range(inputs + outputs))
+
+    def kept(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+        """What must be kept from the forward call, in the places of inputs and outputs; None where nothing asks
+        for it.
+        """
+        if self.always is not None:
+            return tuple(
+                [tensor if keep else None for tensor, keep in zip((*inputs, *outputs), self.always, strict=True)]
+            )
+        assert self.wiring is not None
         gives, taken = self.wiring.gives, self.places
         # inputs whose gradient comes from the reference, which then needs all of them
-        whole = None in gives and any(tensor.requires_grad and place is None for tensor, place in zip(inputs, gives, strict=True))
-        return tuple([tensor if place in taken or (whole and place < len(inputs)) else None for place, tensor in enumerate((*inputs, *outputs))])
+        whole = None in gives and any(
+            tensor.requires_grad and place is None for tensor, place in zip(inputs, gives, strict=True)
+        )
+        return tuple(
+            [
+                tensor if place in taken or (whole and place < len(inputs)) else None
+                for place, tensor in enumerate((*inputs, *outputs))
+            ]
+        )
 
     def __call__(
-        self, kept: Sequence[torch.Tensor | None], incoming: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue], needed: Sequence[bool]
+        self,
+        kept: Sequence[torch.Tensor | None],
+        incoming: Sequence[torch.Tensor],
+        scalars: Mapping[str, ScalarValue],
+        needed: Sequence[bool],
     ) -> tuple[torch.Tensor | None, ...]:
         """One gradient for each input that needs one, None for the others.
 
@@ -67,9 +103,14 @@ class Backward:
                 # kernels take neighbours: the gradient of a sum arrives expanded
                 row = (*kept, *[gradient.contiguous() for gradient in incoming])
                 call = self.call if self.custom is None or not _is_included(_VMAP) else self.custom
-                returned = call(*[row[place] for place in self.places], **{name: scalars[name] for name in self.wiring.scalars})
+                returned = call(
+                    *[row[place] for place in self.places], **{name: scalars[name] for name in self.wiring.scalars}
+                )
                 results = returned if isinstance(returned, tuple) else (returned,)
-                found = [results[place] if need and place is not None else None for need, place in zip(left, gives, strict=True)]
+                found = [
+                    results[place] if need and place is not None else None
+                    for need, place in zip(left, gives, strict=True)
+                ]
                 left = [need and place is None for need, place in zip(left, gives, strict=True)]
         if any(left):
             inputs = [tensor for tensor in kept[:count] if tensor is not None]
@@ -80,14 +121,21 @@ class Backward:
 
 
 class Tracked(torch.autograd.Function):  # type: ignore[misc, unused-ignore]  # torch leaves it untyped
-    """`Tracked.apply(backward, run, scalars, *tensors)`: an eager call in PyTorch's graph, `run(tensors)` going forward and `backward` coming back.
+    """`Tracked.apply(backward, run, scalars, *tensors)`: an eager call in PyTorch's graph, `run(tensors)` going forward
+    and `backward` coming back.
 
-    The custom operator does the same in four times the host's time (36 us against 9 us, see docs/timing.md): it first asks of every
-    layer of PyTorch's dispatcher, none of which has anything to say of ordinary tensors.
+    The custom operator does the same in four times the host's time (36 us against 9 us, see docs/timing.md): it first
+    asks of every layer of PyTorch's dispatcher, none of which has anything to say of ordinary tensors.
     """
 
     @staticmethod
-    def forward(ctx: Any, backward: Backward, run: Callable[[Sequence[torch.Tensor]], Any], scalars: Mapping[str, ScalarValue], *tensors: torch.Tensor) -> Any:
+    def forward(
+        ctx: Any,
+        backward: Backward,
+        run: Callable[[Sequence[torch.Tensor]], Any],
+        scalars: Mapping[str, ScalarValue],
+        *tensors: torch.Tensor,
+    ) -> Any:
         output = run(tensors)
         remember(ctx, backward, scalars, tensors, output)
         return output
@@ -97,7 +145,18 @@ class Tracked(torch.autograd.Function):  # type: ignore[misc, unused-ignore]  # 
         return (None, None, None, *come_back(ctx, incoming, ctx.needs_input_grad[3:]))
 
 
-def remember(ctx: Any, backward: Backward, scalars: Mapping[str, ScalarValue], tensors: Sequence[torch.Tensor], output: Any) -> None:
+def apply_directly(
+    backward: Backward, run: Callable[[Sequence[torch.Tensor]], Any], scalars: Mapping[str, ScalarValue]
+) -> Callable[..., Any]:
+    """`Tracked.apply` of these, a function of tensors one by one, for a caller who has looked already at transforms and
+    at what they leave behind: autograd.Function asks for them again, for a third of such a call's time.
+    """
+    return functools.partial(torch_private.function_apply(Tracked), backward, run, scalars)
+
+
+def remember(
+    ctx: Any, backward: Backward, scalars: Mapping[str, ScalarValue], tensors: Sequence[torch.Tensor], output: Any
+) -> None:
     """Keep in an autograd context what `come_back` needs."""
     ctx.save_for_backward(*backward.kept(tensors, output if isinstance(output, tuple) else (output,)))
     ctx.opforge = backward, scalars
@@ -106,15 +165,20 @@ def remember(ctx: Any, backward: Backward, scalars: Mapping[str, ScalarValue], t
 def come_back(ctx: Any, incoming: Sequence[torch.Tensor], needed: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
     """One gradient for each input that needs one, in the dtype of that input: autocast has no say in it."""
     backward, scalars = ctx.opforge
-    with torch.autocast(incoming[0].device.type, enabled=False) if torch._C._is_any_autocast_enabled() else contextlib.nullcontext():
+    with torch.autocast(incoming[0].device.type, enabled=False) if _any_autocast() else contextlib.nullcontext():
         found: tuple[torch.Tensor | None, ...] = backward(ctx.saved_tensors, incoming, scalars, needed)
     return found
 
 
 def by_reference(operator: Operator, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
-    """The outputs by the reference, in float32 at the least and in PyTorch operations alone: what forward-mode differentiation can follow."""
+    """The outputs by the reference, in float32 at the least and in PyTorch operations alone: what forward-mode
+    differentiation can follow.
+    """
     kind = next(tensor.dtype for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T")
-    wide = [tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor for tensor in tensors]
+    wide = [
+        tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
+        for tensor in tensors
+    ]
     returned = operator.reference(*wide, **scalars)
     outputs = returned if isinstance(returned, tuple) else (returned,)
     names = [spec.dtype_for(str(kind).removeprefix("torch."), scalars) for spec in operator.outputs]
@@ -123,7 +187,11 @@ def by_reference(operator: Operator, tensors: Sequence[torch.Tensor], scalars: M
 
 
 def differentiate(
-    operator: Operator, tensors: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor | None], scalars: Mapping[str, ScalarValue], needed: Sequence[bool]
+    operator: Operator,
+    tensors: Sequence[torch.Tensor],
+    incoming: Sequence[torch.Tensor | None],
+    scalars: Mapping[str, ScalarValue],
+    needed: Sequence[bool],
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the inputs, by differentiating the reference in float32 (float64 stays float64).
 
@@ -136,9 +204,19 @@ def differentiate(
         wide = [_wide(tensor, need, again) for tensor, need in zip(tensors, needed, strict=True)]
         returned = operator.reference(*wide, **scalars)
         outputs = returned if isinstance(returned, tuple) else (returned,)
-        pairs = [(output, gradient.to(output.dtype)) for output, gradient in zip(outputs, incoming, strict=True) if gradient is not None and output.requires_grad]
+        pairs = [
+            (output, gradient.to(output.dtype))
+            for output, gradient in zip(outputs, incoming, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
         leaves = [tensor for tensor, need in zip(wide, needed, strict=True) if need]
-        found = torch.autograd.grad([output for output, _ in pairs], leaves, [gradient for _, gradient in pairs], allow_unused=True, create_graph=again)
+        found = torch.autograd.grad(
+            [output for output, _ in pairs],
+            leaves,
+            [gradient for _, gradient in pairs],
+            allow_unused=True,
+            create_graph=again,
+        )
         given = iter(found)
         result: list[torch.Tensor | None] = []
         for original, need in zip(tensors, needed, strict=True):

@@ -15,13 +15,7 @@ def create(registry: Registry, name: str, home: Path) -> tuple[Path, ...]:
 
     Raises UsageError when the name is none for an operator, or is taken.
     """
-    if not fits(name) or name != name.lower():
-        raise UsageError(f"{name!r} cannot name an operator: use lower-case letters, digits and underscores, e.g. rotary_embedding.")
-    if name in registry.names():
-        raise UsageError(f"There is an operator {name!r} already, in {registry.folders[name]}. Choose another name, or look at it: opforge show {name}")
-    folder = home / name
-    if folder.exists():
-        raise UsageError(f"{folder} exists already. Remove it or choose another name.")
+    folder = checked_folder(registry, name, home)
     written: list[Path] = []
     for source in sorted(TEMPLATE.iterdir()):
         if source.is_file():
@@ -30,3 +24,20 @@ def create(registry: Registry, name: str, home: Path) -> tuple[Path, ...]:
             target.write_text(source.read_text(encoding="utf-8").replace("NAME", name), encoding="utf-8")
             written.append(target)
     return tuple(written)
+
+
+def checked_folder(registry: Registry, name: str, home: Path) -> Path:
+    """Where the folder of an operator called `name` goes. Raises UsageError when it cannot have that name."""
+    if not fits(name) or name != name.lower():
+        raise UsageError(
+            f"{name!r} cannot name an operator: use lower-case letters, digits and underscores, e.g. rotary_embedding."
+        )
+    if name in registry.names():
+        raise UsageError(
+            f"There is an operator {name!r} already, in {registry.folders[name]}. Choose another name, or look at "
+            f"it: opforge show {name}"
+        )
+    folder = home / name
+    if folder.exists():
+        raise UsageError(f"{folder} exists already. Remove it or choose another name.")
+    return folder

@@ -1,4 +1,6 @@
-"""The gate: histories with their steps, baselines that were promoted, and a check that says fine, regression or unsure."""
+"""The gate: histories with their steps, baselines that were promoted, and a check that says fine, regression or
+unsure.
+"""
 
 from opforge.gate.baseline import (
     Baseline as Baseline,
@@ -11,7 +13,14 @@ from opforge.gate.baseline import (
     select_records as select_records,
     tightened as tightened,
 )
-from opforge.gate.check import Finding as Finding, Policy as Policy, Report as Report, Sight as Sight, check as check, settled_for as settled_for
-from opforge.gate.history import Key as Key, Series as Series, history as history, series_of as series_of
-from opforge.gate.output import junit as junit, markdown as markdown
-from opforge.gate.steps import segments as segments
+from opforge.gate.change_points import segments as segments
+from opforge.gate.check import (
+    CaseResult as CaseResult,
+    Policy as Policy,
+    Report as Report,
+    Sight as Sight,
+    check as check,
+    settled_for as settled_for,
+)
+from opforge.gate.ci_output import junit as junit, markdown as markdown
+from opforge.gate.history import Series as Series, SeriesKey as SeriesKey, history as history, series_of as series_of

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.places import data_folder
-from opforge.core.record import Record, from_json, to_json
+from opforge.core.record import CONFIG, Record, from_json, to_json
+from opforge.core.user_folders import data_folder
 from opforge.core.verdict import Pass
-from opforge.gate.history import Key
+from opforge.gate.history import SeriesKey
 
 FORMAT = 1
 
@@ -30,8 +30,8 @@ FORMAT = 1
 class Baseline:
     """What later runs are held against.
 
-    records      one per Key, each a Pass with a timing that nothing speaks against
-    thresholds   by str(Key): the ratio of times that a check allows, where an adaptive one was written
+    records      one per SeriesKey, each a Pass with a timing that nothing speaks against
+    thresholds   by str(SeriesKey): the ratio of times that a check allows, where an adaptive one was written
     """
 
     name: str
@@ -40,19 +40,21 @@ class Baseline:
     records: tuple[Record, ...]
     thresholds: Mapping[str, float] = field(default_factory=dict)
 
-    def by_key(self) -> dict[Key, Record]:
+    def by_key(self) -> dict[SeriesKey, Record]:
         """The records by what they are about."""
         return {key_of(record): record for record in self.records}
 
 
-def key_of(record: Record) -> Key:
+def key_of(record: Record) -> SeriesKey:
     """What a record is about."""
-    return Key(operator=record.operator, implementation=record.implementation, workload=record.workload, dtype=record.dtype)
+    return SeriesKey(
+        operator=record.operator, implementation=record.implementation, workload=record.workload, dtype=record.dtype
+    )
 
 
 def select_records(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[str, ...]]:
-    """The records that may be promoted, the newest of each Key, and for the others why not."""
-    chosen: dict[Key, Record] = {}
+    """The records that may be promoted, the newest of each SeriesKey, and for the others why not."""
+    chosen: dict[SeriesKey, Record] = {}
     refused: list[str] = []
     for record in sorted(records, key=lambda record: record.created_at):
         if not record.workload:
@@ -61,6 +63,8 @@ def select_records(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple
             refused.append(f"{key_of(record)}: {type(record.verdict).__name__}, not timed")
         elif record.timing.suspect is not None:
             refused.append(f"{key_of(record)}: suspect: {record.timing.suspect}")
+        elif CONFIG in record.environment.facts:
+            refused.append(f"{key_of(record)}: timed with {record.config}, which is not its default")
         else:
             chosen[key_of(record)] = record
     return tuple(chosen.values()), tuple(refused)
@@ -69,7 +73,10 @@ def select_records(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple
 def baseline_path(name: str) -> Path:
     """The file of a named baseline. Raises UsageError for a name that would leave the folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
-        raise UsageError(f"{name!r} cannot be a baseline's name. Use letters, digits, '.', '_' and '-', beginning with a letter or digit.")
+        raise UsageError(
+            f"{name!r} cannot be a baseline's name. Use letters, digits, '.', '_' and '-', beginning with a letter "
+            "or digit."
+        )
     return data_folder() / "baselines" / f"{name}.json"
 
 
@@ -78,11 +85,16 @@ def find_baseline(name_or_file: str) -> Path:
     given = Path(name_or_file)
     if given.suffix == ".json" or given.is_file():
         if not given.is_file():
-            raise UsageError(f"{given} does not exist. Make it with: opforge baseline promote NAME --run RUN --file {given}")
+            raise UsageError(
+                f"{given} does not exist. Make it with: opforge baseline promote NAME --run RUN --file {given}"
+            )
         return given
     path = baseline_path(name_or_file)
     if not path.is_file():
-        raise UsageError(f"No baseline named {name_or_file!r}. Known: {', '.join(baseline_names()) or 'none'}. Make it with: opforge baseline promote {name_or_file} --run RUN")
+        raise UsageError(
+            f"No baseline named {name_or_file!r}. Known: {', '.join(baseline_names()) or 'none'}. Make it with: "
+            f"opforge baseline promote {name_or_file} --run RUN"
+        )
     return path
 
 
@@ -107,7 +119,9 @@ def save_baseline(baseline: Baseline, path: Path) -> Path:
             Path(scratch).unlink()
             raise
     except OSError as error:
-        raise EnvironmentLacks(f"The baseline cannot be written to {path} ({error.strerror}). Name another place with --file.") from error
+        raise EnvironmentLacks(
+            f"The baseline cannot be written to {path} ({error.strerror}). Name another place with --file."
+        ) from error
     return path
 
 
@@ -125,19 +139,33 @@ def load_baseline(path: Path) -> Baseline:
         raise UsageError(f"{path} does not match its own hash: it was damaged or edited. {remedy}")
     try:
         records = from_json(data["records"])
-        found = Baseline(name=str(data["name"]), promoted_at=str(data["promoted_at"]), run=str(data["run"]), records=records, thresholds=dict(data["thresholds"]))
+        baseline = Baseline(
+            name=str(data["name"]),
+            promoted_at=str(data["promoted_at"]),
+            run=str(data["run"]),
+            records=records,
+            thresholds=dict(data["thresholds"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} lacks something ({error}). {remedy}") from error
-    if not all(isinstance(record, Record) and record.timing is not None for record in found.records):
+    if not all(isinstance(record, Record) and record.timing is not None for record in baseline.records):
         raise UsageError(f"{path} holds something else than timed records. {remedy}")
-    return found
+    return baseline
 
 
-def tightened(baseline: Baseline, histories: Mapping[Key, Iterable[float]], *, allowed: float = 1.05, kept: int = 100, least: float = 1.01) -> Baseline:
-    """The baseline with adaptive thresholds: (mean + 3 sigma of the last `kept` medians) over the baseline's own median.
+def tightened(
+    baseline: Baseline,
+    histories: Mapping[SeriesKey, Iterable[float]],
+    *,
+    allowed: float = 1.05,
+    kept: int = 100,
+    least: float = 1.01,
+) -> Baseline:
+    """The baseline with adaptive thresholds: (mean + 3 sigma of the last `kept` medians) over the baseline's own
+    median.
 
-    Only tighter ones than there are, or than `allowed` where there is none, are taken, none below `least`; a Key with fewer than 10
-    timings keeps what it has.
+    Only tighter ones than there are, or than `allowed` where there is none, are taken, none below `least`; a SeriesKey
+    with fewer than 10 timings keeps what it has.
     """
     thresholds = dict(baseline.thresholds)
     for key, record in baseline.by_key().items():

@@ -1,8 +1,8 @@
 """The gate: what a check concludes from comparisons with a baseline. Nothing here measures; `look` is asked to.
 
-A case is suspected when it is slower than its baseline beyond doubt (after Holm's correction over all cases) and by more
-than is allowed, or less accurate. Suspected and unsure cases are looked at a second time, independently; only what both
-looks say is a regression.
+A case is suspected when it is slower than its baseline beyond doubt (after Holm's correction over all cases) and by
+more than is allowed, or less accurate. Suspected and unsure cases are looked at a second time, independently; only what
+both looks say is a regression.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from opforge.core import units
 from opforge.core.comparison import SLOWER, Comparison
 from opforge.core.verdict import REFUSED, Pass, Unsupported, Verdict
-from opforge.gate.history import Key
+from opforge.gate.history import SeriesKey
 from opforge.timing import holm
 
 FINE, REGRESSION, UNSURE_STATE, SKIPPED = "fine", "regression", "unsure", "unchanged"
@@ -47,14 +47,14 @@ class Sight:
     baseline: Verdict | None = None
 
 
-Look = Callable[[Sequence[Key]], Mapping[Key, Sight]]
+Look = Callable[[Sequence[SeriesKey]], Mapping[SeriesKey, Sight]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class CaseResult:
     """The conclusion on one case. `words` say why, with the evidence; `looks` is how often it was measured."""
 
-    key: Key
+    key: SeriesKey
     state: str
     words: str
     allowed: float
@@ -67,7 +67,7 @@ class Report:
     """All findings of one check. `exit_code`: 0 fine, 1 a regression, 4 unsure."""
 
     baseline: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CaseResult, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -81,14 +81,30 @@ class Report:
         return sum(finding.state == state for finding in self.findings)
 
 
-def check(name: str, keys: Sequence[Key], look: Look, policy: Policy, thresholds: Mapping[str, float] | None = None, unchanged: Sequence[Key] = ()) -> Report:
+def check(
+    name: str,
+    keys: Sequence[SeriesKey],
+    look: Look,
+    policy: Policy,
+    thresholds: Mapping[str, float] | None = None,
+    unchanged: Sequence[SeriesKey] = (),
+) -> Report:
     """The Report on `keys` against the baseline called `name`; `unchanged` ones are listed and not looked at."""
     allowed = {key: (thresholds or {}).get(str(key), policy.allowed) for key in keys}
     first = _conclude(keys, look(keys) if keys else {}, allowed, policy, looks=1)
     again = [key for key in keys if first[key].state != FINE]
     second = _conclude(again, look(again), allowed, policy, looks=2) if again else {}
     findings = [_settle(first[key], second.get(key)) for key in keys]
-    findings += [Finding(key=key, state=SKIPPED, words="its source is what the baseline measured; not measured again", allowed=policy.allowed, looks=0) for key in unchanged]
+    findings += [
+        CaseResult(
+            key=key,
+            state=SKIPPED,
+            words="its source is what the baseline measured; not measured again",
+            allowed=policy.allowed,
+            looks=0,
+        )
+        for key in unchanged
+    ]
     return Report(baseline=name, findings=tuple(findings))
 
 
@@ -100,37 +116,63 @@ def settled_for(allowed: float) -> Callable[[Comparison], bool]:
 def _time_state(comparison: Comparison, allowed: float) -> str:
     if comparison.high <= allowed:
         return FINE
-    return REGRESSION if comparison.word == SLOWER and comparison.ratio > allowed else UNSURE_STATE
+    return REGRESSION if comparison.outcome == SLOWER and comparison.ratio > allowed else UNSURE_STATE
 
 
-def _conclude(keys: Sequence[Key], sights: Mapping[Key, Sight], allowed: Mapping[Key, float], policy: Policy, looks: int) -> dict[Key, Finding]:
+def _conclude(
+    keys: Sequence[SeriesKey],
+    sights: Mapping[SeriesKey, Sight],
+    allowed: Mapping[SeriesKey, float],
+    policy: Policy,
+    looks: int,
+) -> dict[SeriesKey, CaseResult]:
     timed = [key for key in keys if sights[key].comparison is not None]
-    adjusted = dict(zip(timed, holm([comparison.p for key in timed if (comparison := sights[key].comparison) is not None]), strict=True))
+    adjusted = dict(
+        zip(
+            timed,
+            holm([comparison.p for key in timed if (comparison := sights[key].comparison) is not None]),
+            strict=True,
+        )
+    )
     return {key: _finding(key, sights[key], allowed[key], adjusted.get(key, 1.0), policy, looks) for key in keys}
 
 
-def _finding(key: Key, sight: Sight, allowed: float, p: float, policy: Policy, looks: int) -> Finding:
+def _finding(key: SeriesKey, sight: Sight, allowed: float, p: float, policy: Policy, looks: int) -> CaseResult:
     comparison = sight.comparison
     if isinstance(sight.fresh, REFUSED):
-        return Finding(
-            key=key, state=REGRESSION, words=f"it passed in the baseline and does not now: {type(sight.fresh).__name__}. {sight.reason}".strip(), allowed=allowed, looks=looks
+        return CaseResult(
+            key=key,
+            state=REGRESSION,
+            words=f"it passed in the baseline and does not now: {type(sight.fresh).__name__}. {sight.reason}".strip(),
+            allowed=allowed,
+            looks=looks,
         )
     worse = less_accurate(sight.fresh, sight.baseline, policy.accuracy)
     if worse is not None:
-        return Finding(key=key, state=REGRESSION, words=worse, allowed=allowed, comparison=comparison, looks=looks)
+        return CaseResult(key=key, state=REGRESSION, words=worse, allowed=allowed, comparison=comparison, looks=looks)
     if comparison is None:
         what = "is not supported here" if isinstance(sight.fresh, Unsupported) else "was not compared"
-        return Finding(key=key, state=UNSURE_STATE, words=f"{what}: {sight.reason}", allowed=allowed, looks=looks)
+        return CaseResult(key=key, state=UNSURE_STATE, words=f"{what}: {sight.reason}", allowed=allowed, looks=looks)
     state = _time_state(comparison, allowed)
-    told = f"{comparison.ratio:.3f} of the baseline's time ({comparison.low:.3f} to {comparison.high:.3f}, {allowed:.3f} allowed)"
+    told = (
+        f"{comparison.ratio:.3f} of the baseline's time ({comparison.low:.3f} to {comparison.high:.3f}, "
+        f"{allowed:.3f} allowed)"
+    )
     if state == REGRESSION and not p <= policy.alpha:
-        return Finding(key=key, state=UNSURE_STATE, words=f"{told}; not beyond doubt among all cases (Holm p = {p:.2g})", allowed=allowed, comparison=comparison, looks=looks)
+        return CaseResult(
+            key=key,
+            state=UNSURE_STATE,
+            words=f"{told}; not beyond doubt among all cases (Holm p = {p:.2g})",
+            allowed=allowed,
+            comparison=comparison,
+            looks=looks,
+        )
     if state == UNSURE_STATE:
         told += "; the interval reaches beyond what is allowed: run it on a quieter machine or with more --budget"
-    return Finding(key=key, state=state, words=told, allowed=allowed, comparison=comparison, looks=looks)
+    return CaseResult(key=key, state=state, words=told, allowed=allowed, comparison=comparison, looks=looks)
 
 
-def _settle(first: Finding, second: Finding | None) -> Finding:
+def _settle(first: CaseResult, second: CaseResult | None) -> CaseResult:
     """What two independent looks say together."""
     if second is None:
         return first
@@ -142,30 +184,46 @@ def _settle(first: Finding, second: Finding | None) -> Finding:
 
 
 def less_accurate(fresh: Verdict | None, baseline: Verdict | None, factor: float) -> str | None:
-    """Why `fresh` is less accurate than `baseline`, or None. Of a case and output of 1000 elements or more (fewer have no 99th
-    percentile to speak of): the 99th percentile of the absolute error grew by more than `factor`, or the share of elements
+    """Why `fresh` is less accurate than `baseline`, or None. Of a case and output of 1000 elements or more (fewer have
+    no 99th percentile to speak of): the 99th percentile of the absolute error grew by more than `factor`, or the share
+    of elements
     that the dtype clips by more than `factor` and one in a thousand."""
     if not isinstance(fresh, Pass) or not isinstance(baseline, Pass):
         return None
     before, now = errors(baseline), errors(fresh)
-    worst = max(((now[name] / before[name], name) for name in before.keys() & now.keys() if before[name] > 0), default=(0.0, ("", "")))
+    worst = max(
+        ((now[name] / before[name], name) for name in before.keys() & now.keys() if before[name] > 0),
+        default=(0.0, ("", "")),
+    )
     fresh_errors = [name for name in before.keys() & now.keys() if before[name] == 0 and now[name] > 0]
     if fresh_errors:
-        return f"less accurate: p99 error of {fresh_errors[0][1]} in {fresh_errors[0][0]} is {units.number(now[fresh_errors[0]])}, it was exact"
+        return (
+            f"less accurate: p99 error of {fresh_errors[0][1]} in {fresh_errors[0][0]} is "
+            f"{units.number(now[fresh_errors[0]])}, it was exact"
+        )
     if not worst[0] <= factor:
-        return f"less accurate: p99 error of {worst[1][1]} in {worst[1][0]} is {units.number(now[worst[1]])}, {worst[0]:.2f} times what it was"
+        return (
+            f"less accurate: p99 error of {worst[1][1]} in {worst[1][0]} is {units.number(now[worst[1]])}, "
+            f"{worst[0]:.2f} times what it was"
+        )
     clipped, clipped_now = clips(baseline), clips(fresh)
     for name in sorted(clipped.keys() & clipped_now.keys()):
         if not clipped_now[name] <= max(clipped[name] * factor, clipped[name] + CLIPPED):
             return (
-                f"less accurate: {units.percent(clipped_now[name])} of {name[1]} in {name[0]} are clipped at the largest value of their dtype, {units.percent(clipped[name])} were"
+                f"less accurate: {units.percent(clipped_now[name])} of {name[1]} in {name[0]} are clipped at the "
+                f"largest value of their dtype, {units.percent(clipped[name])} were"
             )
     return None
 
 
 def errors(verdict: Pass) -> dict[tuple[str, str], float]:
     """(case, output) → 99th percentile of the absolute error; the last check of a case of that name counts."""
-    return {(checked.case.name, metrics.output): metrics.quantiles_abs[2] for checked in verdict.checked for metrics in checked.metrics if metrics.elements >= LEAST_ELEMENTS}
+    return {
+        (checked.case.name, metrics.output): metrics.quantiles_abs[2]
+        for checked in verdict.checked
+        for metrics in checked.metrics
+        if metrics.elements >= LEAST_ELEMENTS
+    }
 
 
 def clips(verdict: Pass) -> dict[tuple[str, str], float]:

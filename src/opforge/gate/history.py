@@ -11,7 +11,7 @@ from opforge import store
 from opforge.core import units
 from opforge.core.record import Record
 from opforge.core.verdict import Pass
-from opforge.gate.steps import Segment, segments
+from opforge.gate.change_points import Segment, segments
 from opforge.store import point_of
 
 SMALLEST = 0.02
@@ -22,7 +22,7 @@ NARROWEST = 0.002
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class SeriesKey:
     """What a series, or a case of a gate, is about."""
 
     operator: str
@@ -35,7 +35,7 @@ class Key:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class SeriesPoint:
     """One timing in a history: seconds, relative width of the median's interval, and where it came from."""
 
     record: str
@@ -64,12 +64,12 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """The timings of one Key on one machine (by fingerprint), oldest first, with levels and steps."""
+    """The timings of one SeriesKey on one machine (by fingerprint), oldest first, with levels and steps."""
 
-    key: Key
+    key: SeriesKey
     device: str
     fingerprint: str
-    points: tuple[Point, ...]
+    points: tuple[SeriesPoint, ...]
     segments: tuple[Segment, ...]
 
     @property
@@ -95,8 +95,14 @@ class Series:
             return f"{told}, no step"
         last = self.changes[-1]
         way = "slower" if last.ratio > 1 else "faster"
-        between = f" between {last.last_good[:10]} and {last.first_changed[:10]}" if last.last_good and last.first_changed else ""
-        return f"{told}, {units.percent(abs(last.ratio - 1))} {way} since {self.points[last.at].created_at[:16]}{between}"
+        between = (
+            f" between {last.last_good[:10]} and {last.first_changed[:10]}"
+            if last.last_good and last.first_changed
+            else ""
+        )
+        return (
+            f"{told}, {units.percent(abs(last.ratio - 1))} {way} since {self.points[last.at].created_at[:16]}{between}"
+        )
 
 
 def history(records: Iterable[Record], *, smallest: float = SMALLEST) -> tuple[Series, ...]:
@@ -108,15 +114,24 @@ SEARCHES = "tune-"
 """How the runs of `opforge tune` are named: the points of a space share a name and are not one thing measured again."""
 
 
-def series_of(points: Iterable[store.Point], *, smallest: float = SMALLEST) -> tuple[Series, ...]:
-    """The series in what a store says of its records, steps found. Only timings with a Pass that nothing speaks against count."""
-    found: dict[tuple[Key, str, str], list[Point]] = {}
+def series_of(points: Iterable[store.HistoryEntry], *, smallest: float = SMALLEST) -> tuple[Series, ...]:
+    """The series in what a store says of its records, steps found. Only timings with a Pass that nothing speaks against
+    count.
+    """
+    by_series: dict[tuple[SeriesKey, str, str], list[SeriesPoint]] = {}
     for seen in sorted(points, key=lambda seen: seen.created_at):
-        if seen.median_s is None or seen.low_s is None or seen.high_s is None or seen.verdict != Pass.__name__ or seen.suspect or not seen.median_s > 0:
+        if (
+            seen.median_s is None
+            or seen.low_s is None
+            or seen.high_s is None
+            or seen.verdict != Pass.__name__
+            or seen.suspect
+            or not seen.median_s > 0
+        ):
             continue
         if seen.run.startswith(SEARCHES):
             continue
-        point = Point(
+        point = SeriesPoint(
             record=seen.id,
             created_at=seen.created_at,
             run=seen.run,
@@ -124,15 +139,27 @@ def series_of(points: Iterable[store.Point], *, smallest: float = SMALLEST) -> t
             median_s=seen.median_s,
             width=(seen.high_s - seen.low_s) / seen.median_s,
         )
-        key = Key(operator=seen.operator, implementation=seen.implementation, workload=seen.workload, dtype=seen.dtype)
-        found.setdefault((key, seen.device, seen.fingerprint), []).append(point)
+        key = SeriesKey(
+            operator=seen.operator, implementation=seen.implementation, workload=seen.workload, dtype=seen.dtype
+        )
+        by_series.setdefault((key, seen.device, seen.fingerprint), []).append(point)
     return tuple(
-        Series(key=key, device=device, fingerprint=fingerprint, points=tuple(points), segments=levels(points, smallest=smallest))
-        for (key, device, fingerprint), points in found.items()
+        Series(
+            key=key,
+            device=device,
+            fingerprint=fingerprint,
+            points=tuple(points),
+            segments=levels(points, smallest=smallest),
+        )
+        for (key, device, fingerprint), points in by_series.items()
     )
 
 
-def levels(points: Iterable[Point], *, smallest: float = SMALLEST) -> tuple[Segment, ...]:
+def levels(points: Iterable[SeriesPoint], *, smallest: float = SMALLEST) -> tuple[Segment, ...]:
     """The levels of a history as logarithms of seconds; a point counts by how narrow its interval was."""
     taken = list(points)
-    return segments([math.log(point.median_s) for point in taken], [1 / max(NARROWEST, point.width) for point in taken], smallest=math.log1p(smallest))
+    return segments(
+        [math.log(point.median_s) for point in taken],
+        [1 / max(NARROWEST, point.width) for point in taken],
+        smallest=math.log1p(smallest),
+    )

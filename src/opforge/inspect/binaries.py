@@ -52,15 +52,17 @@ def _cubin(artefact: Artefact, target: str, dtype: str, source: Path) -> tuple[K
     most_threads = _max_threads(run_tool([cuobjdump, "--dump-elf", artefact.path]))
     reports = _reports(artefact)
     generated = artefact.path.with_suffix(".cu")
-    unknown_shared = not artefact.facts and CHOSEN_AT_LAUNCH.search((generated if generated.is_file() else source).read_text(encoding="utf-8"))
-    found: list[KernelUse] = []
+    unknown_shared = not artefact.facts and CHOSEN_AT_LAUNCH.search(
+        (generated if generated.is_file() else source).read_text(encoding="utf-8")
+    )
+    uses: list[KernelUse] = []
     for name in of_dtype(list(usage), dtype):
         counts = matrix_instructions(code.get(name, ""))
         report = reports.get(name)
         shared = None if unknown_shared else _shared(artefact, usage[name], report)
         threads = artefact.threads or most_threads.get(name)
         registers = usage[name].get("registers", 0)
-        found.append(
+        uses.append(
             KernelUse(
                 kernel=readable(name),
                 registers=registers,
@@ -71,12 +73,14 @@ def _cubin(artefact: Artefact, target: str, dtype: str, source: Path) -> tuple[K
                 threads=threads,
                 residency=_residency(registers, threads, shared, target),
                 matrix_instructions={key: count for key, count in counts.items() if key in MATRIX_OPCODES},
-                other_instructions={key: count for key, count in counts.items() if key not in MATRIX_OPCODES and key != "matrix_total"},
+                other_instructions={
+                    key: count for key, count in counts.items() if key not in MATRIX_OPCODES and key != "matrix_total"
+                },
                 local_instructions=counts.get("LDL", 0) + counts.get("STL", 0),
                 warnings=_warnings(report),
             )
         )
-    return tuple(found)
+    return tuple(uses)
 
 
 def _reports(artefact: Artefact) -> Mapping[str, PtxasReport]:
@@ -101,19 +105,21 @@ def _shared(artefact: Artefact, usage: Mapping[str, int], report: PtxasReport | 
 def _warnings(report: PtxasReport | None) -> tuple[str, ...]:
     if report is None:
         return ()
-    found = [f"wgmma instructions are serialized due to {reason}" for reason in report.wgmma_serialized]
+    warnings = [f"wgmma instructions are serialized due to {reason}" for reason in report.wgmma_serialized]
     if report.injected_waits:
-        found.append(f"the compiler put in {report.injected_waits} warpgroup.wait")
-    return (*found, *report.warnings)
+        warnings.append(f"the compiler put in {report.injected_waits} warpgroup.wait")
+    return (*warnings, *report.warnings)
 
 
 def _max_threads(elf: str) -> dict[str, int]:
     """Kernel name → threads per block it was compiled for, from the `.nv.info` sections of an ELF dump.
 
-    >>> _max_threads(".nv.info.k\\n\\tAttribute:\\tEIATTR_MAX_THREADS\\n\\tFormat:\\tEIFMT_SVAL\\n\\tValue:\\t0x100 0x1 0x1\\n")
+    >>> said = ".nv.info.k\\n\\tAttribute:\\tEIATTR_MAX_THREADS\\n"
+    >>> said += "\\tFormat:\\tEIFMT_SVAL\\n\\tValue:\\t0x100 0x1 0x1\\n"
+    >>> _max_threads(said)
     {'k': 256}
     """
-    found: dict[str, int] = {}
+    most_threads: dict[str, int] = {}
     name, awaited = "", False
     for line in elf.splitlines():
         if line.startswith(".nv.info."):
@@ -122,32 +128,32 @@ def _max_threads(elf: str) -> dict[str, int]:
             awaited = True
         elif awaited and (extents := re.search(r"Value:\s*(0x\w+) (0x\w+) (0x\w+)", line)):
             x, y, z = (int(extent, 16) for extent in extents.groups())
-            found[name], awaited = x * y * z, False
-    return found
+            most_threads[name], awaited = x * y * z, False
+    return most_threads
 
 
 def _residency(registers: int, threads: int | None, shared: int | None, target: str) -> Residency | None:
     limits = DEVICES.get(target) or DEVICES.get(target.rstrip("a"))
     if limits is None or threads is None:
         return None
-    found = occupancy(registers, threads, shared or 0, limits)
+    resident = occupancy(registers, threads, shared or 0, limits)
     return Residency(
-        blocks_per_unit=found.blocks_per_sm,
-        active_warps=found.active_warps,
-        max_warps=found.max_warps,
-        limited_by=found.limited_by,
+        blocks_per_unit=resident.blocks_per_sm,
+        active_warps=resident.active_warps,
+        max_warps=resident.max_warps,
+        limited_by=resident.limited_by,
         at_most=shared is None,
     )
 
 
 def _amdgcn(artefact: Artefact, target: str) -> tuple[KernelUse, ...]:
-    found: list[KernelUse] = []
+    uses: list[KernelUse] = []
     for name, use in resources_from_amdgcn(artefact.path.read_text(encoding="utf-8")).items():
         shared = int((artefact.facts or {}).get("shared_bytes", use.get("lds_bytes", 0)))
         threads = artefact.threads or use.get("max_threads")
         # an AMD spill is one 32-bit register of one lane
         spilled = 4 * (use.get("vgpr_spills", 0) + use.get("sgpr_spills", 0))
-        found.append(
+        uses.append(
             KernelUse(
                 kernel=name,
                 registers=use.get("vgprs", 0),
@@ -157,19 +163,22 @@ def _amdgcn(artefact: Artefact, target: str) -> tuple[KernelUse, ...]:
                 shared_bytes=shared,
                 threads=threads,
                 residency=_residency(use.get("vgprs", 0), threads, shared, target),
-                matrix_instructions={key.removeprefix("mfma:"): count for key, count in use.items() if key.startswith("mfma:")},
+                matrix_instructions={
+                    key.removeprefix("mfma:"): count for key, count in use.items() if key.startswith("mfma:")
+                },
                 other_instructions={key: use[key] for key in ("buffer_loads", "global_loads") if use.get(key)},
                 local_instructions=use.get("scratch_loads", 0) + use.get("scratch_stores", 0),
                 warnings=(),
             )
         )
-    return tuple(found)
+    return tuple(uses)
 
 
 def of_dtype(names: Sequence[str], dtype: str) -> list[str]:
     """The kernels of a C++ file that are instantiated for a dtype, by their mangled names; all of them when none says.
 
-    >>> of_dtype(["_Z1kIfEvPT_", "_Z1kI6__halfEvPT_"], "float16"), of_dtype(["_Z1kIfEvPT_", "_Z1kI6__halfEvPT_"], "float32")
+    >>> names = ["_Z1kIfEvPT_", "_Z1kI6__halfEvPT_"]
+    >>> of_dtype(names, "float16"), of_dtype(names, "float32")
     (['_Z1kI6__halfEvPT_'], ['_Z1kIfEvPT_'])
     """
     if dtype in FP8:

@@ -44,7 +44,8 @@ def inspect_implementation(
 
     axes     the shape to compile for; default: the operator's first workload. Derived axes may be left out
     config   a point of the implementation's tunable space; default: its own default
-    scalars  parameters of the call; default: the first workload's where the shape is that too, else the operator's defaults
+    scalars  parameters of the call; default: the first workload's where the shape is that too, else the operator's
+             defaults
 
     Raises UsageError for an unknown name or a call that the implementation does not take, EnvironmentLacks when a
     compiler or cuobjdump is missing, and OpforgeError with the compiler's words when it refuses the source.
@@ -58,7 +59,9 @@ def inspect_implementation(
     shape = operator.completed(first.axes if first else axes or {}, values)
     answer = implementation.accepts(shape, dtype, values)
     if isinstance(answer, Rejected):
-        raise UsageError(f"{answer.reason}. Choose another dtype or shape, or another implementation: opforge show {operator_name}")
+        raise UsageError(
+            f"{answer.reason}. Choose another dtype or shape, or another implementation: opforge show {operator_name}"
+        )
     chosen = implementation.default if config is None else config
     with tempfile.TemporaryDirectory(prefix="opforge-inspect-") as folder:
         device = DEVICE_TYPES.get(target[:2], "cpu")
@@ -74,9 +77,11 @@ def inspect_implementation(
             "device": device,
             "folder": folder,
         }
-        said = _ask(request, backend(implementation.backend).environment(device))
-        artefacts = [Artefact(**{**item, "path": Path(item["path"])}) for item in said]
-        kernels = tuple(use for artefact in artefacts for use in kernels_of(artefact, target, dtype, implementation.source))
+        told = ask_child(request, backend(implementation.backend).environment(device))
+        artefacts = [Artefact(**{**item, "path": Path(item["path"])}) for item in told]
+        kernels = tuple(
+            use for artefact in artefacts for use in kernels_of(artefact, target, dtype, implementation.source)
+        )
     return Inspection(
         operator=operator_name,
         implementation=implementation_name,
@@ -92,11 +97,13 @@ def inspect_implementation(
 
 def _first_workload(operator: Operator) -> Workload:
     if not operator.workloads:
-        raise UsageError(f"{operator.name} has no workload to take a shape from. Give axes, or add a Workload to its op.py.")
+        raise UsageError(
+            f"{operator.name} has no workload to take a shape from. Give axes, or add a Workload to its op.py."
+        )
     return operator.workloads[0]
 
 
-def _ask(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[str, Any]]:
+def ask_child(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[str, Any]]:
     """The artefacts that a child process made, as plain data. Raises what the child raised."""
     asked, answered = Path(request["folder"], "request.json"), Path(request["folder"], "answer.json")
     asked.write_text(json.dumps(request), encoding="utf-8")
@@ -104,14 +111,19 @@ def _ask(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", ""))))
     # what this process was started with says nothing of how the child must run Triton
     environment = {**os.environ, "TRITON_INTERPRET": "0", **variables, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "opforge.inspect.child", str(asked), str(answered)]
+    command = [sys.executable, "-m", "opforge.inspect.compile_process", str(asked), str(answered)]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise OpforgeError(f"Compiling {request['implementation']} for {request['target']} took more than {LIMIT_S:.0f} s. Try a smaller shape or config.") from error
+        raise OpforgeError(
+            f"Compiling {request['implementation']} for {request['target']} took more than {LIMIT_S:.0f} s. Try a "
+            "smaller shape or config."
+        ) from error
     if not answered.exists():
-        words = (done.stderr or done.stdout).strip()[-2000:]
-        raise OpforgeError(f"The compiler ended with status {done.returncode} and no answer. Its last words:\n{words}")
+        complaint = (done.stderr or done.stdout).strip()[-2000:]
+        raise OpforgeError(
+            f"The compiler ended with status {done.returncode} and no answer. Its last words:\n{complaint}"
+        )
     answer = json.loads(answered.read_text(encoding="utf-8"))
     if "error" in answer:
         kind = {"UsageError": UsageError, "EnvironmentLacks": EnvironmentLacks}.get(answer["error"], OpforgeError)

@@ -39,8 +39,8 @@ def parse_resource_usage(text: str) -> dict[str, dict[str, int]]:
     kernels: dict[str, dict[str, int]] = {}
     current: dict[str, int] | None = None
     for line in text.splitlines():
-        if found := _FUNCTION.match(line):
-            current = kernels.setdefault(found[1], {})
+        if match := _FUNCTION.match(line):
+            current = kernels.setdefault(match[1], {})
         elif current is not None and "REG:" in line:
             for name, _bank, value in _USAGE.findall(line):
                 if key := _USAGE_NAMES.get(name):
@@ -148,8 +148,8 @@ def matrix_instructions(sass_text: str) -> dict[str, int]:
     counts = opcode_counts(sass_text)
     matrix = {name: _count(counts, *bases) for name, bases in MATRIX_OPCODES.items()}
     other = {name: _count(counts, *bases) for name, bases in OTHER_OPCODES.items()}
-    found = {name: n for name, n in (matrix | other).items() if n}
-    return found | {"matrix_total": sum(matrix.values())}
+    by_name = {name: n for name, n in (matrix | other).items() if n}
+    return by_name | {"matrix_total": sum(matrix.values())}
 
 
 # --------------------------------------------------------------------------- NVIDIA: ptxas -v
@@ -199,23 +199,23 @@ def resources_from_ptxas_v(text: str) -> dict[str, PtxasReport]:
     injected: Counter[tuple[str, str]] = Counter()
     entry = properties = ""
     for line in text.splitlines():
-        if found := _ENTRY.search(line):
-            entry = properties = found[1]
-            fields[entry] = {"name": entry, "arch": found[2]}
-        elif found := _PROPERTIES.search(line):
-            properties = found[1]
-        elif (found := _SPILLS.search(line)) and properties in fields:
-            stack, stores, loads = map(int, found.groups())
+        if match := _ENTRY.search(line):
+            entry = properties = match[1]
+            fields[entry] = {"name": entry, "arch": match[2]}
+        elif match := _PROPERTIES.search(line):
+            properties = match[1]
+        elif (match := _SPILLS.search(line)) and properties in fields:
+            stack, stores, loads = map(int, match.groups())
             fields[properties] |= {"stack_bytes": stack, "spill_store_bytes": stores, "spill_load_bytes": loads}
-        elif (found := _USED.search(line)) and entry in fields:
+        elif (match := _USED.search(line)) and entry in fields:
             fields[entry] |= {
-                "registers": int(found[1]),
-                "barriers": _number(r"used (\d+) barriers", found[2]),
-                "shared_bytes": _number(r"(\d+) bytes smem", found[2]),
-                "constant_bytes": sum(map(int, re.findall(r"(\d+) bytes cmem\[\d+\]", found[2]))),
+                "registers": int(match[1]),
+                "barriers": _number(r"used (\d+) barriers", match[2]),
+                "shared_bytes": _number(r"(\d+) bytes smem", match[2]),
+                "constant_bytes": sum(map(int, re.findall(r"(\d+) bytes cmem\[\d+\]", match[2]))),
             }
-        elif "ptxas" in line and (found := _CODED.match(line.split(":", 1)[-1].strip())):
-            code, message, function = found[1] or "", found[2].strip(" :"), found[3]
+        elif "ptxas" in line and (match := _CODED.match(line.split(":", 1)[-1].strip())):
+            code, message, function = match[1] or "", match[2].strip(" :"), match[3]
             if reason := _SERIALIZED.search(line):
                 serialized.setdefault(function, []).append(f"C{code}: {reason[1]}" if code else reason[1])
             elif "warpgroup.wait is injected" in message or code == "7517":
@@ -237,8 +237,8 @@ def resources_from_ptxas_v(text: str) -> dict[str, PtxasReport]:
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    return int(found[1]) if found else 0
+    match = re.search(pattern, text)
+    return int(match[1]) if match else 0
 
 
 def ptxas_report(ptx: str, arch: str, ptxas: str | Path, *flags: str) -> dict[str, PtxasReport]:
@@ -302,8 +302,8 @@ def resources_from_amdgcn(text: str) -> dict[str, dict[str, int]]:
 
 
 def _field(name: str, entry: str) -> int:
-    found = re.search(rf"^\s*\.{name}:\s+(\d+)", entry, re.MULTILINE)
-    return int(found[1]) if found else 0
+    match = re.search(rf"^\s*\.{name}:\s+(\d+)", entry, re.MULTILINE)
+    return int(match[1]) if match else 0
 
 
 def _prefixed(counts: Mapping[str, int], prefix: str) -> int:
@@ -406,7 +406,11 @@ def occupancy(
         raise ValueError("threads_per_block must be at least 1")
     warps = -(-threads_per_block // limits.warp_size)
     max_warps = limits.max_threads // limits.warp_size
-    too_large = threads_per_block > limits.max_threads_per_block or registers_per_thread > limits.max_registers_per_thread or shared_bytes > limits.max_shared_per_block
+    too_large = (
+        threads_per_block > limits.max_threads_per_block
+        or registers_per_thread > limits.max_registers_per_thread
+        or shared_bytes > limits.max_shared_per_block
+    )
 
     allowed = {"threads": max_warps // warps, "blocks": limits.max_blocks}
     per_warp = _round_up(registers_per_thread * limits.warp_size, limits.register_unit)

@@ -18,11 +18,16 @@ def _in_triton(name: str) -> Path | None:
 
 
 def tool(name: str) -> Path:
-    """The path of cuobjdump, nvdisasm or ptxas. Raises EnvironmentLacks when it is neither in Triton's wheel nor on PATH."""
-    found = _in_triton(name) or shutil.which(name)
-    if found is None:
-        raise EnvironmentLacks(f"Reading a compiled kernel needs `{name}`. Install the CUDA toolkit, or: pip install triton==3.6.0 (its wheel holds one).")
-    return Path(found)
+    """The path of cuobjdump, nvdisasm or ptxas. Raises EnvironmentLacks when it is neither in Triton's wheel nor on
+    PATH.
+    """
+    path = _in_triton(name) or shutil.which(name)
+    if path is None:
+        raise EnvironmentLacks(
+            f"Reading a compiled kernel needs `{name}`. Install the CUDA toolkit, or: pip install triton==3.6.0 (its "
+            "wheel holds one)."
+        )
+    return Path(path)
 
 
 def assembler(arch: str) -> Path:

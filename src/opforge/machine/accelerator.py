@@ -1,4 +1,6 @@
-"""The accelerator of this machine, asked through torch's device-agnostic modules and, for NVIDIA, through nvidia-smi."""
+"""The accelerator of this machine, asked through torch's device-agnostic modules and, for NVIDIA, through
+nvidia-smi.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.core.errors import EnvironmentLacks
-from opforge.machine.host import ROOT, text_of
+from opforge.machine.host_hardware import ROOT, text_of
 
 COMMAND_LIMIT_S = 20.0
 
@@ -38,16 +40,22 @@ class Accelerator:
 
 @functools.cache
 def look(device: str) -> Accelerator:
-    """The Accelerator behind a torch device type. Raises EnvironmentLacks when torch is absent or has no such device."""
+    """The Accelerator behind a torch device type. Raises EnvironmentLacks when torch is absent or has no such
+    device.
+    """
     try:
         import torch
     except ImportError as error:
-        raise EnvironmentLacks(f"A {device!r} device needs PyTorch, which cannot be imported ({error}). Install it, or use --device cpu.") from error
+        raise EnvironmentLacks(
+            f"A {device!r} device needs PyTorch, which cannot be imported ({error}). Install it, or use --device cpu."
+        ) from error
     try:
         module = torch.get_device_module(device)
         present = bool(module.is_available())
     except (RuntimeError, AttributeError) as error:
-        raise EnvironmentLacks(f"torch knows no device type {device!r} here. See what is here with: opforge doctor") from error
+        raise EnvironmentLacks(
+            f"torch knows no device type {device!r} here. See what is here with: opforge doctor"
+        ) from error
     if not present:
         raise EnvironmentLacks(f"torch sees no {device!r} device here. See what is here with: opforge doctor")
     properties = module.get_device_properties(module.current_device())
@@ -77,34 +85,39 @@ def driver(device: str, root: Path = ROOT) -> str:
 def smi(*fields: str) -> tuple[str, ...] | None:
     """The values of nvidia-smi's fields for the current device; None where nvidia-smi is absent or refuses.
 
-    The device is named by its PCI address, because CUDA_VISIBLE_DEVICES renumbers devices and nvidia-smi does not follow.
+    The device is named by its PCI address, because CUDA_VISIBLE_DEVICES renumbers devices and nvidia-smi does not
+    follow.
     """
     command = shutil.which("nvidia-smi")
     if command is None:
         return None
-    words = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    query = [command, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     address = _address()
-    output = command_output([*words, f"--id={address}"] if address else words)
+    output = command_output([*query, f"--id={address}"] if address else query)
     lines = output.splitlines()
     values = tuple(value.strip() for value in lines[0].split(",")) if lines else ()
     return values if len(values) == len(fields) else None
 
 
 def processes() -> tuple[int, ...]:
-    """Process ids that compute on the current device, as nvidia-smi sees them. Inside a container the list may be empty."""
+    """Process ids that compute on the current device, as nvidia-smi sees them. Inside a container the list may be
+    empty.
+    """
     command = shutil.which("nvidia-smi")
     if command is None:
         return ()
-    words = [command, "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
+    query = [command, "--query-compute-apps=pid", "--format=csv,noheader,nounits"]
     address = _address()
-    output = command_output([*words, f"--id={address}"] if address else words)
+    output = command_output([*query, f"--id={address}"] if address else query)
     return tuple(int(line) for line in output.splitlines() if line.strip().isdigit())
 
 
 def command_output(words: list[str]) -> str:
     """What a command prints; "" when it fails, is absent or takes longer than COMMAND_LIMIT_S."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, errors="replace", timeout=COMMAND_LIMIT_S, check=True).stdout.strip()
+        return subprocess.run(
+            words, capture_output=True, text=True, errors="replace", timeout=COMMAND_LIMIT_S, check=True
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 

@@ -1,4 +1,4 @@
-"""Measuring what this device can do at best."""
+"""Measures what this device can do at best: bytes and FLOP a second (machine/probes.py says of what)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from opforge.core.device import Ceiling, DeviceSpec
 from opforge.core.errors import EnvironmentLacks
-from opforge.machine import host
+from opforge.machine import host_hardware
 from opforge.machine.catalogue import detect
-from opforge.machine.kept import save_ceilings
 from opforge.machine.probes import LARGEST_BATCH, Probe, batch_for, probes
+from opforge.machine.saved_ceilings import save_ceilings
 
 ROUNDS = 20
 FEWEST = 3
@@ -31,23 +31,31 @@ class _Running:
     samples_s: list[float] = field(default_factory=list)
 
 
-def measure_ceilings(device: str, *, budget_s: float = 10.0, progress: Progress | None = None, clock: Callable[[], float] = time.perf_counter) -> DeviceSpec:
+def measure_ceilings(
+    device: str,
+    *,
+    budget_s: float = 10.0,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> DeviceSpec:
     """Measure this machine's `device` (a torch device type) and keep what was found; the DeviceSpec with it.
 
-    The probes take turns, round after round, so that a disturbance of a second spoils no single one. A sample is a batch
-    of about 10 ms on a processor, 5 ms on an accelerator: long enough to be sustained. The ceiling is the fastest
+    The probes are interleaved, round after round, so that a disturbance of a second spoils no single one. A sample is a
+    batch of about 10 ms on a processor, 5 ms on an accelerator: long enough to be sustained. The ceiling is the fastest
     sample, because it is what the device can do and everything that disturbs only makes samples slower.
 
     budget_s   seconds for all rounds, made up of at least 3 and at most 20 of them; preparing takes some seconds more
     progress   called with what is being done and the fraction that is done
 
-    A probe that the device refuses (a dtype it lacks) is said to `progress` and left out. Raises EnvironmentLacks when torch
-    has no such device or the cache folder cannot be written.
+    A probe that the device refuses (a dtype it lacks) is said to `progress` and left out. Raises EnvironmentLacks when
+    torch has no such device or the cache folder cannot be written.
     """
     try:
         import torch
     except ImportError as error:
-        raise EnvironmentLacks(f"Measuring needs PyTorch, which cannot be imported ({error}). Install it with: pip install torch") from error
+        raise EnvironmentLacks(
+            f"Measuring needs PyTorch, which cannot be imported ({error}). Install it with: pip install torch"
+        ) from error
     say = progress or _silent
     spec = detect(device)
     with _exact_float32(), torch.no_grad():
@@ -82,7 +90,9 @@ def _prepare(device: str, spec: DeviceSpec, say: Progress, clock: Callable[[], f
 
 
 def _long_sample(device: str, turn: _Running, clock: Callable[[], float]) -> float:
-    """Seconds per run, over a batch that is made larger until it lasts: a first run that was disturbed must not fix its size."""
+    """Seconds per run, over a batch that is made larger until it lasts: a first run that was disturbed must not fix its
+    size.
+    """
     least_s = SAMPLE_S.get(device, DEVICE_SAMPLE_S)
     while True:
         seconds = _sample(device, turn.probe, turn.batch, clock)
@@ -125,7 +135,8 @@ def _ceiling(device: str, turn: _Running) -> Ceiling:
         value=probe.value(min(turn.samples_s)),
         unit=probe.unit,
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        how=f"{probe.about}; fastest of {len(turn.samples_s)} samples of {turn.batch} {'run' if turn.batch == 1 else 'runs'}; {_conditions(device)}",
+        how=f"{probe.about}; fastest of {len(turn.samples_s)} samples of {turn.batch} "
+        f"{'run' if turn.batch == 1 else 'runs'}; {_conditions(device)}",
     )
 
 
@@ -134,8 +145,11 @@ def _conditions(device: str) -> str:
 
     if device != "cpu":
         return f"torch {torch.__version__}"
-    average = host.load_average()
-    return f"torch {torch.__version__}, {torch.get_num_threads()} threads, load {'unknown' if average is None else f'{average:.1f}'}"
+    average = host_hardware.load_average()
+    return (
+        f"torch {torch.__version__}, {torch.get_num_threads()} threads, load "
+        f"{'unknown' if average is None else f'{average:.1f}'}"
+    )
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""What is run to find a device's ceilings: each probe is one operation of torch with the bytes or FLOPs it must move or do.
+"""What is run to find a device's ceilings: each probe is one operation of torch with the bytes or FLOPs it must move or
+do.
 
 Memory traffic is counted as a kernel's cost is: bytes read plus bytes written by the program. A processor's cache may
 read a line before it overwrites it; that is part of what a copy costs there, and is not counted.
@@ -7,17 +8,23 @@ read a line before it overwrites it; that is part of what a copy costs there, an
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.device import DeviceSpec
-from opforge.machine import host
+from opforge.machine import host_hardware
 
 MEBI = 2**20
 LARGEST_BUFFER = 2**30
 SMALLEST_BUFFER = 16 * MEBI
 SMALLEST_CACHED = MEBI
+SIZES = (1024, 512, 256)
+LONGEST_PRODUCT_S = 0.25
+"""Processors without instructions for 16-bit products take 3 s for one of 1024^3 (2 cores, EPYC): 25 s of a first bench
+were those.
+"""
 LAUNCHES = 200
 CHAIN = 256
 LARGEST_BATCH = 1_000_000
@@ -59,7 +66,9 @@ def _memory(device: str, spec: DeviceSpec) -> Iterator[Callable[[], Probe]]:
     make = torch.ones if device == "cpu" else torch.rand
     first, second, third = (make(size // 4, dtype=torch.float32, device=device) for _ in range(3))
     yield from _streams(first, second, third, "")
-    yield lambda: Probe(name="write", unit="B/s", amount=size, run=lambda: third.fill_(1.0), about=f"fill of {size // MEBI} MiB")
+    yield lambda: Probe(
+        name="write", unit="B/s", amount=size, run=lambda: third.fill_(1.0), about=f"fill of {size // MEBI} MiB"
+    )
     if device != "cpu":
         return
     # a processor's caches are large beside real workloads, and several times faster than its memory: the roof has steps
@@ -69,7 +78,9 @@ def _memory(device: str, spec: DeviceSpec) -> Iterator[Callable[[], Probe]]:
         working_set *= 4
 
 
-def _streams(first: Any, second: Any, third: Any, suffix: str, working_set: int | None = None) -> Iterator[Callable[[], Probe]]:
+def _streams(
+    first: Any, second: Any, third: Any, suffix: str, working_set: int | None = None
+) -> Iterator[Callable[[], Probe]]:
     """copy, add and read over whole buffers, or over the starts of them that make up a working set of so many bytes."""
     import torch
 
@@ -78,7 +89,13 @@ def _streams(first: Any, second: Any, third: Any, suffix: str, working_set: int 
 
     def probe(name: str, buffers: int, run: Callable[[], object], words: str) -> Probe:
         total = part(first, buffers).numel() * 4 * buffers
-        return Probe(name=f"{name}{suffix}", unit="B/s", amount=total, run=run, about=f"{words}, float32, {total / MEBI:g} MiB in all")
+        return Probe(
+            name=f"{name}{suffix}",
+            unit="B/s",
+            amount=total,
+            run=run,
+            about=f"{words}, float32, {total / MEBI:g} MiB in all",
+        )
 
     a2, b2 = part(first, 2), part(second, 2)
     yield lambda: probe("copy", 2, lambda: b2.copy_(a2), "1 read : 1 write (copy_)")
@@ -93,11 +110,13 @@ def _streams(first: Any, second: Any, third: Any, suffix: str, working_set: int 
 
 
 def buffer_bytes(device: str, spec: DeviceSpec) -> int:
-    """Bytes of one of the three buffers: at least twice the last-level cache, at most 1 GiB and an eighth of the free memory."""
+    """Bytes of one of the three buffers: at least twice the last-level cache, at most 1 GiB and an eighth of the free
+    memory.
+    """
     import torch
 
     if device == "cpu":
-        free = host.available_bytes()
+        free = host_hardware.available_bytes()
     else:
         module = torch.get_device_module(device)
         free = int(module.mem_get_info()[0]) if hasattr(module, "mem_get_info") else spec.memory_bytes
@@ -121,7 +140,7 @@ def _matrix(device: str, kind: str) -> Probe:
     import torch
 
     # large enough to fill the device, small enough for several samples a second
-    size = 1024 if device == "cpu" else 4096 if kind in ("float32", "tfloat32") else 8192
+    size = _size_on_cpu(kind) if device == "cpu" else 4096 if kind in ("float32", "tfloat32") else 8192
     if kind == "float8_e4m3fn":
         return _scaled(device, size)
     dtype = torch.float32 if kind == "tfloat32" else getattr(torch, kind)
@@ -137,8 +156,26 @@ def _matrix(device: str, kind: str) -> Probe:
         torch.set_float32_matmul_precision("highest")
 
     run = with_tf32 if kind == "tfloat32" else plain
-    words = "torch.matmul, TF32 allowed" if kind == "tfloat32" else f"torch.matmul, {kind}"
-    return Probe(name=f"matrix_{kind}", unit="FLOP/s", amount=2.0 * size**3, run=run, about=f"{words}, {size}^3, normal random values")
+    how = "torch.matmul, TF32 allowed" if kind == "tfloat32" else f"torch.matmul, {kind}"
+    return Probe(
+        name=f"matrix_{kind}",
+        unit="FLOP/s",
+        amount=2.0 * size**3,
+        run=run,
+        about=f"{how}, {size}^3, normal random values",
+    )
+
+
+def _size_on_cpu(kind: str) -> int:
+    """1024; less where a product of that size would take longer than LONGEST_PRODUCT_S."""
+    import torch
+
+    tiny = torch.randn(SIZES[-1], SIZES[-1]).to(getattr(torch, kind))
+    torch.matmul(tiny, tiny)
+    began = time.perf_counter()
+    torch.matmul(tiny, tiny)
+    spent_s = time.perf_counter() - began
+    return next((size for size in SIZES if spent_s * (size / SIZES[-1]) ** 3 <= LONGEST_PRODUCT_S), SIZES[-1])
 
 
 def _scaled(device: str, size: int) -> Probe:
@@ -157,7 +194,8 @@ def _scaled(device: str, size: int) -> Probe:
 
 
 def _vector(device: str) -> Probe:
-    """float32 arithmetic on the vector units. Where no kernel can be made of a chain of multiply-adds, a float32 product of
+    """float32 arithmetic on the vector units. Where no kernel can be made of a chain of multiply-adds, a float32
+    product of
     matrices stands for it: on processors, and on GPUs without TF32, that runs on the same units."""
     if device == "cuda":
         chain = _chain(device)
@@ -186,7 +224,13 @@ def _chain(device: str) -> Probe | None:
     kernel = _create_jit_fn(source)
     x = torch.rand(2**24, device=device)
     amount = 2.0 * CHAINS * CHAIN * x.numel()
-    return Probe(name="vector_float32", unit="FLOP/s", amount=amount, run=lambda: kernel(x), about=f"{CHAINS} chains of {CHAIN} multiply-adds for each of 2^24 values")
+    return Probe(
+        name="vector_float32",
+        unit="FLOP/s",
+        amount=amount,
+        run=lambda: kernel(x),
+        about=f"{CHAINS} chains of {CHAIN} multiply-adds for each of 2^24 values",
+    )
 
 
 def _launch(device: str) -> Probe:
@@ -198,21 +242,40 @@ def _launch(device: str) -> Probe:
     tiny = torch.zeros(1, device=device)
     module = torch.get_device_module(device)
     if not hasattr(module, "CUDAGraph") or not hasattr(module, "graph"):
-        return Probe(name="launch", unit="s", amount=1, run=lambda: tiny.add_(1.0), about="add_ on one element, one call after the other")
+        return Probe(
+            name="launch",
+            unit="s",
+            amount=1,
+            run=lambda: tiny.add_(1.0),
+            about="add_ on one element, one call after the other",
+        )
     tiny.add_(1.0)
     torch.accelerator.synchronize()
     graph = module.CUDAGraph()
     with module.graph(graph):
         for _ in range(LAUNCHES):
             tiny.add_(1.0)
-    return Probe(name="launch", unit="s", amount=LAUNCHES, run=graph.replay, about=f"a graph of {LAUNCHES} dependent kernels on one element")
+    return Probe(
+        name="launch",
+        unit="s",
+        amount=LAUNCHES,
+        run=graph.replay,
+        about=f"a graph of {LAUNCHES} dependent kernels on one element",
+    )
 
 
 def _call(device: str) -> Probe:
     import torch
 
     one, out = torch.ones(1, device=device), torch.empty(1, device=device)
-    return Probe(name="call", unit="s", amount=1, run=lambda: torch.add(one, one, out=out), about="host side of torch.add with out=, one element", on_host=True)
+    return Probe(
+        name="call",
+        unit="s",
+        amount=1,
+        run=lambda: torch.add(one, one, out=out),
+        about="host side of torch.add with out=, one element",
+        on_host=True,
+    )
 
 
 def _nothing() -> None:

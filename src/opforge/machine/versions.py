@@ -18,8 +18,8 @@ COMPILERS = ("g++", "nvcc")
 @functools.cache
 def versions() -> dict[str, str]:
     """Versions of the packages and compilers that are here, by name."""
-    found = {name: version for name in PACKAGES if (version := _package(name))}
-    return {**found, **{name: version for name in COMPILERS if (version := _compiler(name))}}
+    by_package = {name: version for name in PACKAGES if (version := _package(name))}
+    return {**by_package, **{name: version for name in COMPILERS if (version := _compiler(name))}}
 
 
 def built_for_debugging() -> bool:
@@ -28,7 +28,9 @@ def built_for_debugging() -> bool:
     if spec is None or spec.origin is None:
         return False
     file = Path(spec.origin).with_name("version.py")
-    return file.is_file() and re.search(r"^debug\s*=\s*True", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    return (
+        file.is_file() and re.search(r"^debug\s*=\s*True", file.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    )
 
 
 def _package(name: str) -> str:
@@ -43,5 +45,7 @@ def _compiler(name: str) -> str:
     if path is None:
         return ""
     output = command_output([path, "--version"])
-    release = re.search(r"\bV(\d+\.\d+\.\d+)", output) or re.search(r"(\d+\.\d+(?:\.\d+)?)\s*$", output.partition("\n")[0])
+    release = re.search(r"\bV(\d+\.\d+\.\d+)", output) or re.search(
+        r"(\d+\.\d+(?:\.\d+)?)\s*$", output.partition("\n")[0]
+    )
     return release.group(1) if release else ""

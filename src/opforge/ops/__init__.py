@@ -2,6 +2,9 @@
 
 Each name is an operator known here; the call takes the best implementation that has a Pass on this machine for the
 dtype, device and shape class, and PyTorch otherwise. `ops.softmax.why(x)` says which one it takes and why.
+
+Where PyTorch is installed, the import registers every operator as `torch.ops.opforge.NAME`: programs of torch.export
+that hold them can be loaded from here on.
 """
 
 from __future__ import annotations
@@ -36,3 +39,24 @@ def __dir__() -> list[str]:
     from opforge.registry import load
 
     return sorted(load().names())
+
+
+def _register() -> None:
+    """Schemas of all operators known here; kernels and records are looked at by the first call of each."""
+    import importlib.util
+    import sys
+
+    if importlib.util.find_spec("torch") is None:
+        return
+    from functools import partial
+
+    from opforge.dispatch.registration import register_all
+    from opforge.registry import load
+
+    registry = load()
+    register_all(
+        (partial(registry.operator, name) for name in registry.names()), partial(getattr, sys.modules[__name__])
+    )
+
+
+_register()

@@ -1,8 +1,8 @@
 """Finds operator folders and loads their `op.py`.
 
-A home is a folder of operator folders. The package's own is always there; `--home` and `OPFORGE_HOME` add others, and
-installed packages add theirs through the entry point group `opforge.operators` (each entry names a module whose folder
-is a home, or a `pathlib.Path`).
+A home is a folder of operator folders, or of families of them: HOME/softmax/op.py, HOME/rows/softmax/op.py. The
+package's own is always there; `--home` and `OPFORGE_HOME` add others, and installed packages add theirs through the
+entry point group `opforge.operators` (each entry names a module whose folder is a home, or a `pathlib.Path`).
 """
 
 from __future__ import annotations
@@ -10,26 +10,33 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import TracebackType
 
+from opforge.core import operator as core_operator
 from opforge.core.errors import OpforgeError, UsageError, unknown
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import DEFINITION, Implementation
 from opforge.core.operator import Operator
 from opforge.core.plugins import plugged
-from opforge.registry.definitions import check_definition
-from opforge.registry.sources import find_source, read_implementation
+from opforge.registry.call_checks import check_calls
+from opforge.registry.definition_checks import check_definition, check_gradient
+from opforge.registry.implementation_files import find_source, read_implementation
+from opforge.registry.statement_checks import check_names, get_close_matches
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
 
 
 @dataclass(frozen=True)
 class Home:
-    """A folder of operator folders, and where it came from: "package", "option", "environment" or "entry point NAME"."""
+    """A folder of operator folders, and where it came from: "package", "option", "environment" or "entry point
+    NAME".
+    """
 
     path: Path
     origin: str
@@ -37,10 +44,13 @@ class Home:
 
 @dataclass(frozen=True)
 class Registry:
-    """The operators of some homes, loaded when asked for. A later home may not redefine an operator of an earlier one."""
+    """The operators of some homes, loaded when asked for. A later home may not redefine an operator of an
+    earlier one.
+    """
 
     homes: tuple[Home, ...]
     _loaded: dict[str, Operator] = field(default_factory=dict, repr=False, compare=False)
+    _asked: set[str] = field(default_factory=set, repr=False, compare=False)
     _implementations: dict[str, tuple[Implementation, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
@@ -48,12 +58,19 @@ class Registry:
         """Operator name → folder, for every folder that holds an op.py."""
         found: dict[str, Path] = {}
         for home in self.homes:
-            for definition in sorted(home.path.glob("*/op.py")):
-                name = definition.parent.name
-                if name in found:
-                    raise UsageError(f"Operator {name!r} is defined twice: {found[name]} and {definition.parent}. Rename one folder.")
-                found[name] = definition.parent
+            for folder in operator_folders(home.path):
+                if folder.name in found:
+                    raise UsageError(
+                        f"Operator {folder.name!r} is defined twice: {found[folder.name]} and {folder}. Rename one "
+                        "folder."
+                    )
+                found[folder.name] = folder
         return found
+
+    def family(self, name: str) -> str:
+        """The family that an operator's folder lies in ("rows"); "" where it lies in a home itself."""
+        parent = self.folders[name].parent
+        return "" if any(home.path == parent for home in self.homes) else parent.name
 
     def names(self) -> tuple[str, ...]:
         """Every operator's name, in alphabetical order."""
@@ -61,12 +78,33 @@ class Registry:
 
     def operator(self, name: str) -> Operator:
         """The operator of that name. Raises UsageError with the nearest name, or with what is wrong in its op.py."""
+        found = self.unasked(name)
+        if name not in self._asked:
+            try:
+                check_calls(found)
+            except UsageError as error:
+                raise UsageError(f"{self.folders[name] / 'op.py'}: {error}") from error
+            self._asked.add(name)
+        return found
+
+    def unasked(self, name: str) -> Operator:
+        """As `operator`, its cases and workloads not looked at one by one: so a list of everything is quick."""
         if name not in self.folders:
+            bare = next((home.path / name for home in self.homes if (home.path / name).is_dir()), None)
+            if bare is not None and bare.name.isidentifier():
+                raise UsageError(
+                    f"{bare} has no op.py, which makes a folder an operator. Write one that says `operator = "
+                    "Operator(…)`. See one: opforge show softmax --source"
+                )
             raise unknown(
-                "operator", name, self.folders, f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that holds it: opforge --home FOLDER …"
+                "operator",
+                name,
+                self.folders,
+                f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that "
+                "holds it: opforge --home FOLDER …",
             )
         if name not in self._loaded:
-            self._loaded[name] = _load_definition(name, self.folders[name])
+            self._loaded[name] = _load_definition(name, self.folders[name], self.folders)
         return self._loaded[name]
 
     def operators(self) -> Iterator[Operator]:
@@ -75,27 +113,36 @@ class Registry:
 
     def implementations(self, name: str) -> tuple[Implementation, ...]:
         """The implementations of an operator, in the order its op.py prefers. A torch file comes twice: as it is, and
-        through torch.compile under the name `torch_compile` (or `torch_compile_IDEA` for a second file)."""
+        through torch.compile under the name `torch_compile` (or `torch_compile_IDEA` for a second file); a DEFINITION,
+        which nobody calls, once.
+        """
         if name not in self._implementations:
             operator = self.operator(name)
             assert operator.folder is not None
             found: list[Implementation] = []
             for stem in operator.implementations:
                 implementation = read_implementation(name, operator.folder, stem)
+                check_names(operator, implementation)
                 found.append(implementation)
-                if implementation.backend == "torch":
-                    found.append(dataclasses.replace(implementation, name=_twin(stem), backend="compile", idea=f"{stem} through torch.compile"))
+                if implementation.backend == "torch" and stem != DEFINITION:
+                    found.append(
+                        dataclasses.replace(
+                            implementation, name=_twin(stem), backend="compile", idea=f"{stem} through torch.compile"
+                        )
+                    )
             self._implementations[name] = tuple(found)
         return self._implementations[name]
 
     def implementation_names(self, name: str) -> tuple[str, ...]:
-        """The names of an operator's implementations. Their files are found and not read, so that a list of everything is quick."""
-        operator = self.operator(name)
+        """The names of an operator's implementations. Their files are found and not read, so that a list of everything
+        is quick.
+        """
+        operator = self.unasked(name)
         assert operator.folder is not None
         names: list[str] = []
         for stem in operator.implementations:
             backend, _ = find_source(name, operator.folder, stem)
-            names += [stem, _twin(stem)] if backend == "torch" else [stem]
+            names += [stem, _twin(stem)] if backend == "torch" and stem != DEFINITION else [stem]
         return tuple(names)
 
     def implementation(self, operator: str, name: str) -> Implementation:
@@ -104,6 +151,25 @@ class Registry:
         if name not in known:
             raise unknown(f"implementation of {operator}", name, known)
         return known[name]
+
+
+def operator_folders(home: Path) -> Iterator[Path]:
+    """The folders below a home that hold an op.py, those in families after those in the home itself. An operator's own
+    folders are not looked into.
+    """
+    families = []
+    for folder in sorted(path for path in home.iterdir() if path.is_dir()) if home.is_dir() else ():
+        if (folder / "op.py").is_file():
+            yield folder
+        elif not folder.name.startswith((".", "_")):
+            families.append(folder)
+    for family in families:
+        yield from sorted(definition.parent for definition in family.glob("*/op.py"))
+
+
+def find_operator(home: Path, name: str) -> Path | None:
+    """The folder of an operator in a home, in whatever family; None where there is none."""
+    return next((folder for folder in operator_folders(home) if folder.name == name), None)
 
 
 def load(homes: Iterable[Path] = ()) -> Registry:
@@ -116,13 +182,24 @@ def load(homes: Iterable[Path] = ()) -> Registry:
     given += [(Path(text), "environment") for text in os.environ.get("OPFORGE_HOME", "").split(os.pathsep) if text]
     for path, origin in given:
         if not path.is_dir():
-            raise UsageError(f"{path} is not a folder. A home holds one folder per operator; make one with: opforge new NAME --home {path}")
+            raise UsageError(
+                f"{path} is not a folder. A home holds one folder per operator; make one with: opforge new NAME "
+                f"--home {path}"
+            )
         if (path / "op.py").is_file():
-            raise UsageError(f"{path} is an operator's own folder. A home holds such folders: name {path.resolve().parent}")
+            raise UsageError(
+                f"{path} is an operator's own folder. A home holds such folders: name {path.resolve().parent}"
+            )
         found.append(Home(path.resolve(), origin))
     for name, target in plugged("opforge.operators").items():
         # a package without an __init__.py has no file, and its folder all the same
-        path = target if isinstance(target, Path) else Path(target.__file__).parent if target.__file__ else Path(next(iter(target.__path__)))
+        path = (
+            target
+            if isinstance(target, Path)
+            else Path(target.__file__).parent
+            if target.__file__
+            else Path(next(iter(target.__path__)))
+        )
         found.append(Home(path.resolve(), f"entry point {name}"))
     return Registry(tuple({home.path: home for home in found}.values()))
 
@@ -133,7 +210,7 @@ def _twin(stem: str) -> str:
     return "torch_compile" if idea == "eager" else f"torch_compile_{idea}"
 
 
-def _load_definition(name: str, folder: Path) -> Operator:
+def _load_definition(name: str, folder: Path, known: Collection[str]) -> Operator:
     path = folder / "op.py"
     # the folder is part of the name: two homes may each hold a folder of one name
     module_name = f"opforge_operator_{name}_{zlib.crc32(str(folder).encode()):08x}"
@@ -144,9 +221,13 @@ def _load_definition(name: str, folder: Path) -> Operator:
     try:
         spec.loader.exec_module(module)
     except OpforgeError as error:
-        raise UsageError(f"{path}: {error}") from error
+        raise UsageError(f"{path}{_line(error, path)}: {error}") from error
     except (Exception, SystemExit) as error:  # op.py is a guest's code: whatever it raises is reported with its file
-        raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}.") from error
+        line = _line(error, path)
+        raise UsageError(
+            f"{path} cannot be loaded: {type(error).__name__}: {error}{f' (line {line[1:]})' if line else ''}. "
+            f"{_remedy(error)}"
+        ) from error
     operator = getattr(module, "operator", None)
     if not isinstance(operator, Operator):
         raise UsageError(f"{path} defines no `operator = Operator(...)`. See: opforge show softmax --source")
@@ -154,6 +235,36 @@ def _load_definition(name: str, folder: Path) -> Operator:
         raise UsageError(f"{path} defines operator {operator.name!r} in a folder named {name!r}. Let them agree.")
     try:
         check_definition(operator)
+        check_gradient(operator, known)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     return dataclasses.replace(operator, folder=folder)
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """ ":LINE" of a definition's own file where an error was raised; nothing where it was raised elsewhere."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f":{error.lineno}"
+    lines = [step.tb_lineno for step in _steps(error.__traceback__) if step.tb_frame.f_code.co_filename == str(path)]
+    return f":{lines[-1]}" if lines else ""
+
+
+def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+RENAMED = {"factors": "compute_dtype"}
+"""Fields of nouns that had another name: a definition that says it is told today's."""
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about an error that a definition raised: for a noun's field that there is not, the nearest ones."""
+    called = re.match(r"(\w+)\.__init__\(\) (got an unexpected keyword argument '(\w+)'|missing)", str(error))
+    noun = getattr(core_operator, called[1], None) if called else None
+    if called is None or not dataclasses.is_dataclass(noun):
+        return "Mend it there."
+    names = [item.name for item in dataclasses.fields(noun)]
+    near = [RENAMED[called[3]]] if called[3] in RENAMED else get_close_matches(called[3] or "", names, n=1)
+    return f"{f'Did you mean {near[0]!r}? ' if near else ''}{called[1]} has {', '.join(names)}."

@@ -30,7 +30,11 @@ def error_histogram(checked: Iterable[Checked]) -> str:
         hit = svg.element("rect", x=step * place, y=0.0, width=step, height=HEIGHT, class_="row-hit")
         high = (HEIGHT - 4) * math.log10(1 + count) / tallest
         class_ = "over" if place >= 7 else "under"
-        bar = svg.element("rect", x=step * place + 1, y=HEIGHT - 2 - high, width=step - 2, height=high, class_=class_) if count else ""
+        bar = (
+            svg.element("rect", x=step * place + 1, y=HEIGHT - 2 - high, width=step - 2, height=high, class_=class_)
+            if count
+            else ""
+        )
         parts.append(svg.element("g", tip, hit, bar))
     edge = step * 7
     parts += [svg.line(0, HEIGHT - 1, WIDTH, HEIGHT - 1, "grid"), svg.line(edge, 0, edge, HEIGHT, "bound")]

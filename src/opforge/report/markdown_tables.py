@@ -8,12 +8,25 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.report.bars import rate
-from opforge.report.sections import failures, not_run, stood_in
+from opforge.core.timing_terms import CALL, WORDS
+from opforge.core.verdict import Inaccurate
+from opforge.report.bar_chart import rate
+from opforge.report.record_text import axes, clean, notes, saved, verdict_word
+from opforge.report.sections import emulated_kernels, failures, not_run
 from opforge.report.summary import comparable, sentences
 from opforge.report.tabular import speedup_words
-from opforge.report.view import BACKENDS, Group, memory_bound, of_roof, sound, timing_of, unique
-from opforge.report.words import axes, clean, notes, saved, verdict_word
+from opforge.report.view import (
+    COLUMN_OF_DEFINITION,
+    Group,
+    alternative,
+    column,
+    columns_of,
+    memory_bound,
+    of_roof,
+    sound,
+    timing_of,
+    unique,
+)
 
 _SPECIAL = re.compile(r"[\\`*\[\]|~$]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&commat;", "://": "&colon;//", "#": "&num;"}
@@ -22,6 +35,10 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&commat;", "://": "&c
 CHANGED = " †"
 CHANGED_MEANS = "the source, or shared code that it reaches, has changed since"
 """The mark of a record that speaks of an earlier source than the one that is there, and what it means."""
+
+INACCURATE = " ≉"
+INACCURATE_MEANS = "a baseline that is not accurate enough for a Pass; timed because users call it"
+"""The mark of the time of a baseline that breaks the operator's bound, and what it means."""
 
 SUSPECT = " ?"
 SUSPECT_MEANS = "more than the device was measured to be able to do, so it is not compared"
@@ -42,27 +59,41 @@ def escaped(text: str) -> str:
 
 def markdown(records: Sequence[Record]) -> str:
     """The report as Markdown: the result in words, a table per comparison, failures, and what has no time and why."""
-    found = comparable(records)
-    several = len(unique(group.run for group in found)) > 1 or len(unique(group.device for group in found)) > 1
-    parts = ["\n".join(escaped(sentence) for sentence in sentences(records, found))]
-    for operator in unique(group.operator for group in found):
+    groups = comparable(records)
+    several = len(unique(group.run for group in groups)) > 1 or len(unique(group.device for group in groups)) > 1
+    parts = ["\n".join(escaped(sentence) for sentence in sentences(records, groups))]
+    for operator in unique(group.operator for group in groups):
         parts.append(f"## {escaped(operator)}")
-        parts += [_comparison(group, several) for group in found if group.operator == operator]
-    broken = [f"- **{escaped(entry['operator'])} / {escaped(entry['implementation'])}**, {escaped(entry['dtype'])}: {escaped(entry['sentence'])}" for entry in failures(records)]
-    for heading, items in (("Failures", broken), ("Verified, without a time", _reasons(stood_in(records))), ("Not run", _reasons(not_run(records)))):
+        parts += [_comparison(group, several) for group in groups if group.operator == operator]
+    broken = [
+        f"- **{escaped(entry['operator'])} / {escaped(entry['implementation'])}**, {escaped(entry['dtype'])}: "
+        f"{escaped(entry['sentence'])}"
+        for entry in failures(records)
+    ]
+    for heading, items in (
+        ("Failures", broken),
+        ("Verified, without a time", _reasons(emulated_kernels(records))),
+        ("Not run", _reasons(not_run(records))),
+    ):
         if items:
             parts += [f"## {heading}", "\n".join(items)]
     return "\n\n".join(parts) + "\n"
 
 
 def _reasons(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"- {escaped(entry['reason'])}: " + "; ".join(escaped(f"{name} ({dtypes})") for name, dtypes in entry["what"]) for entry in entries]
+    return [
+        f"- {escaped(entry['reason'])}: " + "; ".join(escaped(f"{name} ({dtypes})") for name, dtypes in entry["what"])
+        for entry in entries
+    ]
 
 
 def _comparison(group: Group, several: bool) -> str:
     where = f" on {group.device}, run {group.run}" if several else ""
     first = group.timed[0]
-    head = escaped(f"{group.workload}, {group.dtype}{where}: {axes(first)}; {units.size(first.cost.bytes)} moved{saved(first)}, {units.flops(first.cost.flops)}")
+    head = escaped(
+        f"{group.workload}, {group.dtype}{where}: {axes(first)}; {units.size(first.cost.bytes)} "
+        f"moved{saved(first)}, {units.flops(first.cost.flops)}"
+    )
     rows = []
     remarks = []
     for record in group.records:
@@ -80,33 +111,39 @@ def _comparison(group: Group, several: bool) -> str:
             ]
         )
         remarks += [f"- {name}: {escaped(note)}" for note in notes(record)]
-    body = pipe_table(["implementation", "median", "rate", "of roof", "times torch eager", "verdict"], rows, "l" + "r" * 4 + "l")
+    body = pipe_table(
+        ["implementation", "median", "rate", "% of peak", "times torch eager", "verdict"], rows, "l" + "r" * 4 + "l"
+    )
     return "\n\n".join([f"### {head}", body, *(["\n".join(remarks)] if remarks else [])])
 
 
 def mark(record: Record, changed: Container[str]) -> str:
-    """What is put behind a time: SUSPECT, CHANGED, both or nothing."""
-    return ("" if sound(record) else SUSPECT) + (CHANGED if record.id in changed else "")
+    """What is put behind a time: INACCURATE, SUSPECT, CHANGED, several of them or nothing."""
+    return (
+        (INACCURATE if isinstance(record.verdict, Inaccurate) else "")
+        + ("" if sound(record) else SUSPECT)
+        + (CHANGED if record.id in changed else "")
+    )
 
 
 def legend(shown: Iterable[Record], changed: Container[str]) -> str:
     """What the marks of the records shown mean, as the rest of a sentence."""
     marks = {mark(record, changed) for record in shown}
-    return "".join(f"; {sign.strip()}: {means}" for sign, means in ((SUSPECT, SUSPECT_MEANS), (CHANGED, CHANGED_MEANS)) if any(sign in each for each in marks))
+    meanings = ((INACCURATE, INACCURATE_MEANS), (SUSPECT, SUSPECT_MEANS), (CHANGED, CHANGED_MEANS))
+    return "".join(f"; {sign.strip()}: {means}" for sign, means in meanings if any(sign in each for each in marks))
 
 
 def benchmark_table(records: Sequence[Record], changed: Container[str] = ()) -> str:
     """The README's table: a row per operator, workload and dtype, a column per backend.
 
     A cell is the median time and the achieved rate of the backend's fastest verified implementation; the fastest of a
-    row is bold, with all that its samples cannot tell it from. Of several runs, a row shows the last one on each device.
-    Times that are not believed are marked, and those of records whose ids are in `changed`.
+    row is bold, with all that its samples cannot tell it from. Of several runs, a row shows the last one on each
+    device. Times that are not believed are marked, and those of records whose ids are in `changed`.
     """
     latest = sorted(newest(records), key=lambda group: (group.operator, group.dtype))
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
-    present = unique(record.backend for group in latest for record in group.timed)
-    columns = [name for name in BACKENDS if name in present] + sorted(set(present) - set(BACKENDS))
+    columns = columns_of(record for group in latest for record in group.timed)
     devices = unique(group.device for group in latest)
     parts = []
     for device in devices:
@@ -115,15 +152,24 @@ def benchmark_table(records: Sequence[Record], changed: Container[str] = ()) -> 
         dates = sorted(date_of(group)[:10] for group in latest if group.device == device)
         span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
         parts.append(
-            f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and what its samples cannot be told from{legend(shown, changed)}."
+            f"{escaped(device)}, {escaped(span)}. Median time per call and achieved rate; bold: the fastest, and "
+            f"what its samples cannot be told from{legend(shown, changed)}."
         )
-        parts.append(pipe_table(["operator", "workload", "dtype", *(escaped(name) for name in columns), "of roof"], rows, "lll" + "r" * (len(columns) + 1)))
+        parts.append(
+            pipe_table(
+                ["operator", "workload", "dtype", *(escaped(name) for name in columns), "% of peak"],
+                rows,
+                "lll" + "r" * (len(columns) + 1),
+            )
+        )
     return "\n\n".join(parts) + "\n"
 
 
 def implementation_table(records: Sequence[Record], changed: Container[str] = ()) -> str:
-    """The table of an operator's own page: a row per implementation, workload and dtype, with the share of the roof and the
-    ratio to the best alternative, which is the fastest of torch eager, torch.compile and other libraries in the same run. Marks as in `benchmark_table`."""
+    """The table of an operator's own page: a row per implementation, workload and dtype, with % of peak and
+    the ratio to the best alternative, which is the fastest of torch eager, torch.compile and other libraries in the
+    same run. Marks as in `benchmark_table`.
+    """
     latest = newest(records)
     if not latest:
         return "No timed records. Make some with: opforge bench --all\n"
@@ -132,10 +178,13 @@ def implementation_table(records: Sequence[Record], changed: Container[str] = ()
         groups = [group for group in latest if group.device == device]
         dates = sorted(date_of(group)[:10] for group in groups)
         marks = legend([record for group in groups for record in group.timed], changed)
-        parts.append(f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a workload took turns{marks}.")
+        parts.append(
+            f"{escaped(device)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the "
+            f"times of a workload were taken interleaved{marks}."
+        )
         parts.append(
             pipe_table(
-                ["workload", "dtype", "implementation", "median", "rate", "of roof", "times the best alternative"],
+                ["workload", "dtype", "implementation", "median", "rate", "% of peak", "times the best alternative"],
                 [row for group in groups for row in _rows(group, changed)],
                 "lllrrrr",
             )
@@ -143,13 +192,9 @@ def implementation_table(records: Sequence[Record], changed: Container[str] = ()
     return "\n\n".join(parts) + "\n"
 
 
-ALTERNATIVES = {"torch": "torch eager", "compile": "torch.compile", "library": "Liger"}
-"""The backends that a user would take if there were nothing else, and their titles."""
-
-
 def _rows(group: Group, changed: Container[str]) -> list[list[str]]:
     medians = {record.id: timing.median_s for record in group.timed if (timing := timing_of(record)) is not None}
-    others = [medians[record.id] for record in group.timed if record.backend in ALTERNATIVES and sound(record)]
+    others = [medians[record.id] for record in group.timed if alternative(record) and sound(record)]
     rows = []
     for record in group.timed:
         fraction = of_roof(record)
@@ -157,16 +202,23 @@ def _rows(group: Group, changed: Container[str]) -> list[list[str]]:
         name = escaped(group.label(record))
         rows.append(
             [
-                escaped(f"{group.workload} ({axes_words(record)})"),
+                escaped(f"{group.workload} ({axes_words(record)})") + on_terms(group),
                 escaped(group.dtype),
                 f"**{name}**" if record in group.leaders else name,
                 units.seconds(medians[record.id]) + mark(record, changed),
                 rate(record),
                 f"{units.percent(fraction)} of {limit}" if fraction is not None else "",
-                "" if record.backend in ALTERNATIVES or not others or not sound(record) else units.ratio(min(others) / medians[record.id]),
+                ""
+                if alternative(record) or column(record) == COLUMN_OF_DEFINITION or not others or not sound(record)
+                else units.ratio(min(others) / medians[record.id]),
             ]
         )
     return rows
+
+
+def on_terms(group: Group) -> str:
+    """What stands behind a workload whose times are not those of a caller."""
+    return "" if group.terms == CALL else f", {WORDS[group.terms]}"
 
 
 def axes_words(record: Record) -> str:
@@ -176,15 +228,18 @@ def axes_words(record: Record) -> str:
     >>> axes_words(SimpleNamespace(axes={"lead": (4, 8), "cols": 100}))
     'lead 4 × 8, cols 100'
     """
-    return ", ".join(f"{name} {' × '.join(map(str, value)) if isinstance(value, tuple) else value}" for name, value in record.axes.items())
+    return ", ".join(
+        f"{name} {' × '.join(map(str, value)) if isinstance(value, tuple) else value}"
+        for name, value in record.axes.items()
+    )
 
 
 def _fastest(group: Group) -> dict[str, Record]:
-    """Of each backend its fastest implementation; one whose time is believed, where there is one."""
-    found: dict[str, Record] = {}
+    """Of each column its fastest implementation; one whose time is believed, where there is one."""
+    fastest: dict[str, Record] = {}
     for record in group.timed:
-        found.setdefault(record.backend, record)
-    return found
+        fastest.setdefault(column(record), record)
+    return fastest
 
 
 def _benchmark_row(group: Group, columns: Sequence[str], changed: Container[str]) -> list[str]:
@@ -197,19 +252,21 @@ def _benchmark_row(group: Group, columns: Sequence[str], changed: Container[str]
         if mine is None or timing is None:
             cells.append("")
             continue
-        words = f"{units.seconds(timing.median_s)} ({rate(mine)})"
-        cells.append((f"**{words}**" if mine in leaders else words) + mark(mine, changed))
+        cell = f"{units.seconds(timing.median_s)} ({rate(mine)})"
+        cells.append((f"**{cell}**" if mine in leaders else cell) + mark(mine, changed))
     fraction = of_roof(group.timed[0])
     limit = "memory" if memory_bound(group.timed[0]) else "arithmetic"
     roof = f"{units.percent(fraction)} of {limit}" if fraction is not None else ""
-    return [escaped(group.operator), escaped(group.workload), escaped(group.dtype), *cells, roof]
+    return [escaped(group.operator), escaped(group.workload) + on_terms(group), escaped(group.dtype), *cells, roof]
 
 
 def newest(records: Sequence[Record]) -> list[Group]:
-    """The comparable groups; of several of one operator, workload, dtype and device the last one recorded, in the first one's place."""
-    latest: dict[tuple[str, str, str, str], Group] = {}
+    """The comparable groups; of several of one operator, workload, dtype and device the last one recorded, in the first
+    one's place.
+    """
+    latest: dict[tuple[str, str, str, str, str], Group] = {}
     for group in comparable(records):
-        key = (group.operator, group.workload, group.dtype, group.device)
+        key = (group.operator, group.workload, group.dtype, group.device, group.terms)
         if key not in latest or date_of(group) >= date_of(latest[key]):
             latest[key] = group
     return list(latest.values())

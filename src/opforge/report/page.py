@@ -11,17 +11,21 @@ from opforge.core import units
 from opforge.core.device import DeviceSpec
 from opforge.core.record import Record
 from opforge.report import sections, summary, svg
-from opforge.report.evidence import Past
+from opforge.report.record_text import clean, clean_lines
 from opforge.report.roof_chart import roofline, roofs
+from opforge.report.timing_evidence import Past
 from opforge.report.view import Group, slots, timing_of, unique
-from opforge.report.words import clean, clean_lines
 
 
-def html(records: Sequence[Record], *, title: str, device: DeviceSpec | None = None, pasts: Mapping[str, Past] | None = None) -> str:
-    """The page for these records. `device` brings the roofs of the roofline; with records of several devices, those of its name.
+def html(
+    records: Sequence[Record], *, title: str, device: DeviceSpec | None = None, pasts: Mapping[str, Past] | None = None
+) -> str:
+    """The page for these records. `device` brings the roofs of the roofline; with records of several devices, those of
+    its name.
     `pasts` are the histories of timed records, by id.
 
-    Everything that comes from a record or from `title` is shown as text, never as markup. The same records give the same page.
+    Everything that comes from a record or from `title` is shown as text, never as markup. The same records give the
+    same page.
     """
     import jinja2
     from markupsafe import Markup
@@ -41,13 +45,17 @@ def html(records: Sequence[Record], *, title: str, device: DeviceSpec | None = N
     # pictures were escaped where they were drawn; nothing else on the page is taken for markup
     environment.filters["drawn"] = Markup
     style = importlib.resources.files("opforge.report").joinpath("templates/report.css").read_text(encoding="utf-8")
-    return environment.get_template("report.html.j2").render(style=Markup(style), **_content(records, title, device, pasts or {}))
+    return environment.get_template("report.html.j2").render(
+        style=Markup(style), **_content(records, title, device, pasts or {})
+    )
 
 
-def _content(records: Sequence[Record], title: str, device: DeviceSpec | None, pasts: Mapping[str, Past]) -> dict[str, Any]:
+def _content(
+    records: Sequence[Record], title: str, device: DeviceSpec | None, pasts: Mapping[str, Past]
+) -> dict[str, Any]:
     names = _anchors(unique(record.operator for record in records))
-    found = _group_anchors(summary.comparable(records))
-    groups = [group for _, group in found]
+    anchors = _group_anchors(summary.comparable(records))
+    groups = [group for _, group in anchors]
     count = summary.counts(records)
     return {
         "title": clean(title),
@@ -57,23 +65,26 @@ def _content(records: Sequence[Record], title: str, device: DeviceSpec | None, p
         "tiles": _tiles(count),
         "sentences": summary.sentences(records, groups),
         "fastest": summary.fastest(groups, names),
-        "overview": summary.overview(records, found),
-        "legend": [(clean(name), _swatch(slot)) for name, slot in slots(record for record in records if timing_of(record)).items()],
+        "overview": summary.overview(records, anchors),
+        "legend": [
+            (clean(name), _swatch(slot))
+            for name, slot in slots(record for record in records if timing_of(record)).items()
+        ],
         "failures": sections.failures(records),
-        "rooflines": _rooflines(records, device, found),
-        "operators": sections.operators(records, found, names, pasts),
-        "stood_in": sections.stood_in(records),
+        "rooflines": _rooflines(records, device, anchors),
+        "operators": sections.operators(records, anchors, names, pasts),
+        "emulated_kernels": sections.emulated_kernels(records),
         "not_run": sections.not_run(records),
     }
 
 
 def _anchors(names: Iterable[str]) -> dict[str, str]:
     """An anchor for each name: readable, safe, and its own."""
-    found: dict[str, str] = {}
+    anchors: dict[str, str] = {}
     for name in names:
         slug = "op-" + (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "x")
-        found[name] = slug if slug not in found.values() else f"{slug}-{len(found)}"
-    return found
+        anchors[name] = slug if slug not in anchors.values() else f"{slug}-{len(anchors)}"
+    return anchors
 
 
 def _group_anchors(groups: Sequence[Group]) -> list[tuple[str, Group]]:
@@ -82,7 +93,8 @@ def _group_anchors(groups: Sequence[Group]) -> list[tuple[str, Group]]:
     for place, key in enumerate(keys):
         taken[str(place)] = "at-" + re.sub(r"[^a-z0-9]+", "-", key.lower()).strip("-")
     return [
-        (anchor if list(taken.values()).index(anchor) == place else f"{anchor}-{place}", group) for place, (anchor, group) in enumerate(zip(taken.values(), groups, strict=True))
+        (anchor if list(taken.values()).index(anchor) == place else f"{anchor}-{place}", group)
+        for place, (anchor, group) in enumerate(zip(taken.values(), groups, strict=True))
     ]
 
 
@@ -108,34 +120,75 @@ def _tiles(count: dict[str, int]) -> list[tuple[str, str, str]]:
 
 def _machines(records: Sequence[Record], device: DeviceSpec | None) -> list[dict[str, Any]]:
     """Each environment once: device, host, isolation, every fact."""
-    found: dict[tuple[str, str, str], list[Record]] = {}
+    by_machine: dict[tuple[str, str, str], list[Record]] = {}
     for record in records:
-        found.setdefault((record.device, record.environment.host, record.environment.fingerprint), []).append(record)
+        by_machine.setdefault((record.device, record.environment.host, record.environment.fingerprint), []).append(
+            record
+        )
     machines = []
-    for (name, host, fingerprint), members in found.items():
-        isolation = unique(str(words) for member in members if (words := getattr(member.verdict, "isolation", "")))
-        rows = [("device", name), ("host", host), ("environment", fingerprint), ("isolation", "; ".join(isolation) or "nothing was run")]
+    for (name, host, fingerprint), members in by_machine.items():
+        isolation = unique(
+            str(isolation_of_one)
+            for member in members
+            if (isolation_of_one := getattr(member.verdict, "isolation", ""))
+        )
+        rows = [
+            ("device", name),
+            ("host", host),
+            ("environment", fingerprint),
+            ("isolation", "; ".join(isolation) or "nothing was run"),
+        ]
         timings = [timing for member in members if (timing := timing_of(member)) is not None]
         if timings:
-            rows += [("timer", ", ".join(unique(timing.timer for timing in timings))), ("cache", ", ".join(unique(timing.cache for timing in timings)))]
-            rows.append(("loop overhead", units.seconds(max(timing.overhead_s for timing in timings)) + " per call at most, stated and not subtracted"))
+            rows += [
+                ("timer", ", ".join(unique(timing.timer for timing in timings))),
+                ("cache", ", ".join(unique(timing.cache for timing in timings))),
+            ]
+            rows.append(
+                (
+                    "loop overhead",
+                    units.seconds(max(timing.overhead_s for timing in timings))
+                    + " per call at most, stated and not subtracted",
+                )
+            )
         facts = list(members[0].environment.facts.items())
         if device is not None and device.name == name:
-            facts += [(f"ceiling.{ceiling.name}", f"{_ceiling(ceiling.value, ceiling.unit)}; {ceiling.how}; {ceiling.measured_at}") for ceiling in device.ceilings]
-        machines.append({"rows": [(key, clean(value)) for key, value in rows], "facts": [(clean(key), clean(value)) for key, value in sorted(facts)]})
+            facts += [
+                (
+                    f"ceiling.{ceiling.name}",
+                    f"{_ceiling(ceiling.value, ceiling.unit)}; {ceiling.how}; {ceiling.measured_at}",
+                )
+                for ceiling in device.ceilings
+            ]
+        machines.append(
+            {
+                "rows": [(key, clean(value)) for key, value in rows],
+                "facts": [(clean(key), clean(value)) for key, value in sorted(facts)],
+            }
+        )
     return machines
 
 
 def _ceiling(value: float, unit: str) -> str:
-    words = units.flops_per_s if unit.lower().startswith("flop") else units.bytes_per_s if unit.lower().startswith(("b/", "byte")) else units.seconds if unit == "s" else None
-    return words(value) if words is not None else f"{units.number(value)} {unit}"
+    text = (
+        units.flops_per_s
+        if unit.lower().startswith("flop")
+        else units.bytes_per_s
+        if unit.lower().startswith(("b/", "byte"))
+        else units.seconds
+        if unit == "s"
+        else None
+    )
+    return text(value) if text is not None else f"{units.number(value)} {unit}"
 
 
 def _swatch(slot: int) -> str:
     return svg.picture(14, 14, "", svg.marker(slot, 7, 7, 5, f"b{slot}"))
 
 
-def _rooflines(records: Sequence[Record], device: DeviceSpec | None, found: Sequence[tuple[str, Group]]) -> list[dict[str, Any]]:
+def _rooflines(
+    records: Sequence[Record], device: DeviceSpec | None, found: Sequence[tuple[str, Group]]
+) -> list[dict[str, Any]]:
     anchors = {record.id: anchor for anchor, group in found for record in group.records}
     colours = slots(records)
     names = unique(record.device for record in records)
@@ -147,10 +200,16 @@ def _rooflines(records: Sequence[Record], device: DeviceSpec | None, found: Sequ
         if not picture:
             continue
         plain = sum(timing_of(record) is not None and record.cost.intensity <= 0 for record in mine)
-        notes = [f"{units.plural(plain, 'timed kernel')} without arithmetic cannot stand on this picture."] if plain else []
+        notes = (
+            [f"{units.plural(plain, 'timed kernel')} without arithmetic cannot stand on this picture."] if plain else []
+        )
         if spec is None:
             notes.append("No description of this device was given, so no roofs are drawn. See: opforge machine")
         elif any(roof.nominal for roof in roofs(spec, unique(record.dtype for record in mine))):
-            notes.append("Dashed roofs are the vendor's figures, not measured. Measure this machine with: opforge machine")
-        pictures.append({"device": clean(name), "picture": picture, "notes": notes, "of": f"{name}" if len(names) > 1 else ""})
+            notes.append(
+                "Dashed roofs are the vendor's figures, not measured. Measure this machine with: opforge machine"
+            )
+        pictures.append(
+            {"device": clean(name), "picture": picture, "notes": notes, "of": f"{name}" if len(names) > 1 else ""}
+        )
     return pictures

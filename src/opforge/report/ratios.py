@@ -8,24 +8,47 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from opforge.core import units
+from opforge.core.implementation import EAGER
 from opforge.core.record import Record
-from opforge.report.markdown_tables import ALTERNATIVES, axes_words, date_of, escaped, legend, mark, newest, pipe_table
-from opforge.report.view import Group, geometric_mean, of_roof, sound, timing_of, unique
+from opforge.core.timing_terms import CALL, OUT, WORDS
+from opforge.report.markdown_tables import axes_words, date_of, escaped, legend, mark, newest, pipe_table
+from opforge.report.view import (
+    ALTERNATIVES,
+    COLUMN_OF_DEFINITION,
+    Group,
+    alternative,
+    column,
+    geometric_mean,
+    of_roof,
+    sound,
+    steady,
+    timing_of,
+    unique,
+)
 
 COPY_FACT = "host.copy_bytes_per_s"
-"""The fact of a record's environment that holds what a copy of as many bytes reached on the same machine, in bytes/s."""
+"""The fact of a record's environment that holds what a copy of as many bytes reached on the same machine, in
+bytes/s.
+"""
 
 LEAST, MEAN = 0.9, 1.1
 """What is wanted of a backend on a CPU: no ratio below LEAST, and a geometric mean of MEAN at least."""
 
 OWN = "own"
-"""In place of a backend: the fastest implementation of all but the alternatives. What is wanted of it, on any device, is a ratio of 1 everywhere."""
+"""In place of a backend: the fastest implementation of all but the alternatives. What is wanted of it, on any device,
+is a ratio of 1 everywhere.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """One comparison in one run: `mine` against the alternatives. `sides` and `times_s` hold the fastest record, and its median, of the backend and of each alternative
-    that was timed, by backend; `of_copy` is the achieved share of a copy's rate, None where that was not measured."""
+    """One comparison in one run, as a caller gets it: `mine` against the alternatives.
+
+    sides, times_s   the fastest record, and its median, of the backend and of each alternative that was timed, by
+                     column
+    of_copy          the achieved share of a copy's rate, None where that was not measured
+    out              the ratio of calls with `out=`, torch eager's over that of `mine`; None where one was not timed so
+    """
 
     group: Group
     mine: Record
@@ -33,24 +56,40 @@ class Ratio:
     times_s: dict[str, float]
     value: float
     of_copy: float | None
+    out: float | None = None
 
 
 def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
-    """A Ratio for each operator, workload, dtype and device where the backend and an alternative were timed in one run; the newest run counts."""
-    found = []
-    for group in newest(records):
+    """A Ratio for each operator, workload, dtype and device where the backend and an alternative were timed in one run,
+    all of them steadily; the newest run counts.
+    """
+    table = []
+    latest = newest(records)
+    into = {
+        (group.operator, group.workload, group.dtype, group.device, group.run): group
+        for group in latest
+        if group.terms == OUT
+    }
+    for group in latest:
+        if group.terms != CALL:
+            continue
         fastest: dict[str, Record] = {}
         for record in group.timed:
             if sound(record):
                 # fastest first: the first of a backend is its best
-                fastest.setdefault(OWN if backend == OWN and record.backend not in ALTERNATIVES else record.backend, record)
-        times = {name: timing.median_s for name, record in fastest.items() if (timing := timing_of(record)) is not None and name in (backend, *ALTERNATIVES)}
-        if backend not in times or len(times) < 2:
+                ours = not alternative(record) and column(record) != COLUMN_OF_DEFINITION
+                fastest.setdefault(OWN if backend == OWN and ours else column(record), record)
+        times = {
+            name: timing.median_s
+            for name, record in fastest.items()
+            if (timing := timing_of(record)) is not None and name in (backend, *ALTERNATIVES)
+        }
+        if backend not in times or len(times) < 2 or not all(steady(fastest[name]) for name in times):
             continue
         mine = fastest[backend]
         copy = mine.environment.facts.get(COPY_FACT, "")
         rate = mine.cost.bytes / times[backend]
-        found.append(
+        table.append(
             Ratio(
                 group=group,
                 mine=mine,
@@ -58,32 +97,51 @@ def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
                 times_s=times,
                 value=min(seconds for name, seconds in times.items() if name != backend) / times[backend],
                 of_copy=rate / float(copy) if copy else None,
+                out=_out(into.get((group.operator, group.workload, group.dtype, group.device, group.run)), mine),
             )
         )
-    return found
+    return table
+
+
+def _out(group: Group | None, mine: Record) -> float | None:
+    """Median of torch's `out=` call / that of `mine` with `out=` given, where both were timed."""
+    sides = (
+        {
+            record.implementation: record.timing.median_s
+            for record in group.timed
+            if sound(record) and record.timing is not None
+        }
+        if group is not None
+        else {}
+    )
+    return sides[EAGER] / sides[mine.implementation] if EAGER in sides and mine.implementation in sides else None
 
 
 def ratio_table(records: Sequence[Record], backend: str = "cpp", changed: Container[str] = ()) -> str:
-    """Markdown: per dtype the geometric mean and the least ratio, then a row per operator, workload and dtype. A ratio is the median
-    time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the backend's fastest implementation, both of one run.
+    """Markdown: per dtype the geometric mean and the least ratio, then a row per operator, workload and dtype. A ratio
+    is the median time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the
+    backend's fastest implementation, both of one run.
 
-    Bold: below LEAST, or below 1 for OWN. The share of a copy is bytes moved / median time, over what a copy of as many bytes reached; for OWN it is that of the roof.
+    Both times as a caller gets it. Rows with a time that was not steady are left out.
+    Bold: below LEAST, or below 1 for OWN. The share of a copy is bytes moved / median time, over what a copy of as many
+    bytes reached; for OWN it is the share of the roofline bound.
     """
-    found = ratios(records, backend)
-    if not found:
+    table = ratios(records, backend)
+    if not table:
         chosen_by = "" if backend == OWN else f" --backend {backend} --backend torch --backend compile"
         return f"No runs with {backend} and an alternative. Make some with: opforge bench --all{chosen_by}\n"
     wanted, wanted_mean = (1.0, 1.0) if backend == OWN else (LEAST, MEAN)
     # a median within half a percent of another is no slower
     bar = wanted - 0.005 if backend == OWN else wanted
-    dates = sorted(date_of(ratio.group)[:10] for ratio in found)
-    devices = ", ".join(unique(ratio.group.device for ratio in found))
-    marks = legend([record for ratio in found for record in ratio.sides.values()], changed)
-    parts = [f"{escaped(devices)}, {escaped(dates[0] if dates[0] == dates[-1] else f'{dates[0]} to {dates[-1]}')}; the sides of a row took turns{marks}."]
-    share = "of roof" if backend == OWN else "of copy"
+    dates = sorted(date_of(ratio.group)[:10] for ratio in table)
+    devices = ", ".join(unique(ratio.group.device for ratio in table))
+    marks = legend([record for ratio in table for record in ratio.sides.values()], changed)
+    span = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    parts = [f"{escaped(devices)}, {escaped(span)}; times of a row were taken interleaved, both {WORDS[CALL]}{marks}."]
+    share = "% of peak" if backend == OWN else "of copy"
     summary = []
-    for dtype in (*unique(ratio.group.dtype for ratio in found), ""):
-        chosen = [ratio for ratio in found if dtype in ("", ratio.group.dtype)]
+    for dtype in (*unique(ratio.group.dtype for ratio in table), ""):
+        chosen = [ratio for ratio in table if dtype in ("", ratio.group.dtype)]
         mean, least = geometric_mean([ratio.value for ratio in chosen]), min(chosen, key=lambda ratio: ratio.value)
         assert mean is not None  # every dtype comes from a ratio
         copies = [part for ratio in chosen if (part := _share(ratio, backend)) is not None]
@@ -97,23 +155,49 @@ def ratio_table(records: Sequence[Record], backend: str = "cpp", changed: Contai
                 units.percent(math.exp(fmean(math.log(share) for share in copies))) if copies else "",
             ]
         )
-    parts.append(pipe_table(["dtype", "rows", "geometric mean", "least ratio", f"below {wanted:g}", share + " (geometric mean)"], summary, "lrrlrr"))
-    others = [name for name in ALTERNATIVES if name != "library" or any(name in ratio.times_s for ratio in found)]
+    parts.append(
+        pipe_table(
+            ["dtype", "rows", "geometric mean", "least ratio", f"below {wanted:g}", share + " (geometric mean)"],
+            summary,
+            "lrrlrr",
+        )
+    )
+    has_out = any(ratio.out is not None for ratio in table)
+    others = [name for name in ALTERNATIVES if name != "library" or any(name in ratio.times_s for ratio in table)]
     rows = [
         [
             escaped(ratio.group.operator),
             escaped(f"{ratio.group.workload} ({axes_words(ratio.group.timed[0])})"),
             escaped(ratio.group.dtype),
             *([escaped(ratio.mine.implementation)] if backend == OWN else []),
-            *(units.seconds(ratio.times_s[name]) + mark(ratio.sides[name], changed) if name in ratio.times_s else "" for name in (backend, *others)),
+            *(
+                units.seconds(ratio.times_s[name]) + mark(ratio.sides[name], changed) if name in ratio.times_s else ""
+                for name in (backend, *others)
+            ),
             _marked(ratio.value, bar),
+            *([units.ratio(ratio.out) if ratio.out is not None else "–"] if has_out else []),
             units.percent(part) if (part := _share(ratio, backend)) is not None else "",
         ]
-        for ratio in sorted(found, key=lambda ratio: ratio.group.operator)
+        for ratio in sorted(table, key=lambda ratio: ratio.group.operator)
     ]
     mine = ["fastest of ours", "its time"] if backend == OWN else [backend]
     titles = [ALTERNATIVES[name] for name in others]
-    parts.append(pipe_table(["operator", "workload", "dtype", *mine, *titles, "ratio to the best", share], rows, "lll" + ("l" if backend == OWN else "") + "r" * (3 + len(titles))))
+    parts.append(
+        pipe_table(
+            [
+                "operator",
+                "workload",
+                "dtype",
+                *mine,
+                *titles,
+                "ratio to the best",
+                *(["with out="] if has_out else []),
+                share,
+            ],
+            rows,
+            "lll" + ("l" if backend == OWN else "") + "r" * (3 + has_out + len(titles)),
+        )
+    )
     return "\n\n".join(parts) + "\n"
 
 

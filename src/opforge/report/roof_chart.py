@@ -11,8 +11,8 @@ from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.record import Record
 from opforge.report import svg
+from opforge.report.record_text import axes, clean, short
 from opforge.report.view import of_roof, timing_of
-from opforge.report.words import axes, clean, short
 
 WIDTH, HEIGHT = 1080.0, 540.0
 LEFT, RIGHT, TOP, BOTTOM = 92.0, 846.0, 16.0, 482.0
@@ -23,7 +23,8 @@ VECTOR = "vector_float32"
 
 @dataclass(frozen=True, kw_only=True)
 class Roof:
-    """One limit: bytes/s (a slope) or FLOP/s (a level). `nominal` is a vendor's figure, not a measured one; `cached` is a
+    """One limit: bytes/s (a slope) or FLOP/s (a level). `nominal` is a vendor's figure, not a measured one; `cached` is
+    a
     bandwidth of data small enough for a cache."""
 
     name: str
@@ -42,34 +43,51 @@ class Roof:
 def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
     """The measured ceilings that matter for these dtypes; the vendor's figures where nothing was measured.
 
-    Bandwidths measured at several sizes ("copy_4194304": bytes) are those of caches: the fastest stands for all of them.
+    Bandwidths measured at several sizes ("copy_4194304": bytes) are those of caches: the fastest stands for all of
+    them.
     """
-    found = []
+    lines = []
     cached = []
     for ceiling in device.ceilings:
         unit = ceiling.unit.lower()
         memory = unit.startswith(("b/", "byte"))
         named = [name for name in DTYPES if ceiling.name.endswith(name)]
-        wanted = memory or (unit.startswith("flop") and (not named or ceiling.name == VECTOR or any(name in dtypes for name in named)))
+        wanted = memory or (
+            unit.startswith("flop") and (not named or ceiling.name == VECTOR or any(name in dtypes for name in named))
+        )
         if wanted and math.isfinite(ceiling.value) and ceiling.value > 0:
             kind, _, size = ceiling.name.rpartition("_")
             if memory and kind and size.isdigit():
-                cached.append(Roof(name=f"{kind} in cache", value=ceiling.value, memory=True, nominal=False, cached=True))
+                cached.append(
+                    Roof(name=f"{kind} in cache", value=ceiling.value, memory=True, nominal=False, cached=True)
+                )
             else:
-                found.append(Roof(name=ceiling.name, value=ceiling.value, memory=memory, nominal=False))
-    if not any(roof.memory for roof in found) and device.nominal_bytes_per_s > 0:
-        found.append(Roof(name="memory (vendor)", value=device.nominal_bytes_per_s, memory=True, nominal=True))
-    measured = {roof.name for roof in found if not roof.memory}
-    levels = {name: value for name, value in device.nominal_flops_per_s.items() if value > 0 and (name not in measured if name == VECTOR else name in dtypes and not measured)}
-    found += [Roof(name=f"{name} (vendor)", value=value, memory=False, nominal=True) for name, value in levels.items()]
+                lines.append(Roof(name=ceiling.name, value=ceiling.value, memory=memory, nominal=False))
+    if not any(roof.memory for roof in lines) and device.nominal_bytes_per_s > 0:
+        lines.append(Roof(name="memory (vendor)", value=device.nominal_bytes_per_s, memory=True, nominal=True))
+    measured = {roof.name for roof in lines if not roof.memory}
+    levels = {
+        name: value
+        for name, value in device.nominal_flops_per_s.items()
+        if value > 0 and (name not in measured if name == VECTOR else name in dtypes and not measured)
+    }
+    lines += [Roof(name=f"{name} (vendor)", value=value, memory=False, nominal=True) for name, value in levels.items()]
     if cached:
-        found.append(max(cached, key=lambda roof: roof.value))
-    return tuple(found)
+        lines.append(max(cached, key=lambda roof: roof.value))
+    return tuple(lines)
 
 
-def roofline(records: Sequence[Record], device: DeviceSpec | None, colours: Mapping[str, int], anchors: Mapping[str, str]) -> str:
-    """The picture as SVG; "" when no record has a time and arithmetic to show. `anchors` maps a record's id to a place on the page."""
-    points = [(record, record.cost.intensity, record.cost.flops / timing.median_s) for record in records if (timing := timing_of(record)) and record.cost.intensity > 0]
+def roofline(
+    records: Sequence[Record], device: DeviceSpec | None, colours: Mapping[str, int], anchors: Mapping[str, str]
+) -> str:
+    """The picture as SVG; "" when no record has a time and arithmetic to show. `anchors` maps a record's id to a place
+    on the page.
+    """
+    points = [
+        (record, record.cost.intensity, record.cost.flops / timing.median_s)
+        for record in records
+        if (timing := timing_of(record)) and record.cost.intensity > 0
+    ]
     if not points:
         return ""
     limits = roofs(device, sorted({record.dtype for record, _, _ in points})) if device is not None else ()
@@ -81,7 +99,9 @@ def roofline(records: Sequence[Record], device: DeviceSpec | None, colours: Mapp
     ridge = [peak / steepest] if peak and steepest else []
     xs = [*(x for _, x, _ in points), *ridge]
     x_low, x_high = min(xs) / 3, max(xs) * 4
-    ys = [*(y for _, _, y in points), *(roof.value for roof in levels)] + ([] if levels else [steepest * x_high] if slopes else [])
+    ys = [*(y for _, _, y in points), *(roof.value for roof in levels)] + (
+        [] if levels else [steepest * x_high] if slopes else []
+    )
     # room below for the names of the operators
     y_low, y_high = min(ys) / 8, max(ys) * 2
     x, y = svg.logarithmic(x_low, x_high, LEFT, RIGHT), svg.logarithmic(y_low, y_high, BOTTOM, TOP)
@@ -89,37 +109,79 @@ def roofline(records: Sequence[Record], device: DeviceSpec | None, colours: Mapp
     if slopes:
         parts.append(_shade(x, y, memory, peak, (x_low, x_high), (y_low, y_high)))
     taken = [(x(intensity), y(rate)) for _, intensity, rate in points]
-    parts += [_slope(roof, x, y, peak, (x_low, x_high), (y_low, y_high), taken if roof.value == memory or roof.cached else None) for roof in slopes]
+    parts += [
+        _slope(
+            roof, x, y, peak, (x_low, x_high), (y_low, y_high), taken if roof.value == memory or roof.cached else None
+        )
+        for roof in slopes
+    ]
     parts += _levels(levels, x, y, steepest, x_low)
     parts.append(_names(points, x))
-    parts += [_marker(record, x(intensity), y(rate), rate, colours[record.backend], anchors) for record, intensity, rate in points]
-    return svg.picture(WIDTH, HEIGHT, f"Roofline with {units.plural(len(points), 'timed kernel')}: arithmetic intensity against achieved FLOP/s", *parts)
+    parts += [
+        _marker(record, x(intensity), y(rate), rate, colours[record.backend], anchors)
+        for record, intensity, rate in points
+    ]
+    return svg.picture(
+        WIDTH,
+        HEIGHT,
+        f"Roofline with {units.plural(len(points), 'timed kernel')}: arithmetic intensity against achieved FLOP/s",
+        *parts,
+    )
 
 
 def _frame(x: svg.Scale, y: svg.Scale, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
     parts = []
     for value in svg.decades(*x_range):
-        parts += [svg.line(x(value), TOP, x(value), BOTTOM, "grid"), svg.text(f"{value:g}", x(value), BOTTOM + 18, "tick", text_anchor="middle")]
+        parts += [
+            svg.line(x(value), TOP, x(value), BOTTOM, "grid"),
+            svg.text(f"{value:g}", x(value), BOTTOM + 18, "tick", text_anchor="middle"),
+        ]
     for value in svg.decades(*y_range):
         parts += [
             svg.line(LEFT, y(value), RIGHT, y(value), "grid"),
             svg.text(units.trimmed(units.flops_per_s(value)), LEFT - 8, y(value) + 4, "tick", text_anchor="end"),
         ]
     parts.append(svg.element("rect", x=LEFT, y=TOP, width=RIGHT - LEFT, height=BOTTOM - TOP, class_="frame"))
-    parts.append(svg.text("arithmetic intensity: FLOP per byte moved", (LEFT + RIGHT) / 2, HEIGHT - 18, "head", text_anchor="middle"))
+    parts.append(
+        svg.text(
+            "arithmetic intensity: FLOP per byte moved", (LEFT + RIGHT) / 2, HEIGHT - 18, "head", text_anchor="middle"
+        )
+    )
     return "".join(parts)
 
 
-def _shade(x: svg.Scale, y: svg.Scale, slope: float, peak: float, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
+def _shade(
+    x: svg.Scale, y: svg.Scale, slope: float, peak: float, x_range: tuple[float, float], y_range: tuple[float, float]
+) -> str:
     """What the device can reach, tinted: everything under the highest roofs."""
     top = min(peak or math.inf, y_range[1])
     start, corner = max(x_range[0], y_range[0] / slope), min(x_range[1], top / slope)
-    outline = [(x(start), y(max(y_range[0], slope * start))), (x(corner), y(slope * corner)), (RIGHT, y(slope * corner)), (RIGHT, BOTTOM), (x(start), BOTTOM)]
-    return svg.element("path", d="M" + "L".join(f"{svg.coordinate(px)} {svg.coordinate(py)}" for px, py in outline) + "Z", class_="shade")
+    outline = [
+        (x(start), y(max(y_range[0], slope * start))),
+        (x(corner), y(slope * corner)),
+        (RIGHT, y(slope * corner)),
+        (RIGHT, BOTTOM),
+        (x(start), BOTTOM),
+    ]
+    return svg.element(
+        "path",
+        d="M" + "L".join(f"{svg.coordinate(px)} {svg.coordinate(py)}" for px, py in outline) + "Z",
+        class_="shade",
+    )
 
 
-def _slope(roof: Roof, x: svg.Scale, y: svg.Scale, peak: float, x_range: tuple[float, float], y_range: tuple[float, float], taken: Sequence[tuple[float, float]] | None) -> str:
-    """A memory roof up to where arithmetic takes over. With the places `taken` by markers its name is written along it, where they leave room."""
+def _slope(
+    roof: Roof,
+    x: svg.Scale,
+    y: svg.Scale,
+    peak: float,
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    taken: Sequence[tuple[float, float]] | None,
+) -> str:
+    """A memory roof up to where arithmetic takes over. With the places `taken` by markers its name is written along it,
+    where they leave room.
+    """
     start = max(x_range[0], y_range[0] / roof.value)
     stop = min(x_range[1], (peak or y_range[1]) / roof.value)
     if not start < stop:
@@ -132,12 +194,21 @@ def _slope(roof: Roof, x: svg.Scale, y: svg.Scale, peak: float, x_range: tuple[f
     places = [(x1 + share * (x2 - x1), y1 + share * (y2 - y1)) for share in (0.5, 0.3, 0.7, 0.2, 0.8)]
     px, py = max(places, key=lambda place: min(math.hypot(place[0] - mx, place[1] - my) for mx, my in taken))
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
-    label = svg.text(roof.words, px, py - 9, "roof-label", text_anchor="middle", transform=f"rotate({angle:.1f} {svg.coordinate(px)} {svg.coordinate(py)})")
+    label = svg.text(
+        roof.words,
+        px,
+        py - 9,
+        "roof-label",
+        text_anchor="middle",
+        transform=f"rotate({angle:.1f} {svg.coordinate(px)} {svg.coordinate(py)})",
+    )
     return svg.element("g", drawn, label)
 
 
 def _levels(levels: Sequence[Roof], x: svg.Scale, y: svg.Scale, slope: float, x_low: float) -> list[str]:
-    """Level roofs from where memory stops limiting; their labels stand to the right, pushed apart so that none hides another."""
+    """Level roofs from where memory stops limiting; their labels stand to the right, pushed apart so that none hides
+    another.
+    """
     parts = []
     previous = -math.inf
     for roof in sorted(levels, key=lambda level: -level.value):
@@ -146,7 +217,10 @@ def _levels(levels: Sequence[Roof], x: svg.Scale, y: svg.Scale, slope: float, x_
         label_y = max(height + 4, previous + LABEL_GAP)
         previous = label_y
         class_ = "roof-line nominal" if roof.nominal else "roof-line"
-        parts += [svg.line(min(x(start), RIGHT), height, RIGHT, height, class_), svg.text(roof.words, RIGHT + 8, label_y, "roof-label")]
+        parts += [
+            svg.line(min(x(start), RIGHT), height, RIGHT, height, class_),
+            svg.text(roof.words, RIGHT + 8, label_y, "roof-label"),
+        ]
     return parts
 
 
@@ -161,7 +235,15 @@ def _names(points: Sequence[tuple[Record, float, float]], x: svg.Scale) -> str:
         if all(abs(place - other) >= 13 for other in taken):
             taken.append(place)
             px = place + 4
-            parts.append(svg.text(short(clean(operator), 24), px, BOTTOM - 8, "column", transform=f"rotate(-90 {svg.coordinate(px)} {svg.coordinate(BOTTOM - 8)})"))
+            parts.append(
+                svg.text(
+                    short(clean(operator), 24),
+                    px,
+                    BOTTOM - 8,
+                    "column",
+                    transform=f"rotate(-90 {svg.coordinate(px)} {svg.coordinate(BOTTOM - 8)})",
+                )
+            )
     return "".join(parts)
 
 
@@ -171,8 +253,10 @@ def _marker(record: Record, px: float, py: float, rate: float, colour: int, anch
     lines = [
         f"{record.operator} / {record.implementation} ({record.backend})",
         f"{record.workload}, {record.dtype}: {axes(record)}",
-        f"{units.seconds(timing.median_s)}, {units.flops_per_s(rate)}, {units.bytes_per_s(record.cost.bytes / timing.median_s)}",
-        f"{units.number(record.cost.intensity)} FLOP/byte" + (f", {units.percent(fraction)} of the roof" if fraction is not None else ""),
+        f"{units.seconds(timing.median_s)}, {units.flops_per_s(rate)}, "
+        f"{units.bytes_per_s(record.cost.bytes / timing.median_s)}",
+        f"{units.number(record.cost.intensity)} FLOP/byte"
+        + (f", {units.percent(fraction)} of peak" if fraction is not None else ""),
     ]
     drawn = svg.marker(colour, px, py, 4.6, f"mark b{colour}", svg.title("\n".join(clean(words) for words in lines)))
     anchor = anchors.get(record.id)

@@ -7,31 +7,59 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.core.verdict import REFUSED, Broken, Checked, Crash, Mismatch, Pass, Policy, Statement, Timeout, Unsupported, Window
-from opforge.report.bars import bars
-from opforge.report.evidence import Past, evidence as evidence_of, machines
+from opforge.core.verdict import (
+    REFUSED,
+    Broken,
+    Checked,
+    Crash,
+    Inaccurate,
+    LibraryFallback,
+    Mismatch,
+    Pass,
+    Statement,
+    Timeout,
+    Unsupported,
+    Window,
+)
+from opforge.report.bar_chart import bars
 from opforge.report.histogram import error_histogram
-from opforge.report.view import Group, memory_bound, roof_of, slots, timing_of, unique, verdict_key
-from opforge.report.words import axes, case_words, clean, clean_lines, describe, ended, error_share, index, notes, saved, untimed
+from opforge.report.record_text import (
+    axes,
+    case_words,
+    clean,
+    clean_lines,
+    describe,
+    ended,
+    error_share,
+    index,
+    notes,
+    saved,
+    untimed,
+    verdict_word,
+)
+from opforge.report.timing_evidence import Past, evidence as evidence_of, machines
+from opforge.report.view import Group, memory_bound, roof_of, slots, sound, timing_of, unique, verdict_key
 
 
 def failures(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Each failing or refused verdict once, with its evidence in rows of (name, value)."""
-    found: dict[str, dict[str, Any]] = {}
+    by_cause: dict[str, dict[str, Any]] = {}
     for record in records:
-        if not isinstance(record.verdict, REFUSED) or verdict_key(record) in found:
+        if not isinstance(record.verdict, REFUSED) or verdict_key(record) in by_cause:
             continue
-        found[verdict_key(record)] = {
+        by_cause[verdict_key(record)] = {
             "operator": clean(record.operator),
             "implementation": clean(record.implementation),
             "dtype": clean(record.dtype),
             "kind": type(record.verdict).__name__,
             "sentence": describe(record.verdict),
             "evidence": evidence(record),
-            "window": window(record.verdict.window) if isinstance(record.verdict, Mismatch) and record.verdict.window is not None else None,
+            "window": window(record.verdict.window)
+            if isinstance(record.verdict, Mismatch) and record.verdict.window is not None
+            else None,
             "stderr": clean_lines(record.verdict.stderr[-4000:]).strip() if isinstance(record.verdict, Crash) else "",
         }
-    return list(found.values())
+    return list(by_cause.values())
 
 
 def evidence(record: Record) -> list[tuple[str, str]]:
@@ -63,9 +91,13 @@ def evidence(record: Record) -> list[tuple[str, str]]:
             rows.append(("ended by", ended(verdict.status)))
         case Timeout():
             rows.append(("limit", units.seconds(verdict.limit_s)))
-        case Policy():
+        case LibraryFallback():
             rows += [("reason", clean(verdict.reason)), ("evidence", clean("; ".join(verdict.evidence)))]
-    return [*rows, ("workload", clean(record.workload) or "verification cases"), ("isolation", clean(verdict.isolation))]
+    return [
+        *rows,
+        ("workload", clean(record.workload) or "verification cases"),
+        ("isolation", clean(verdict.isolation)),
+    ]
 
 
 def window(found: Window) -> dict[str, Any]:
@@ -74,29 +106,47 @@ def window(found: Window) -> dict[str, Any]:
         [(units.number(actual), units.number(expected), wrong) for actual, expected, wrong in zip(*row, strict=False)]
         for row in zip(found.actual, found.expected, found.wrong, strict=False)
     ]
-    return {"caption": clean(f"{found.output} from [{index(found.corner)}]: actual above, expected below"), "rows": rows}
+    return {
+        "caption": clean(f"{found.output} from [{index(found.corner)}]: actual above, expected below"),
+        "rows": rows,
+    }
 
 
-def operators(records: Sequence[Record], found: Sequence[tuple[str, Group]], anchors: Mapping[str, str], pasts: Mapping[str, Past]) -> list[dict[str, Any]]:
+def operators(
+    records: Sequence[Record], found: Sequence[tuple[str, Group]], anchors: Mapping[str, str], pasts: Mapping[str, Past]
+) -> list[dict[str, Any]]:
     """One section per operator: its groups with pictures, then its verification."""
     colours = slots(records)
-    runs, devices = len(unique(record.run for record in records)) > 1, len(unique(record.device for record in records)) > 1
+    runs, devices = (
+        len(unique(record.run for record in records)) > 1,
+        len(unique(record.device for record in records)) > 1,
+    )
     return [
         {
             "name": clean(operator),
             "anchor": anchors[operator],
-            "groups": [_group(group, anchor, colours, runs, devices, pasts) for anchor, group in found if group.operator == operator],
+            "groups": [
+                _group(group, anchor, colours, runs, devices, pasts)
+                for anchor, group in found
+                if group.operator == operator
+            ],
             **verification([record for record in records if record.operator == operator]),
         }
         for operator in unique(record.operator for record in records)
     ]
 
 
-def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, devices: bool, pasts: Mapping[str, Past]) -> dict[str, Any]:
+def _group(
+    group: Group, anchor: str, colours: Mapping[str, int], runs: bool, devices: bool, pasts: Mapping[str, Past]
+) -> dict[str, Any]:
     first = group.timed[0]
     roof = roof_of(first)
     where = [f"on {group.device}"] * devices + [f"run {group.run}, {group.records[0].created_at[:16]}"] * runs
-    cost = [f"{units.size(first.cost.bytes)} moved{saved(first)}", units.flops(first.cost.flops), f"{units.number(first.cost.intensity)} FLOP/byte"]
+    cost = [
+        f"{units.size(first.cost.bytes)} moved{saved(first)}",
+        units.flops(first.cost.flops),
+        f"{units.number(first.cost.intensity)} FLOP/byte",
+    ]
     return {
         "anchor": anchor,
         "workload": clean(group.workload),
@@ -104,14 +154,28 @@ def _group(group: Group, anchor: str, colours: Mapping[str, int], runs: bool, de
         "where": clean(", ".join(where)),
         "axes": axes(first),
         "cost": ", ".join(cost),
-        "roof": clean(f"roof {units.seconds(roof)}, set by {first.limiter or ('memory' if memory_bound(first) else 'arithmetic')}") if roof is not None else "no ceilings known",
+        "roof": clean(
+            f"roofline bound {units.seconds(roof)}, set by "
+            f"{first.limiter or ('memory' if memory_bound(first) else 'arithmetic')}"
+        )
+        if roof is not None
+        else "no ceilings known",
         "fastest": _fastest(group),
         "picture": bars(group, colours),
         "evidence": evidence_of(group, pasts),
         "machines": machines(group),
-        "notes": [(clean(group.label(record)), clean("; ".join(notes(record)))) for record in group.records if notes(record)],
-        "others": [(clean(group.label(record)), tone(record), _untimed_words(record)) for record in group.records if timing_of(record) is None],
-        "conditions": [clean(words) for words in unique(words for record in group.timed if record.timing for words in record.timing.conditions)],
+        "notes": [
+            (clean(group.label(record)), clean("; ".join(notes(record)))) for record in group.records if notes(record)
+        ],
+        "others": [
+            (clean(group.label(record)), tone(record), _untimed_words(record))
+            for record in group.records
+            if timing_of(record) is None
+        ],
+        "conditions": [
+            clean(words)
+            for words in unique(words for record in group.timed if record.timing for words in record.timing.conditions)
+        ],
     }
 
 
@@ -124,7 +188,11 @@ def _fastest(group: Group) -> str:
     timing, speedup = timing_of(first), group.speedup(first)
     assert timing is not None
     if not group.leaders:
-        return "no time here can be trusted; the reasons are below"
+        return (
+            "the times are unsteady: unsure which is the fastest; the reasons are below"
+            if sound(first)
+            else "no time here can be trusted; the reasons are below"
+        )
     words = f"{group.label(first)}: {units.seconds(timing.median_s)}"
     if speedup is not None and group.baseline_s != timing.median_s:
         words += f", {units.ratio(speedup)} torch eager"
@@ -142,11 +210,11 @@ def verification(records: Sequence[Record]) -> dict[str, Any]:
 
     Isolation is said once above the rows where it is the same for all of them.
     """
-    found: dict[str, dict[tuple[str, str], list[Record]]] = {}
+    by_operator: dict[str, dict[tuple[str, str], list[Record]]] = {}
     for record in records:
-        found.setdefault(record.implementation, {}).setdefault((record.dtype, record.device), []).append(record)
+        by_operator.setdefault(record.implementation, {}).setdefault((record.dtype, record.device), []).append(record)
     rows = []
-    for kinds in found.values():
+    for kinds in by_operator.values():
         rows += [{**_verified(members), "first": place == 0} for place, members in enumerate(kinds.values())]
     isolations = unique(row["isolation"] for row in rows if row["isolation"])
     if len(isolations) == 1:
@@ -163,9 +231,15 @@ def _verified(members: Sequence[Record]) -> dict[str, Any]:
         "implementation": clean(record.implementation),
         "backend": clean(record.backend),
         "dtype": clean(record.dtype),
-        "verdict": "not run" if isinstance(record.verdict, Unsupported) else type(record.verdict).__name__,
+        "verdict": verdict_word(record)
+        if isinstance(record.verdict, Unsupported | Inaccurate)
+        else type(record.verdict).__name__,
         "tone": tone(record),
-        "timed": "timed" if any(timing_of(member) for member in members) else untimed(record) if isinstance(record.verdict, Pass) else "",
+        "timed": "timed"
+        if any(timing_of(member) for member in members)
+        else untimed(record)
+        if isinstance(record.verdict, Pass)
+        else "",
         "isolation": clean(getattr(record.verdict, "isolation", "")),
         "sentence": "",
         "worst": "",
@@ -176,8 +250,15 @@ def _verified(members: Sequence[Record]) -> dict[str, Any]:
         "statements": [],
     }
     if not isinstance(record.verdict, Pass):
-        return {**row, "sentence": clean(record.verdict.reason) if isinstance(record.verdict, Unsupported) else describe(record.verdict)}
-    checked: dict[tuple[str, int | None], Checked] = {(case.case.name, case.case.seed): case for verdict in passes for case in verdict.checked}
+        return {
+            **row,
+            "sentence": clean(record.verdict.reason)
+            if isinstance(record.verdict, Unsupported)
+            else describe(record.verdict),
+        }
+    checked: dict[tuple[str, int | None], Checked] = {
+        (case.case.name, case.case.seed): case for verdict in passes for case in verdict.checked
+    }
     reasons: dict[str, list[str]] = {}
     for name, reason in dict.fromkeys(pair for verdict in passes for pair in verdict.not_taken):
         reasons.setdefault(clean(reason), []).append(clean(name))
@@ -189,7 +270,9 @@ def _verified(members: Sequence[Record]) -> dict[str, Any]:
         "cases": str(len(checked)),
         "histogram": error_histogram(checked.values()),
         "not_taken": [(units.listed(names), reason) for reason, names in reasons.items()],
-        "statements": list(dict.fromkeys(_statement(statement) for verdict in passes for statement in verdict.statements)),
+        "statements": list(
+            dict.fromkeys(_statement(statement) for verdict in passes for statement in verdict.statements)
+        ),
     }
 
 
@@ -201,18 +284,28 @@ def _statement(statement: Statement) -> tuple[str, str]:
 
 def not_run(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Reasons for which something was not run, each with what it kept from running."""
-    found: dict[str, dict[str, set[str]]] = {}
+    by_reason: dict[str, dict[str, set[str]]] = {}
     for record in records:
         if isinstance(record.verdict, Unsupported):
-            found.setdefault(clean(record.verdict.reason), {}).setdefault(clean(f"{record.operator} / {record.implementation}"), set()).add(clean(record.dtype))
-    return [{"reason": reason, "what": [(name, ", ".join(sorted(dtypes))) for name, dtypes in members.items()]} for reason, members in found.items()]
+            by_reason.setdefault(clean(record.verdict.reason), {}).setdefault(
+                clean(f"{record.operator} / {record.implementation}"), set()
+            ).add(clean(record.dtype))
+    return [
+        {"reason": reason, "what": [(name, ", ".join(sorted(dtypes))) for name, dtypes in members.items()]}
+        for reason, members in by_reason.items()
+    ]
 
 
-def stood_in(records: Sequence[Record]) -> list[dict[str, Any]]:
+def emulated_kernels(records: Sequence[Record]) -> list[dict[str, Any]]:
     """What was verified and has no time, by how it was verified."""
     timed = {(record.operator, record.implementation, record.dtype) for record in records if timing_of(record)}
-    found: dict[str, dict[str, set[str]]] = {}
+    by_reason: dict[str, dict[str, set[str]]] = {}
     for record in records:
         if isinstance(record.verdict, Pass) and (record.operator, record.implementation, record.dtype) not in timed:
-            found.setdefault(untimed(record), {}).setdefault(clean(f"{record.operator} / {record.implementation}"), set()).add(clean(record.dtype))
-    return [{"reason": how, "what": [(name, ", ".join(sorted(dtypes))) for name, dtypes in members.items()]} for how, members in found.items()]
+            by_reason.setdefault(untimed(record), {}).setdefault(
+                clean(f"{record.operator} / {record.implementation}"), set()
+            ).add(clean(record.dtype))
+    return [
+        {"reason": how, "what": [(name, ", ".join(sorted(dtypes))) for name, dtypes in members.items()]}
+        for how, members in by_reason.items()
+    ]

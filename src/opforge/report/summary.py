@@ -7,9 +7,22 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.record import Record
-from opforge.core.verdict import REFUSED, Pass, Policy
-from opforge.report.view import BASELINE, Group, by_implementation, geometric_mean, groups, of_roof, slots, standing, timing_of, unique
-from opforge.report.words import VERIFIED, axes, clean, untimed, verdict_word
+from opforge.core.timing_terms import CALL, WORDS
+from opforge.core.verdict import REFUSED, LibraryFallback, Pass
+from opforge.report.record_text import VERIFIED, axes, clean, untimed, verdict_word
+from opforge.report.view import (
+    BASELINE,
+    Group,
+    by_implementation,
+    column,
+    columns_of,
+    geometric_mean,
+    groups,
+    of_roof,
+    standing,
+    timing_of,
+    unique,
+)
 
 _STEPS = (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)
 """Edges between the shades of a ratio; 0.8 to 1.25 is "about the same"."""
@@ -24,6 +37,7 @@ def counts(records: Sequence[Record]) -> dict[str, int]:
         "passed": standings.count("passed"),
         "failed": standings.count("failed"),
         "refused": standings.count("refused"),
+        "not accurate": standings.count("not accurate"),
         "not run": standings.count("not run"),
         "timed": sum(timing_of(record) is not None for record in records),
     }
@@ -34,41 +48,78 @@ def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, .
     if not records:
         return ("No records. Make some with: opforge bench --all",)
     count = counts(records)
-    words = [
-        f"{units.plural(count['operators'], 'operator')} with {units.plural(count['implementations'], 'implementation')}: "
+    lines = [
+        f"{units.plural(count['operators'], 'operator')} with "
+        f"{units.plural(count['implementations'], 'implementation')}: "
         f"{count['passed']} passed verification, {count['failed']} failed, {count['not run']} could not be run"
+        + (
+            f", {units.plural(count['not accurate'], 'baseline')} not accurate and timed all the same"
+            if count["not accurate"]
+            else ""
+        )
         + (f", {count['refused']} refused by policy." if count["refused"] else ".")
     ]
-    ratios = [ratio for group in found if (ratio := group.speedup(group.timed[0])) is not None]
-    mean = geometric_mean(ratios)
-    if mean is not None:
-        words.append(
-            f"In {units.plural(len(ratios), 'comparison')} of operator, workload and dtype, the fastest verified implementation "
-            f"runs at {units.ratio(mean)} the speed of torch eager (geometric mean; from {units.ratio(min(ratios))} to {units.ratio(max(ratios))})."
-        )
-    elif count["timed"]:
-        words.append(f"{BASELINE} was not timed in these runs, so no speed-up is stated.")
-    stood: dict[str, list[str]] = {}
+    lines += _headline([group for group in found if group.terms == CALL], count["timed"])
+    emulated: dict[str, list[str]] = {}
     for record in records:
         if isinstance(record.verdict, Pass) and timing_of(record) is None and untimed(record) != VERIFIED:
-            stood.setdefault(untimed(record), []).append(clean(record.backend))
-    words += [f"On this device {units.listed(unique(names))} {'was' if len(set(names)) == 1 else 'were'} {how}." for how, names in stood.items()]
-    return tuple(words)
+            emulated.setdefault(untimed(record), []).append(clean(record.backend))
+    lines += [
+        f"On this device {units.listed(unique(names))} {'was' if len(set(names)) == 1 else 'were'} {how}."
+        for how, names in emulated.items()
+    ]
+    return tuple(lines)
+
+
+def _headline(found: Sequence[Group], timed: int) -> list[str]:
+    """What a user who calls ours in place of what there is would see on a stopwatch; of rows that were steady on both
+    sides, and no others.
+    """
+    compared = [(group, ratio) for group in found if (ratio := group.over_alternative) is not None]
+    ratios = [ratio for group, ratio in compared if group.both_steady]
+    mean, left_out = geometric_mean(ratios), len(compared) - len(ratios)
+    unsure = (
+        f" In {left_out} of {units.plural(len(compared), 'comparison')} a time was not steady: it is unsure, and "
+        "no ratio is made of it. Measure again on a quieter machine."
+        if left_out
+        else ""
+    )
+    if mean is not None:
+        return [
+            f"In {units.plural(len(ratios), 'comparison')} of operator, workload and dtype, the fastest verified "
+            f"implementation of ours runs at {units.ratio(mean)} the speed of "
+            "the best alternative, which is the fastest of torch eager, torch.compile and libraries; both "
+            f"{WORDS[CALL]} "
+            f"(geometric mean; from {units.ratio(min(ratios))} to {units.ratio(max(ratios))}).{unsure}"
+        ]
+    if compared:
+        return [unsure.strip()]
+    return (
+        [f"{BASELINE} was not timed beside ours {WORDS[CALL]} in these runs, so no speed-up is stated."]
+        if timed
+        else []
+    )
 
 
 def fastest(found: Sequence[Group], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row per operator and device: who is fastest how often, against torch eager, and under the roof."""
+    """One row per operator and device: who is fastest how often, against the best alternative (steady rows alone), and
+    under the roofline.
+    """
     rows = []
     several = len(unique(group.device for group in found)) > 1
     for operator, device in dict.fromkeys((group.operator, group.device) for group in found):
-        timed = [group for group in found if (group.operator, group.device) == (operator, device) and group.leaders]
+        timed = [
+            group
+            for group in found
+            if (group.operator, group.device, group.terms) == (operator, device, CALL) and group.leaders
+        ]
         if not timed:
             continue
         wins: dict[str, int] = {}
         for group in timed:
             wins[group.timed[0].implementation] = wins.get(group.timed[0].implementation, 0) + 1
         ranked = sorted(wins, key=lambda name: (-wins[name], name))
-        ratios = [ratio for group in timed if (ratio := group.speedup(group.timed[0])) is not None]
+        ratios = [ratio for group in timed if group.both_steady and (ratio := group.over_alternative) is not None]
         fractions = [fraction for group in timed if (fraction := of_roof(group.timed[0])) is not None]
         mean, roof = geometric_mean(ratios), geometric_mean(fractions)
         rows.append(
@@ -86,20 +137,26 @@ def fastest(found: Sequence[Group], anchors: Mapping[str, str]) -> list[dict[str
 
 
 def overview(records: Sequence[Record], found: Sequence[tuple[str, Group]]) -> dict[str, Any]:
-    """Rows of operator, workload and dtype; a column per backend; the fastest of each backend, shaded by its ratio to torch eager."""
-    columns = list(slots(records))
-    without_workload = {(record.operator, record.dtype, record.backend, record.run): record for record in records if timing_of(record) is None}
+    """Rows of operator, workload and dtype; a column per backend; the fastest of each backend, shaded by its ratio to
+    torch eager.
+    """
+    columns = columns_of(records)
+    without_workload = {
+        (record.operator, record.dtype, column(record), record.run): record
+        for record in records
+        if timing_of(record) is None
+    }
     rows = []
     for anchor, group in found:
         cells = []
         for backend in columns:
-            mine = [record for record in group.timed if record.backend == backend]
+            mine = [record for record in group.timed if column(record) == backend]
             other = without_workload.get((group.operator, group.dtype, backend, group.run))
             cells.append(_cell(group, mine[0]) if mine else _blank(other))
         rows.append(
             {
                 "operator": clean(group.operator),
-                "workload": clean(group.workload),
+                "workload": clean(group.workload) + (f" ({WORDS[group.terms]})" if group.terms != CALL else ""),
                 "dtype": group.dtype,
                 "axes": axes(group.records[0]),
                 "anchor": anchor,
@@ -123,8 +180,19 @@ def _cell(group: Group, record: Record) -> dict[str, str]:
 def _blank(record: Record | None) -> dict[str, str]:
     if record is None:
         return {"main": "", "small": "", "shade": "none", "tip": "no implementation"}
-    word = "refused" if isinstance(record.verdict, Policy) else "failed" if isinstance(record.verdict, REFUSED) else "verified" if isinstance(record.verdict, Pass) else "not run"
-    return {"main": "", "small": word, "shade": "none bad" if word in ("failed", "refused") else "none", "tip": clean(f"{record.implementation}: {verdict_word(record)}")}
+    match record.verdict:
+        case LibraryFallback():
+            word = "refused"
+        case Pass():
+            word = "verified"
+        case verdict:
+            word = "failed" if isinstance(verdict, REFUSED) else verdict_word(record)
+    return {
+        "main": "",
+        "small": word,
+        "shade": "none bad" if word in ("failed", "refused") else "none",
+        "tip": clean(f"{record.implementation}: {verdict_word(record)}"),
+    }
 
 
 def shade(ratio: float | None) -> str:

@@ -1,6 +1,7 @@
 """SVG as text: elements, scales and ticks. Colours and fonts come from the page's style sheet, by class.
 
-Every attribute and every text is escaped here; a coordinate that is not finite is refused, so that a picture is always well-formed.
+Every attribute and every text is escaped here; a coordinate that is not finite is refused, so that a picture is always
+well-formed.
 """
 
 from __future__ import annotations
@@ -65,7 +66,14 @@ def link(href: str, *children: str) -> str:
 
 def picture(width: float, height: float, label: str, *children: str) -> str:
     """A whole picture that scales with its container; `label` is what a screen reader says."""
-    return element("svg", *children, viewBox=f"0 0 {coordinate(width)} {coordinate(height)}", role="img", aria_label=label, xmlns="http://www.w3.org/2000/svg")
+    return element(
+        "svg",
+        *children,
+        viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
+        role="img",
+        aria_label=label,
+        xmlns="http://www.w3.org/2000/svg",
+    )
 
 
 def linear(low: float, high: float, start: float, end: float) -> Scale:
@@ -95,21 +103,29 @@ def ticks(high: float, count: int = 5) -> tuple[float, ...]:
 
 def decades(low: float, high: float) -> tuple[float, ...]:
     """The powers of ten in [low, high]."""
-    return tuple(10.0**power for power in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1))
+    return tuple(
+        10.0**power for power in range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
+    )
 
 
 def dots(points: Sequence[tuple[float, float]], class_: str) -> str:
-    """Many points as one path of zero-length strokes: round line caps make each a dot, in ten bytes instead of forty."""
+    """Many points as one path of zero-length strokes: round line caps make each a dot, in ten bytes instead of
+    forty.
+    """
     return element("path", d="".join(f"M{coordinate(x)} {coordinate(y)}h0" for x, y in points), class_=class_)
 
 
 MARKERS: tuple[Callable[[float, float, float], str], ...] = (
-    lambda x, y, r: _polygon([(x + r * math.cos(a * math.pi / 6), y + r * math.sin(a * math.pi / 6)) for a in range(12)]),
+    lambda x, y, r: _polygon(
+        [(x + r * math.cos(a * math.pi / 6), y + r * math.sin(a * math.pi / 6)) for a in range(12)]
+    ),
     lambda x, y, r: _polygon([(x - r, y - r), (x + r, y - r), (x + r, y + r), (x - r, y + r)]),
     lambda x, y, r: _polygon([(x, y - 1.35 * r), (x + 1.35 * r, y), (x, y + 1.35 * r), (x - 1.35 * r, y)]),
     lambda x, y, r: _polygon([(x, y - 1.25 * r), (x + 1.2 * r, y + r), (x - 1.2 * r, y + r)]),
     lambda x, y, r: _polygon([(x, y + 1.25 * r), (x + 1.2 * r, y - r), (x - 1.2 * r, y - r)]),
-    lambda x, y, r: _polygon([(x + 1.2 * r * math.cos(a * math.pi / 3), y + 1.2 * r * math.sin(a * math.pi / 3)) for a in range(6)]),
+    lambda x, y, r: _polygon(
+        [(x + 1.2 * r * math.cos(a * math.pi / 3), y + 1.2 * r * math.sin(a * math.pi / 3)) for a in range(6)]
+    ),
 )
 """Outlines of markers, so that backends differ without colour too: x, y, radius to the `d` of a path."""
 

@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from opforge.core import units
 from opforge.core.record import Record, to_json
 from opforge.core.verdict import REFUSED, Pass, Unsupported
-from opforge.report.bars import rate
+from opforge.report.bar_chart import rate
+from opforge.report.record_text import clean, describe, error_share, notes, untimed, verdict_word
 from opforge.report.sections import failures, not_run
 from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
-from opforge.report.words import clean, describe, error_share, notes, untimed, verdict_word
 
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What a spreadsheet may take for a formula at the start of a cell, the full-width forms included (OWASP, CSV injection)."""
+"""What a spreadsheet may take for a formula at the start of a cell, the full-width forms included (OWASP, CSV
+injection).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One line of a terminal's table. Every text is on one line and free of control characters, but not of markup: escape it.
+class TableRow:
+    """One line of a terminal's table. Every text is on one line and free of control characters, but not of markup:
+    escape it.
 
     style     "good" (timed), "plain" (verified, no time), "bad" (a failure), "idle" (not run)
     saved     the bytes that a fused operator does not move, and a sequence of simpler ones would
@@ -49,15 +52,15 @@ class Row:
     notes: tuple[str, ...]
 
 
-def table(records: Sequence[Record]) -> list[Row]:
-    """One Row per record: comparable ones stand together, the fastest first, those without a time after them."""
+def table(records: Sequence[Record]) -> list[TableRow]:
+    """One TableRow per record: comparable ones stand together, the fastest first, those without a time after them."""
     return [_row(group, record) for group in groups(records) for record in group.records]
 
 
-def _row(group: Group, record: Record) -> Row:
+def _row(group: Group, record: Record) -> TableRow:
     timing, verdict = timing_of(record), record.verdict
     fraction = of_roof(record)
-    return Row(
+    return TableRow(
         operator=clean(record.operator),
         workload=clean(record.workload),
         dtype=clean(record.dtype),
@@ -70,24 +73,38 @@ def _row(group: Group, record: Record) -> Row:
         roof=units.percent(fraction) if fraction is not None else "",
         speedup=speedup_words(group, record),
         saved=units.size(record.cost.bytes_saved) if timing is not None and record.cost.bytes_saved else "",
-        style="good" if timing is not None else "bad" if isinstance(verdict, REFUSED) else "idle" if isinstance(verdict, Unsupported) else "plain",
+        style="good"
+        if timing is not None
+        else "bad"
+        if isinstance(verdict, REFUSED)
+        else "idle"
+        if isinstance(verdict, Unsupported)
+        else "plain",
         best=record in group.leaders,
         detail=untimed(record) if isinstance(verdict, Pass) and timing is None else describe(verdict),
         notes=tuple(clean(note) for note in notes(record)),
     )
 
 
+UNSURE = "unsure"
+"""In place of a ratio one of whose sides was not steady, as a comparison says it."""
+
+
 def speedup_words(group: Group, record: Record) -> str:
-    """ "1.83x", "baseline", or "" where there is nothing to compare."""
+    """ "1.83x", "baseline", "unsure" where a side was not steady, or "" where there is nothing to compare."""
     ratio = group.speedup(record)
+    if record.implementation != BASELINE and group.unsure(record):
+        return UNSURE
     if ratio is None:
-        return ""
+        return "baseline" if record.implementation == BASELINE and group.unsure(record) else ""
     return "baseline" if record.implementation == BASELINE else units.ratio(ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a Grid: as many styles as cells; a style is a word that terminals' libraries know ("bold green", "dim", "")."""
+    """One line of a Grid: as many styles as cells; a style is a word that terminals' libraries know ("bold green",
+    "dim", "").
+    """
 
     cells: tuple[str, ...]
     styles: tuple[str, ...]
@@ -103,7 +120,7 @@ class Grid:
 
 
 _SAVED = "bytes saved"
-_NUMERIC = ("error/bound", "median", "rate", "of roof", "vs eager")
+_NUMERIC = ("error/bound", "median", "rate", "% of peak", "vs eager")
 _TONES = {"good": "green", "plain": "cyan", "bad": "bold red", "idle": "dim"}
 
 
@@ -115,24 +132,53 @@ def rows(records: Sequence[Record]) -> Grid:
     above: tuple[str, str, str] = ("", "", "")
     for row in table(records):
         place = (row.operator, row.workload, row.dtype)
-        heads = ["dim" if place[: count + 1] == above[: count + 1] else "bold" if count == 0 else "" for count in range(3)]
+        heads = [
+            "dim" if place[: count + 1] == above[: count + 1] else "bold" if count == 0 else "" for count in range(3)
+        ]
         above = place
         strong = "bold" if row.best else "dim" if row.style == "idle" else ""
         time = "yellow" if row.notes else strong
-        cells = (*place, row.implementation, row.verdict, row.error, row.time, row.rate, row.roof, row.speedup, *([row.saved] if fused else []))
-        lines.append(Line(cells=cells, styles=(*heads, strong, _TONES[row.style], "", time, "", "", strong, *([""] if fused else []))))
+        cells = (
+            *place,
+            row.implementation,
+            row.verdict,
+            row.error,
+            row.time,
+            row.rate,
+            row.roof,
+            row.speedup,
+            *([row.saved] if fused else []),
+        )
+        lines.append(
+            Line(
+                cells=cells,
+                styles=(*heads, strong, _TONES[row.style], "", time, "", "", strong, *([""] if fused else [])),
+            )
+        )
     numeric = (*_NUMERIC, *([_SAVED] if fused else []))
-    return Grid(columns=("operator", "workload", "dtype", "implementation", "verdict", *numeric), numeric=frozenset(numeric), rows=tuple(lines))
+    return Grid(
+        columns=("operator", "workload", "dtype", "implementation", "verdict", *numeric),
+        numeric=frozenset(numeric),
+        rows=tuple(lines),
+    )
 
 
 def confessions(records: Sequence[Record]) -> list[str]:
-    """What belongs under a table: the failures in words, the weaknesses of times, and the reasons why something was not run."""
-    found = [f"{entry['operator']}/{entry['implementation']} {entry['dtype']}: {entry['sentence']}" for entry in failures(records)]
+    """What belongs under a table: the failures in words, the weaknesses of times, and the reasons why something was not
+    run.
+    """
+    lines = [
+        f"{entry['operator']}/{entry['implementation']} {entry['dtype']}: {entry['sentence']}"
+        for entry in failures(records)
+    ]
     for row in table(records):
-        found += [f"{row.operator}/{row.workload}/{row.implementation} {row.dtype}: {note}" for note in row.notes]
+        lines += [f"{row.operator}/{row.workload}/{row.implementation} {row.dtype}: {note}" for note in row.notes]
     for entry in not_run(records):
-        found.append(f"not run: {entry['reason'].rstrip('.')}: {', '.join(f'{name} ({dtypes})' for name, dtypes in entry['what'])}")
-    return found
+        lines.append(
+            f"not run: {entry['reason'].rstrip('.')}: "
+            f"{', '.join(f'{name} ({dtypes})' for name, dtypes in entry['what'])}"
+        )
+    return lines
 
 
 def json_text(records: Sequence[Record]) -> str:
@@ -141,7 +187,9 @@ def json_text(records: Sequence[Record]) -> str:
 
 
 def csv_text(records: Sequence[Record]) -> str:
-    """One line per record (RFC 4180). SI units; empty where there is no such number. Text that a spreadsheet would run gets an apostrophe."""
+    """One line per record (RFC 4180). SI units; empty where there is no such number. Text that a spreadsheet would run
+    gets an apostrophe.
+    """
     out = io.StringIO()
     lines: list[Mapping[str, str | int | float | None]] = []
     for group in groups(records):

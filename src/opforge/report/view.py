@@ -11,20 +11,24 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from opforge.core.record import Record, to_json
+from opforge.core.implementation import DEFINITION, EAGER
+from opforge.core.record import Record, terms_of, to_json
 from opforge.core.timing import Timing
-from opforge.core.verdict import FAILURES, REFUSED, Pass, Policy
+from opforge.core.timing_terms import CALL
+from opforge.core.verdict import FAILURES, REFUSED, Inaccurate, LibraryFallback, Pass, may_be_timed
 
-BASELINE = "torch_eager"
+BASELINE = EAGER
 """The implementation that speed-ups are against."""
 
 _MEMORY_WORDS = ("memory", "copy", "read", "write", "stream", "bandwidth", "cache", "byte")
 
 
 def timing_of(record: Record) -> Timing | None:
-    """The record's timing if it may be shown: there is a Pass, and every sample is a positive, finite number of seconds."""
+    """The record's timing if it may be shown: there is a Pass, or a baseline that is known to be inaccurate, and every
+    sample is a positive, finite number of seconds.
+    """
     timing = record.timing
-    if timing is None or not isinstance(record.verdict, Pass) or not timing.samples_s:
+    if timing is None or not may_be_timed(record.verdict, record.backend) or not timing.samples_s:
         return None
     return timing if all(math.isfinite(sample) and sample > 0 for sample in timing.samples_s) else None
 
@@ -33,6 +37,14 @@ def sound(record: Record) -> bool:
     """Whether the record has a time that may be compared: one that may be shown and that nothing speaks against."""
     timing = timing_of(record)
     return timing is not None and timing.suspect is None
+
+
+def steady(record: Record) -> bool:
+    """Whether the record's time may be a side of a ratio: it is sound, and the machine was quiet enough for it. Else
+    the ratio is unsure.
+    """
+    timing = timing_of(record)
+    return timing is not None and sound(record) and timing.steady
 
 
 def roof_of(record: Record) -> float | None:
@@ -47,7 +59,9 @@ def of_roof(record: Record) -> float | None:
 
 
 def memory_bound(record: Record) -> bool:
-    """Whether the ceiling that limits this record is one of memory. Without a limiter, by arithmetic intensity: below 10 FLOP/byte."""
+    """Whether the ceiling that limits this record is one of memory. Without a limiter, by arithmetic intensity: below
+    10 FLOP/byte.
+    """
     if record.limiter is None:
         return record.cost.intensity < 10
     return any(word in record.limiter.lower() for word in _MEMORY_WORDS)
@@ -55,13 +69,17 @@ def memory_bound(record: Record) -> bool:
 
 def verdict_key(record: Record) -> str:
     """Equal for records that carry the same verdict on the same implementation and dtype; NaNs inside do not matter."""
-    return json.dumps([record.operator, record.implementation, record.dtype, record.device, to_json(record.verdict)], sort_keys=True)
+    return json.dumps(
+        [record.operator, record.implementation, record.dtype, record.device, to_json(record.verdict)], sort_keys=True
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The records that may be compared: one run, operator, workload, dtype and device. Timed ones first, fastest first; those
-    whose time is suspect stand after the others, lead nothing and have no speed-up."""
+    """The records that may be compared: one run, operator, workload, dtype, device and terms (core.timing_terms). Timed
+    ones first, fastest first; those whose time is suspect stand after the others. They and those that were not steady
+    lead nothing and have no speed-up.
+    """
 
     operator: str
     workload: str
@@ -69,6 +87,7 @@ class Group:
     device: str
     run: str
     records: tuple[Record, ...]
+    terms: str = CALL
 
     @cached_property
     def timed(self) -> tuple[Record, ...]:
@@ -78,23 +97,80 @@ class Group:
     @cached_property
     def baseline_s(self) -> float | None:
         """The median of BASELINE in this group, in seconds; of its fastest config where there are several."""
-        medians = [timing.median_s for record in self.timed if record.implementation == BASELINE and sound(record) and (timing := timing_of(record)) is not None]
+        medians = [
+            timing.median_s
+            for record in self.timed
+            if record.implementation == BASELINE and sound(record) and (timing := timing_of(record)) is not None
+        ]
         return min(medians, default=None)
 
     def speedup(self, record: Record) -> float | None:
-        """Baseline median / this median; None where either side was not timed here."""
+        """Baseline median / this median; None where either side was not timed here, or was not steady: then it is
+        `unsure`.
+        """
+        ratio = self._ratio(record)
+        return ratio if ratio is not None and self._sure(record) else None
+
+    def unsure(self, record: Record) -> bool:
+        """Whether there are two times of which no ratio is made, because one of them was not steady."""
+        return self._ratio(record) is not None and not self._sure(record)
+
+    def _ratio(self, record: Record) -> float | None:
         timing, baseline = timing_of(record), self.baseline_s
         return baseline / timing.median_s if timing is not None and baseline is not None and sound(record) else None
 
+    def _sure(self, record: Record) -> bool:
+        return steady(record) and any(steady(other) for other in self.timed if other.implementation == BASELINE)
+
+    @cached_property
+    def best_alternative(self) -> Record | None:
+        """The fastest of what a user would call if there were nothing else: torch eager, torch.compile, a library.
+        Accurate or not: it says so itself.
+        """
+        return next((record for record in self.timed if alternative(record) and sound(record)), None)
+
+    @cached_property
+    def best_of_ours(self) -> Record | None:
+        """The fastest of all others."""
+        return next(
+            (
+                record
+                for record in self.timed
+                if not alternative(record) and column(record) != COLUMN_OF_DEFINITION and sound(record)
+            ),
+            None,
+        )
+
+    @cached_property
+    def over_alternative(self) -> float | None:
+        """Median of the best alternative / that of the best of ours; None where either was not timed here."""
+        mine, other = self.best_of_ours, self.best_alternative
+        if mine is None or other is None or mine.timing is None or other.timing is None:
+            return None
+        return other.timing.median_s / mine.timing.median_s
+
+    @cached_property
+    def both_steady(self) -> bool:
+        """Whether both sides of `over_alternative` were: of any other ratio no headline, colour or mean is made."""
+        return all(side is not None and steady(side) for side in (self.best_of_ours, self.best_alternative))
+
     @cached_property
     def leaders(self) -> tuple[Record, ...]:
-        """The fastest, and every one whose 95 % interval overlaps with its interval: they cannot be told apart by these samples."""
+        """The fastest, and every one whose 95 % interval overlaps with its interval: they cannot be told apart by these
+        samples.
+        """
         timed = [record for record in self.timed if sound(record)]
-        if not timed:
+        # who seems to be the fastest and was not steady: then nobody is
+        if not timed or not steady(timed[0]):
             return ()
+        timed = [record for record in timed if steady(record)]
         first = timing_of(timed[0])
         assert first is not None
-        return tuple(record for record in timed if (timing := timing_of(record)) is not None and timing.interval_s[0] <= first.interval_s[1])
+        return tuple(
+            record
+            for record in timed
+            if (timing := timing_of(record)) is not None and timing.interval_s[0] <= first.interval_s[1]
+        )
 
     def label(self, record: Record) -> str:
         """The implementation's name; with its config where the group holds several of that name."""
@@ -103,15 +179,29 @@ class Group:
 
 
 def groups(records: Iterable[Record]) -> tuple[Group, ...]:
-    """The groups in the order in which they first appear, those of one operator together: several processes may have recorded in
+    """The groups in the order in which they first appear, those of one operator together: several processes may have
+    recorded in
     turns. Records of verification alone (no workload) form groups of their own."""
-    found: dict[tuple[str, str, str, str, str], list[Record]] = {}
+    by_group: dict[tuple[str, str, str, str, str, str], list[Record]] = {}
     for record in records:
-        found.setdefault((record.operator, record.workload, record.dtype, record.device, record.run), []).append(record)
-    first = {operator: place for place, operator in reversed(list(enumerate(key[0] for key in found)))}
+        # what has no time stands with the times of callers
+        by_group.setdefault(
+            (record.operator, record.workload, record.dtype, record.device, record.run, terms_of(record) or CALL), []
+        ).append(record)
+    first = {operator: place for place, operator in reversed(list(enumerate(key[0] for key in by_group)))}
     return tuple(
-        Group(operator=operator, workload=workload, dtype=dtype, device=device, run=run, records=tuple(sorted(members, key=_order)))
-        for (operator, workload, dtype, device, run), members in sorted(found.items(), key=lambda entry: first[entry[0][0]])
+        Group(
+            operator=operator,
+            workload=workload,
+            dtype=dtype,
+            device=device,
+            run=run,
+            records=tuple(sorted(members, key=_order)),
+            terms=terms,
+        )
+        for (operator, workload, dtype, device, run, terms), members in sorted(
+            by_group.items(), key=lambda entry: first[entry[0][0]]
+        )
     )
 
 
@@ -119,7 +209,11 @@ def _order(record: Record) -> tuple[int, float, str]:
     timing = timing_of(record)
     if timing is not None:
         return (0 if sound(record) else 1, timing.median_s, record.implementation)
-    return (2 if isinstance(record.verdict, REFUSED) else 3 if isinstance(record.verdict, Pass) else 4, 0.0, record.implementation)
+    return (
+        2 if isinstance(record.verdict, REFUSED) else 3 if isinstance(record.verdict, Pass) else 4,
+        0.0,
+        record.implementation,
+    )
 
 
 def unique(values: Iterable[str]) -> tuple[str, ...]:
@@ -128,20 +222,24 @@ def unique(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def standing(records: Sequence[Record]) -> str:
-    """Where one implementation stands over its records: "failed" if any failed, else "refused", "passed", or "not run"."""
+    """Where one implementation stands over its records: "failed" if any failed, else "refused", "passed", "not
+    accurate" (a baseline), or "not run".
+    """
     if any(isinstance(record.verdict, FAILURES) for record in records):
         return "failed"
-    if any(isinstance(record.verdict, Policy) for record in records):
+    if any(isinstance(record.verdict, LibraryFallback) for record in records):
         return "refused"
+    if any(isinstance(record.verdict, Inaccurate) for record in records):
+        return "not accurate"
     return "passed" if any(isinstance(record.verdict, Pass) for record in records) else "not run"
 
 
 def by_implementation(records: Iterable[Record]) -> dict[tuple[str, str], list[Record]]:
     """Records by (operator, implementation), in order of first appearance."""
-    found: dict[tuple[str, str], list[Record]] = {}
+    by_name: dict[tuple[str, str], list[Record]] = {}
     for record in records:
-        found.setdefault((record.operator, record.implementation), []).append(record)
-    return found
+        by_name.setdefault((record.operator, record.implementation), []).append(record)
+    return by_name
 
 
 def geometric_mean(values: Sequence[float]) -> float | None:
@@ -151,6 +249,31 @@ def geometric_mean(values: Sequence[float]) -> float | None:
 
 BACKENDS = ("torch", "compile", "triton", "cuda", "tilelang", "cpp", "library")
 SLOTS = 8
+
+
+ALTERNATIVES = {"torch": "torch eager", "compile": "torch.compile", "library": "libraries"}
+"""The columns of what a user would take if there were nothing else, and their titles."""
+
+COLUMN_OF_DEFINITION = "definition"
+
+
+def column(record: Record) -> str:
+    """The column that a record stands in: its backend, or COLUMN_OF_DEFINITION for the composition that nobody
+    calls.
+    """
+    return COLUMN_OF_DEFINITION if record.implementation == DEFINITION else record.backend
+
+
+def alternative(record: Record) -> bool:
+    """Whether a user would take this if there were nothing else."""
+    return column(record) in ALTERNATIVES
+
+
+def columns_of(records: Iterable[Record]) -> list[str]:
+    """The columns in which these records stand, those of opforge's own backends first."""
+    present = unique(column(record) for record in records)
+    known = [*BACKENDS[:2], COLUMN_OF_DEFINITION, *BACKENDS[2:]]
+    return [name for name in known if name in present] + sorted(set(present) - set(known))
 
 
 def slots(records: Iterable[Record]) -> dict[str, int]:

@@ -38,12 +38,15 @@ class Conversion:
 def estimate_conversion(*costs: Cost, spec: DeviceSpec, gain_s: float, fraction: float = 0.9) -> Conversion:
     """When it pays to convert a tensor's layout before it is used.
 
-    costs      of each conversion made: there, and back if the result has to be in the old layout (`operator.cost(axes, dtype)`
-               of transpose, nchw_to_nhwc, to_blocked, …)
-    gain_s     seconds that one use is shorter in the new layout: the difference of two timings of the operator that uses it
-    fraction   share of the memory's rate that the conversion reaches; 0.9 is what the kernels here reach on large tensors
+    costs      of each conversion made: there, and back if the result has to be in the old layout (`operator.cost(axes,
+               dtype)` of transpose, nchw_to_nhwc, to_blocked, …)
+    gain_s     seconds that one use is shorter in the new layout: the difference of two timings of the operator that
+               uses it
+    fraction   share of the memory's rate that the conversion reaches; 0.9 is what the kernels here reach on large
+               tensors
 
-    A convolution that is 40 us faster on NHWC pays for the 205 MB that a conversion moves at 4 TB/s, 51 us, at its second use:
+    A convolution that is 40 us faster on NHWC pays for the 205 MB that a conversion moves at 4 TB/s, 51 us, at its
+    second use:
 
         estimate_conversion(cost, spec=spec, gain_s=40e-6).uses_to_pay
 
@@ -58,4 +61,6 @@ def estimate_conversion(*costs: Cost, spec: DeviceSpec, gain_s: float, fraction:
         time_s += cost.bytes / (rate.value * fraction)
         sources.add(rate.source)
     uses = math.floor(time_s / gain_s) + 1 if gain_s > 0 else None
-    return Conversion(time_s=time_s, gain_s=gain_s, uses_to_pay=uses, rate_source="measured" if sources == {"measured"} else "vendor")
+    return Conversion(
+        time_s=time_s, gain_s=gain_s, uses_to_pay=uses, rate_source="measured" if sources == {"measured"} else "vendor"
+    )

@@ -1,4 +1,5 @@
-"""The roofline: the least time a device allows for a piece of work, how near a timing comes to it, and what cannot be true.
+"""The roofline: the least time a device allows for a piece of work, how near a timing comes to it, and what cannot be
+true.
 
 Source: Williams, Waterman and Patterson, "Roofline: an insightful visual performance model", CACM 52 (4), 2009.
 """
@@ -17,7 +18,9 @@ MARGIN = 1.05
 """How much faster than a measured ceiling a result may be before it is doubted."""
 
 UNCERTAIN_MARGIN = 1.25
-"""The same for arithmetic where no vendor's peak is known: a library's product of matrices is a good rate, not a limit."""
+"""The same for arithmetic where no vendor's peak is known: a library's product of matrices is a good rate, not
+a limit.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +32,8 @@ class Bound:
     flops_per_s       rate used for the arithmetic; 0 where none is known
     memory_source     "measured", "vendor" or "unknown"; memory_ceiling names the ceiling
     compute_source    the same for the arithmetic
-    cached            the working set fits into the last-level cache and calls before may have left it there: the rate is
-                      the cache's where that was measured, and otherwise a kernel may rightly be faster than this
+    cached            the working set fits into the last-level cache and calls before may have left it there: the rate
+                      is the cache's where that was measured, and otherwise a kernel may rightly be faster than this
     """
 
     time_s: float
@@ -46,7 +49,9 @@ class Bound:
 
 @dataclass(frozen=True, kw_only=True)
 class Achieved:
-    """What a timing delivered. `fraction` is bound / median: 1.0 is all that the device allows; None without a bound."""
+    """What a timing delivered. `fraction` is bound / median: 1.0 is all that the device allows; None without a
+    bound.
+    """
 
     bytes_per_s: float
     flops_per_s: float
@@ -57,7 +62,8 @@ def bound(cost: Cost, spec: DeviceSpec, dtype: str, unit: str = "vector", *, cac
     """The Bound for `cost` on a device; None when neither its memory's nor its arithmetic's rate is known.
 
     unit    the operator's: "vector" or "matrix"
-    cache   the timing's: "cold" means that the last-level cache was flushed, so inputs come from memory whatever their size
+    cache   the timing's: "cold" means that the last-level cache was flushed, so inputs come from memory whatever their
+            size
     """
     cached = cache != "cold" and 0 < cost.bytes <= spec.cache_bytes
     memory = memory_rate(cost, spec, cached)
@@ -82,7 +88,11 @@ def bound(cost: Cost, spec: DeviceSpec, dtype: str, unit: str = "vector", *, cac
 def achieved(cost: Cost, timing: Timing, limit: Bound | None = None) -> Achieved:
     """cost / timing.median_s: what memory and arithmetic really delivered, and the fraction of `limit`."""
     seconds = timing.median_s
-    return Achieved(bytes_per_s=cost.bytes / seconds, flops_per_s=cost.flops / seconds, fraction=limit.time_s / seconds if limit else None)
+    return Achieved(
+        bytes_per_s=cost.bytes / seconds,
+        flops_per_s=cost.flops / seconds,
+        fraction=limit.time_s / seconds if limit else None,
+    )
 
 
 def suspect(cost: Cost, timing: Timing, spec: DeviceSpec, dtype: str, unit: str = "vector") -> str | None:
@@ -90,18 +100,26 @@ def suspect(cost: Cost, timing: Timing, spec: DeviceSpec, dtype: str, unit: str 
 
     Accused is a median that is shorter than
     - the launch floor of the device;
-    - the traffic that no cache can have saved, at the fastest memory ceiling of any mix, by more than MARGIN. A cold cache
-      saves writes at most, a warm one anything up to its size;
-    - the arithmetic, at the vendor's peak or the measured rate by MARGIN, whichever is faster; by UNCERTAIN_MARGIN where
-      no vendor's peak is known. Vector arithmetic on 16-bit values is granted twice the rate: it may be packed in pairs.
+    - the traffic that no cache can have saved, at the fastest memory ceiling of any mix, by more than MARGIN. A cold
+      cache saves writes at most, a warm one anything up to its size;
+    - the arithmetic, at the vendor's peak or the measured rate by MARGIN, whichever is faster; by UNCERTAIN_MARGIN
+      where no vendor's peak is known. Vector arithmetic on 16-bit values is granted twice the rate: it may be packed in
+      pairs.
     """
     seconds = timing.median_s
-    reasons = [_too_quick(seconds, spec), _too_much_traffic(cost, timing, spec), _too_much_arithmetic(cost, seconds, spec, dtype, unit)]
-    found = [reason for reason in reasons if reason]
-    if not found:
+    reasons = [
+        _too_quick(seconds, spec),
+        _too_much_traffic(cost, timing, spec),
+        _too_much_arithmetic(cost, seconds, spec, dtype, unit),
+    ]
+    told = [reason for reason in reasons if reason]
+    if not told:
         return None
-    advice = "Verify the outputs of the timed calls, and measure the ceilings again on a quiet machine: opforge machine --again"
-    return f"{'; '.join(found)}. {advice}"
+    advice = (
+        "Verify the outputs of the timed calls, and measure the ceilings again on a quiet machine: opforge "
+        "machine --again"
+    )
+    return f"{'; '.join(told)}. {advice}"
 
 
 def _too_quick(seconds: float, spec: DeviceSpec) -> str | None:
@@ -120,7 +138,10 @@ def _too_much_traffic(cost: Cost, timing: Timing, spec: DeviceSpec) -> str | Non
     rate = least / timing.median_s
     if rate <= MARGIN * max(measured):
         return None
-    return f"{units.bytes_per_s(rate)} from memory is more than the {units.bytes_per_s(max(measured))} that this device was measured to reach"
+    return (
+        f"{units.bytes_per_s(rate)} from memory is more than the {units.bytes_per_s(max(measured))} that this "
+        "device was measured to reach"
+    )
 
 
 def _too_much_arithmetic(cost: Cost, seconds: float, spec: DeviceSpec, dtype: str, unit: str) -> str | None:
@@ -139,4 +160,7 @@ def _too_much_arithmetic(cost: Cost, seconds: float, spec: DeviceSpec, dtype: st
 def _vendor_peak(spec: DeviceSpec, dtype: str, unit: str) -> float:
     if unit == "vector":
         return spec.nominal_flops_per_s.get("vector_float32", 0.0)
-    return max(spec.nominal_flops_per_s.get(dtype, 0.0), spec.nominal_flops_per_s.get("tfloat32", 0.0) / 3 if dtype == "float32" else 0.0)
+    return max(
+        spec.nominal_flops_per_s.get(dtype, 0.0),
+        spec.nominal_flops_per_s.get("tfloat32", 0.0) / 3 if dtype == "float32" else 0.0,
+    )

@@ -35,8 +35,8 @@ class Rate:
 def memory_rate(cost: Cost, spec: DeviceSpec, cached: bool) -> Rate | None:
     """The bytes/s for this mix of reads and writes; None when nothing is known.
 
-    The measured ceiling whose share of reads is nearest, else the vendor's. `cached` asks for the ceiling at the size of
-    the working set, where such were measured.
+    The measured ceiling whose share of reads is nearest, else the vendor's. `cached` asks for the ceiling at the size
+    of the working set, where such were measured.
     """
     if not cost.bytes:
         return None
@@ -53,9 +53,14 @@ def memory_rate(cost: Cost, spec: DeviceSpec, cached: bool) -> Rate | None:
 def _cached_rate(name: str, size: int, spec: DeviceSpec) -> Rate | None:
     """The ceiling at the largest measured size that is not above `size`, or at a larger size if that is faster.
 
-    A cache does not get faster with more in it; where samples say so, the smaller size was held back by the cost of calls.
+    A cache does not get faster with more in it; where samples say so, the smaller size was held back by the cost of
+    calls.
     """
-    steps = sorted((int(tail), ceiling) for ceiling in spec.ceilings if (tail := ceiling.name.removeprefix(f"{name}_")) != ceiling.name and tail.isdigit())
+    steps = sorted(
+        (int(tail), ceiling)
+        for ceiling in spec.ceilings
+        if (tail := ceiling.name.removeprefix(f"{name}_")) != ceiling.name and tail.isdigit()
+    )
     if not steps:
         return None
     floor = max((step for step, _ in steps if step <= size), default=steps[0][0])
@@ -66,9 +71,10 @@ def _cached_rate(name: str, size: int, spec: DeviceSpec) -> Rate | None:
 def compute_rate(spec: DeviceSpec, dtype: str, unit: str) -> Rate | None:
     """The FLOP/s for this dtype on "matrix" or "vector" units; None when nothing is known.
 
-    Matrix units: the ceiling of the dtype, or of a wider format where that is faster (EXACT_IN). float32 also at a third
-    of TF32's rate: three TF32 products make one of nearly float32's accuracy (Ootomo and Yokota, Int. J. High Perform.
-    Comput. Appl. 36, 2022). Vector units: arithmetic is float32 whatever the dtype of the tensors; float64 has its own.
+    Matrix units: the ceiling of the dtype, or of a wider format where that is faster (EXACT_IN). float32 also at a
+    third of TF32's rate: three TF32 products make one of nearly float32's accuracy (Ootomo and Yokota, Int. J. High
+    Perform. Comput. Appl. 36, 2022). Vector units: arithmetic is float32 whatever the dtype of the tensors; float64 has
+    its own.
     """
     if unit == "vector":
         names = ["vector_float64", "vector_float32"] if dtype == "float64" else ["vector_float32"]

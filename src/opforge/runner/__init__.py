@@ -1,15 +1,14 @@
 """Bind, validate, isolate: an implementation tied to tensors, in a process of its own."""
 
 from opforge.runner.arena import Arena as Arena
-from opforge.runner.hosts import (
-    RELIEF as RELIEF,
-    Host as Host,
-    InProcess as InProcess,
-    Isolated as Isolated,
-    Worker as Worker,
-    WorkerDied as WorkerDied,
-    WorkerLate as WorkerLate,
-    bind_message as bind_message,
+from opforge.runner.client import Worker as Worker, WorkerDied as WorkerDied, WorkerLate as WorkerLate
+from opforge.runner.forkserver_client import RELIEF as RELIEF
+from opforge.runner.host import Host as Host, InProcess as InProcess, Isolated as Isolated
+from opforge.runner.inputs import allocate as allocate, distinct as distinct, fill as fill, fresh_seed as fresh_seed
+from opforge.runner.launch import (
+    ContractBroken as ContractBroken,
+    Launch as Launch,
+    bind as bind,
+    check_returned as check_returned,
+    refused as refused,
 )
-from opforge.runner.inputs import allocate as allocate, fill as fill, fresh_seed as fresh_seed
-from opforge.runner.launch import ContractBroken as ContractBroken, Launch as Launch, bind as bind, check_returned as check_returned, refused as refused

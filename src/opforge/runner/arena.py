@@ -1,32 +1,48 @@
 """One block of memory for a call's inputs and outputs, with guard regions between them.
 
 The parent lays the arena out, fills it and owns it; the process that runs the kernel maps the same memory (or copies it
-to a device and back as one piece). Every byte outside the tensors is 0xFF, which is NaN in every floating-point format
-used here: a read outside a buffer poisons the result, a write outside it shows when the guards are compared afterwards.
+to a device and back as one piece). Every byte outside the tensors holds a pattern (see runner.poison): a read outside a
+buffer poisons the result, a write outside it shows when the guards are compared afterwards.
 The memory has no name in any file system, so nothing is left behind however a process dies.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
+import secrets
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import unknown
+from opforge.core.situations import LAYOUTS as LAYOUTS
+from opforge.runner.poison import PATTERNS, poison_input, poison_output, scribble
 
 GUARD_BYTES = 4096
+"""Behind each tensor, and before the next one's own guard."""
+AHEAD_BYTES = 1024
+END_BYTES = 1 << 14
+"""Behind the last tensor, an output: a block of 4096 elements of 4 bytes that is stored without a mask ends in here."""
 ALIGN_BYTES = 256
-POISON = 0xFF
-LAYOUTS = ("contiguous", "misaligned", "transposed", "channels_last", "sliced", "expanded", "strided")
+PAGE_BYTES = mmap.PAGESIZE
+LINE_BYTES = 64
+SHIFTS = {"offset_16": 16, "offset_32": 32}
+PLACES = (*SHIFTS, "fenced", "ordinary")
+"""Layouts that say where a contiguous tensor lies. Outputs lie so as well; elsewhere they are contiguous and
+aligned.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where one tensor lies: sizes and strides in elements, offset of its first element in bytes from the arena's start."""
+    """Where one tensor lies: sizes and strides in elements, offset of its first element in bytes from the arena's
+    start.
+    """
 
     name: str
     role: str
@@ -63,7 +79,12 @@ def strides_for(layout: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
 
     contiguous  row-major          transposed  the last two axes swapped in memory    sliced  rows inside a wider matrix
     channels_last  four axes, the second innermost in memory
-    strided     every second element    misaligned  contiguous, one element past an aligned address    expanded  first axis has stride 0
+    strided     every second element    misaligned  contiguous, one element past an aligned address    expanded  first
+                axis has stride 0
+    offset_16, offset_32   contiguous, 16 or 32 bytes past an address that 256 divides
+    fenced      contiguous, up to the end of a page; the next page cannot be touched, where a process of the CPU's runs
+                a kernel of its own
+    ordinary    contiguous, each tensor an allocation of its own as users' tensors are, without guards
     """
     if layout not in LAYOUTS:
         raise unknown("layout", layout, LAYOUTS)
@@ -84,45 +105,103 @@ def strides_for(layout: str, shape: Sequence[int]) -> tuple[tuple[int, ...], int
     if layout == "expanded" and len(shape) >= 2:
         return (0, *row_major[1:]), 0
     if layout in ("strided", "transposed", "sliced", "expanded") and shape:
-        # a vector cannot be transposed, sliced or expanded into something else: every second element is its irregular layout
+        # a vector cannot be transposed, sliced or expanded into something else: every second element is its irregular
+        # layout
         return (tuple(2 * stride for stride in row_major), 0) if layout == "strided" else (row_major, 0)
     return row_major, 0
+
+
+def seal(fd: int) -> None:
+    """Fix the size of a file in memory for good: who cuts it short would end every process that has it mapped, with
+    SIGBUS. Elsewhere than in memory
+    it does nothing."""
+    if hasattr(fcntl, "F_ADD_SEALS"):
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
+def _within(changed: Any, place: slice) -> int:
+    """How many of the changed bytes lie there."""
+    return int(((changed >= place.start) & (changed < place.stop)).sum())
+
+
+def _up(position: int, step: int) -> int:
+    return -(-position // step) * step
 
 
 class Arena:
     """Slots over one anonymous shared mapping. `fd` can be passed to another process."""
 
-    def __init__(self, slots: Sequence[Slot], size: int, fd: int) -> None:
+    def __init__(self, slots: Sequence[Slot], size: int, fd: int, place: str = "") -> None:
         self.slots = tuple(slots)
         self.size = size
         self.fd = fd
         self.memory = mmap.mmap(fd, size)
         self.pinned = False
+        self.place = place
 
     @classmethod
     def allocate(cls, wanted: Sequence[tuple[str, str, str, tuple[int, ...], str]]) -> Arena:
         """An arena for `(name, role, dtype, shape, layout)` of each tensor, every byte poisoned."""
         slots: list[Slot] = []
-        position = GUARD_BYTES
+        position = 0
         for name, role, dtype, shape, layout in wanted:
             strides, skip = strides_for(layout, shape)
-            position = -(-position // ALIGN_BYTES) * ALIGN_BYTES + skip * DTYPES[dtype].itemsize
-            slot = Slot(name=name, role=role, dtype=dtype, shape=shape, strides=strides, offset=position)
-            slots.append(slot)
-            position += slot.span_bytes + GUARD_BYTES
+            slot = Slot(name=name, role=role, dtype=dtype, shape=shape, strides=strides, offset=0)
+            if layout == "fenced":
+                # whole pages before it and behind it; outputs begin on a line, as whatever allocates them lets them
+                end = _up(_up(position, PAGE_BYTES) + 2 * PAGE_BYTES + slot.span_bytes, PAGE_BYTES)
+                offset = (
+                    (end - slot.span_bytes)
+                    // (LINE_BYTES if role == "output" else 1)
+                    * (LINE_BYTES if role == "output" else 1)
+                )
+            else:
+                offset = (
+                    _up(position + AHEAD_BYTES, ALIGN_BYTES) + skip * DTYPES[dtype].itemsize + SHIFTS.get(layout, 0)
+                )
+            slots.append(replace(slot, offset=offset))
+            position = offset + slot.span_bytes + GUARD_BYTES
+        position = _up(position + END_BYTES, PAGE_BYTES)
         if hasattr(os, "memfd_create"):
-            fd = os.memfd_create("opforge-arena", os.MFD_CLOEXEC)
+            fd = os.memfd_create("opforge-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, position)
-        arena = cls(slots, position, fd)
-        arena.poison()
+        seal(fd)
+        place = next((layout for *_, layout in wanted if layout in PLACES), "")
+        arena = cls(slots, position, fd, place)
+        arena.poison(secrets.randbits(62))
         return arena
 
-    def poison(self) -> None:
-        """Fill everything with 0xFF."""
-        self.bytes().fill_(POISON)
+    def poison(self, seed: int, pattern: int = 0) -> None:
+        """Fill everything, tensors included, with one of the patterns that follow from a seed."""
+        whole, pattern = self.bytes(), pattern % PATTERNS
+        scribble(whole, seed, pattern)
+        for number, slot in enumerate(self.slots):
+            if slot.role == "input":
+                size, end = DTYPES[slot.dtype].itemsize, slot.offset + slot.span_bytes
+                ahead = min(AHEAD_BYTES, slot.offset // size * size)
+                poison_input(whole[slot.offset - ahead : end + GUARD_BYTES], slot.dtype, seed + number, pattern)
+        self.poison_outputs(seed, pattern)
+
+    def poison_outputs(self, seed: int, pattern: int = 0) -> None:
+        """Fill the outputs alone."""
+        whole = self.bytes()
+        for number, slot in enumerate(self.slots):
+            if slot.role == "output" and slot.span_bytes:
+                poison_output(whole[slot.offset : slot.offset + slot.span_bytes], slot.dtype, seed + number, pattern)
+
+    def guards(self) -> Iterator[tuple[str, slice]]:
+        """What is said of a write, and the bytes that it was made to: behind and before each tensor."""
+        for slot in self.slots:
+            end = slot.offset + slot.span_bytes
+            yield (
+                f"past the end of {slot.name}",
+                slice(end, end + (END_BYTES if slot is self.slots[-1] else GUARD_BYTES)),
+            )
+            yield f"before the start of {slot.name}", slice(max(0, slot.offset - AHEAD_BYTES), slot.offset)
 
     def bytes(self) -> Any:
         """The whole arena as a uint8 tensor that shares its memory."""
@@ -155,29 +234,33 @@ class Arena:
         if torch.equal(before, after):
             return []
         changed = (before != after).nonzero().flatten()
-        found: list[str] = []
-        for slot in self.slots:
-            inside = ((changed >= slot.offset) & (changed < slot.offset + slot.span_bytes)).sum().item()
-            if slot.role == "input" and inside:
-                found.append(f"input {slot.name} was modified ({inside} bytes)")
-            end = slot.offset + slot.span_bytes
-            behind = ((changed >= end) & (changed < end + GUARD_BYTES)).sum().item()
-            ahead = ((changed >= slot.offset - GUARD_BYTES) & (changed < slot.offset)).sum().item()
-            if behind:
-                found.append(f"{behind} bytes were written past the end of {slot.name}")
-            elif ahead:
-                found.append(f"{ahead} bytes were written before the start of {slot.name}")
-        return found or [f"{len(changed)} bytes were written outside every tensor"]
+        inputs = (
+            (slot.name, slice(slot.offset, slot.offset + slot.span_bytes))
+            for slot in self.slots
+            if slot.role == "input"
+        )
+        damaged = [
+            f"input {name} was modified ({count} bytes)" for name, place in inputs if (count := _within(changed, place))
+        ]
+        damaged += [
+            f"{count} bytes were written {words}"
+            for words, place in self.guards()
+            if (count := _within(changed, place))
+        ]
+        return damaged or [f"{len(changed)} bytes were written outside every tensor"]
 
     def describe(self) -> dict[str, Any]:
         """What another process needs besides the file descriptor."""
-        return {"size": self.size, "slots": [vars(slot) for slot in self.slots]}
+        return {"size": self.size, "slots": [vars(slot) for slot in self.slots], "place": self.place}
 
     @classmethod
     def attach(cls, description: Mapping[str, Any], fd: int) -> Arena:
         """The arena of another process."""
-        slots = [Slot(**{**slot, "shape": tuple(slot["shape"]), "strides": tuple(slot["strides"])}) for slot in description["slots"]]
-        return cls(slots, description["size"], fd)
+        slots = [
+            Slot(**{**slot, "shape": tuple(slot["shape"]), "strides": tuple(slot["strides"])})
+            for slot in description["slots"]
+        ]
+        return cls(slots, description["size"], fd, description["place"])
 
     def mirror(self, device: Any, *, filled: bool) -> Mirror:
         """The same slots in memory of a device; with the bytes that are here now when `filled`, else undefined."""
@@ -187,7 +270,9 @@ class Arena:
         return Mirror(self.slots, memory)
 
     def pin(self) -> None:
-        """Let a CUDA device copy to and from this memory directly, where it can: several times as fast as through a staging buffer."""
+        """Let a CUDA device copy to and from this memory directly, where it can: several times as fast as through a
+        staging buffer.
+        """
         import torch
 
         if not self.pinned and torch.cuda.is_available():
@@ -214,6 +299,7 @@ class Mirror(Arena):
         self.whole = memory
         self.fd = -1
         self.pinned = False
+        self.place = ""
 
     def bytes(self) -> Any:
         """The whole mirror as a uint8 tensor on its device."""

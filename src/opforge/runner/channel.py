@@ -1,4 +1,6 @@
-"""Messages between the parent and a worker: JSON behind a length, file descriptors beside it, over a Unix socket pair."""
+"""Messages between the parent and a worker: JSON behind a length, file descriptors beside it, over a Unix
+socket pair.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 LARGEST_MESSAGE = 1 << 24
+"""Bytes. 4,096 samples, the most of a request, are a tenth of a megabyte: a longer message is no answer."""
 WATCH_S = 0.03
+"""How often a silent worker is looked at. A third of what the next one takes to be born (forkserver_client), so that
+its end costs little more; 33 looks a second cost no processor.
+"""
 SEND_LIMIT_S = 30.0
+"""A worker that reads nothing for so long hangs: the limit of a call that hangs (runner.watchdog)."""
 REST_S = 10.0
 """What a message that has begun may take to arrive, whatever the deadline: what was read of it cannot be put back."""
 
@@ -22,7 +29,11 @@ class Closed(Exception):
 
 
 class Late(Exception):
-    """No answer before the deadline."""
+    """No answer before the deadline. `limit_s`: after so many seconds; 0 where the receiver's own limit says it."""
+
+    def __init__(self, limit_s: float = 0.0) -> None:
+        super().__init__(limit_s)
+        self.limit_s = limit_s
 
 
 def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
@@ -37,7 +48,9 @@ def send(sock: socket.socket, message: Mapping[str, Any], fds: Sequence[int] = (
         raise Closed(str(error)) from error
 
 
-def receive(sock: socket.socket, timeout_s: float | None = None, watch: Callable[[], None] | None = None) -> tuple[dict[str, Any], list[int]]:
+def receive(
+    sock: socket.socket, timeout_s: float | None = None, watch: Callable[[], None] | None = None
+) -> tuple[dict[str, Any], list[int]]:
     """One message and its descriptors. Raises Closed, Late, or Closed again when what comes is not a message.
 
     What has arrived is taken even when this process was kept from looking until after the deadline.
@@ -49,7 +62,9 @@ def receive(sock: socket.socket, timeout_s: float | None = None, watch: Callable
         (length,) = struct.unpack("!I", _exactly(sock, 4, deadline, fds, watch))
         if length > LARGEST_MESSAGE:
             raise Closed(f"a message of {length} bytes")
-        message = json.loads(_exactly(sock, length, None if deadline is None else max(deadline, time.monotonic() + REST_S), fds, watch))
+        message = json.loads(
+            _exactly(sock, length, None if deadline is None else max(deadline, time.monotonic() + REST_S), fds, watch)
+        )
         if not isinstance(message, dict):
             raise Closed("not a message")
     except (ValueError, RecursionError) as error:
@@ -67,7 +82,9 @@ def close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _exactly(sock: socket.socket, count: int, deadline: float | None, fds: list[int], watch: Callable[[], None] | None) -> bytes:
+def _exactly(
+    sock: socket.socket, count: int, deadline: float | None, fds: list[int], watch: Callable[[], None] | None
+) -> bytes:
     data = bytearray()
     while len(data) < count:
         left = None if deadline is None else max(0.0, deadline - time.monotonic())

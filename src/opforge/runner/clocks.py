@@ -1,4 +1,5 @@
-"""The clocks. Each takes samples of a launch: seconds per call, a sample being a batch of calls between two readings.
+"""The clocks that samples are taken by, that of the host among them (runner/device_clocks.py has those of a GPU).
+Each takes samples of a launch: seconds per call, a sample being a batch of calls between two readings.
 
 Only `run` lies between the readings: inputs are packed, outputs allocated and code compiled before. The readings are
 taken through names bound when this module was imported, so that a kernel which replaces `time.perf_counter` later
@@ -11,10 +12,10 @@ from collections.abc import Callable
 from time import perf_counter as _perf_counter
 from typing import Any
 
-Run = Callable[[], object]
+RunFunction = Callable[[], object]
 
 
-def host_samples(run: Run, batch: int, count: int, clock: Callable[[], float] = _perf_counter) -> list[float]:
+def host_samples(run: RunFunction, batch: int, count: int, clock: Callable[[], float] = _perf_counter) -> list[float]:
     """Host clock around `batch` calls, `count` times. For work that is done when the call returns (CPU kernels).
 
     >>> ticks = iter([0.0, 2.0, 10.0, 13.0])
@@ -48,8 +49,12 @@ def clock_step(clock: Callable[[], float] = _perf_counter, tries: int = 200) -> 
     return smallest
 
 
-def launch_samples(run: Run, batch: int, count: int, wait: Run, clock: Callable[[], float] = _perf_counter) -> list[float]:
-    """What the host spends to start a call, seconds: `batch` calls without waiting for the device, which `wait` does outside the readings."""
+def launch_samples(
+    run: RunFunction, batch: int, count: int, wait: RunFunction, clock: Callable[[], float] = _perf_counter
+) -> list[float]:
+    """What the host spends to start a call, seconds: `batch` calls without waiting for the device, which `wait` does
+    outside the readings.
+    """
     samples: list[float] = []
     for _ in range(count):
         wait()
@@ -61,8 +66,9 @@ def launch_samples(run: Run, batch: int, count: int, wait: Run, clock: Callable[
     return samples
 
 
-def spread_out(runs: list[Run], batch: int) -> tuple[Run, int]:
-    """One run that goes round `runs`, and `batch` rounded up to whole rounds: no buffer is met again before all others were.
+def spread_out(runs: list[RunFunction], batch: int) -> tuple[RunFunction, int]:
+    """One run that goes round `runs`, and `batch` rounded up to whole rounds: no buffer is met again before all others
+    were.
 
     >>> seen = []
     >>> run, batch = spread_out([lambda: seen.append("a"), lambda: seen.append("b")], 3)

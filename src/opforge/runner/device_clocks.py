@@ -1,4 +1,6 @@
-"""Clocks of a GPU: events, replay of a CUDA graph, and the kernel times that CUPTI sees; and the flush that makes a cache cold."""
+"""Clocks of a GPU: events, replay of a CUDA graph, and the kernel times that CUPTI sees; and the flush that makes a
+cache cold.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opforge.runner.clocks import Run
+from opforge.runner.clocks import RunFunction
 
 APART_CYCLES = 20_000_000
-"""10 ms of an H200: longer than what lies between a captured call and its replay on new content, so that a kernel which looks at
+"""10 ms of an H200: longer than what lies between a captured call and its replay on new content, so that a kernel which
+looks at
 the device's clock takes one of the two for a call by itself."""
 FLUSH_FACTOR = 2
 FLUSH_PASSES = 2
@@ -21,8 +24,10 @@ class ClockUnfit(Exception):
     """This clock cannot time this launch; the message says why."""
 
 
-def event_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:
-    """Device events around `batch` calls, seconds per call. `flush` empties the cache before each sample, outside the events."""
+def event_samples(run: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
+    """Device events around `batch` calls, seconds per call. `flush` empties the cache before each sample, outside the
+    events.
+    """
     import torch
 
     pairs: list[tuple[Any, Any]] = []
@@ -39,7 +44,7 @@ def event_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[f
     return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
 
 
-def captured(run: Run, batch: int) -> Run:
+def captured(run: RunFunction, batch: int) -> RunFunction:
     """The replay of a CUDA graph of `batch` calls, replayed once already.
 
     Raises ClockUnfit when the calls cannot be captured (they allocate through the driver, or wait for the device).
@@ -64,23 +69,28 @@ def captured(run: Run, batch: int) -> Run:
     return graph.replay  # type: ignore[no-any-return]
 
 
-def graph_samples(replay: Run, batch: int, count: int, flush: Run | None) -> list[float]:
+def graph_samples(replay: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
     """A `captured` graph of `batch` calls between events, seconds per call: launch cost of the host is not in it."""
     return [sample / batch for sample in event_samples(replay, 1, count, flush)]
 
 
-def cupti_samples(run: Run, batch: int, count: int, flush: Run | None) -> list[float]:
-    """The time in which the device was busy with `batch` calls, as CUPTI saw it through torch's profiler, seconds per call.
+def cupti_samples(run: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
+    """The time in which the device was busy with `batch` calls, as CUPTI saw it through torch's profiler, seconds per
+    call.
 
-    Gaps between kernels are not in it, and neither is `flush`. Raises ClockUnfit where the profiler sees no device work,
-    or where calls differ in how much they launch, so that its records cannot be told apart.
+    Gaps between kernels are not in it, and neither is `flush`. Raises ClockUnfit where the profiler sees no device
+    work, or where calls differ in how much they launch, so that its records cannot be told apart.
     """
     flushes = 0 if flush is None else len(busy(flush, 1))
     intervals = busy(run, batch, flush, count)
     each, rest = divmod(len(intervals), count)
     if not intervals or rest or each <= flushes:
-        raise ClockUnfit(f"CUPTI saw {len(intervals)} pieces of device work in {count} samples; they cannot be told apart")
-    return [union(intervals[position * each + flushes : (position + 1) * each]) / 1e9 / batch for position in range(count)]
+        raise ClockUnfit(
+            f"CUPTI saw {len(intervals)} pieces of device work in {count} samples; they cannot be told apart"
+        )
+    return [
+        union(intervals[position * each + flushes : (position + 1) * each]) / 1e9 / batch for position in range(count)
+    ]
 
 
 def union(intervals: Sequence[tuple[int, int]]) -> int:
@@ -98,7 +108,7 @@ def union(intervals: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> list[tuple[int, int]]:
+def busy(run: RunFunction, batch: int, flush: RunFunction | None = None, count: int = 1) -> list[tuple[int, int]]:
     """(start, duration) in ns of every kernel, copy and fill on the device, on whatever stream, in order of start."""
     import torch
     from torch.profiler import ProfilerActivity, profile
@@ -112,23 +122,30 @@ def busy(run: Run, batch: int, flush: Run | None = None, count: int = 1) -> list
                 run()
         torch.cuda.synchronize()
     events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
-    return sorted((event.start_ns(), event.duration_ns()) for event in events if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0)
+    return sorted(
+        (event.start_ns(), event.duration_ns())
+        for event in events
+        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
+    )
 
 
 def spun() -> None:
-    """Keep the device busy for APART_CYCLES with nothing: the call that follows is by itself, and the host is ahead of it."""
+    """Keep the device busy for APART_CYCLES with nothing: the call that follows is by itself, and the host is ahead of
+    it.
+    """
     import torch
 
     torch.cuda._sleep(APART_CYCLES)
 
 
-def cache_flusher(device: Any, reset: bool = True) -> Run:
-    """A function that gives back the cache's persisting part (unless `reset` is False) and overwrites twice the device's
-    last-level cache, so that the next kernel finds none of its inputs there.
+def cache_flusher(device: Any, reset: bool = True) -> RunFunction:
+    """A function that gives back the cache's persisting part (unless `reset` is False) and overwrites twice the
+    device's last-level cache, so that the next kernel finds none of its inputs there.
 
     The driver gives the persisting part back when it is told to, not in the order of a stream: the device has to have
-    finished what it was given before, or lines that the last kernel pins would be pinned after the reset. The overwriting is
-    followed by reading, or the next kernel would pay for writing the flush's own lines back; and it is done several times
+    finished what it was given before, or lines that the last kernel pins would be pinned after the reset. The
+    overwriting is followed by reading, or the next kernel would pay for writing the flush's own lines back; and it is
+    done several times
     over, about a tenth of a millisecond, so that the host is ahead again when the next kernel begins."""
     import torch
 
@@ -158,7 +175,8 @@ def persisting_reset() -> Callable[[], object]:
 
 
 def rotation_size(footprint_bytes: int, cache_bytes: int, most: int = 64) -> int:
-    """How many copies of a launch's memory are needed so that going round them overflows twice the cache; 1 when `most` would not do.
+    """How many copies of a launch's memory are needed so that going round them overflows twice the cache; 1 when `most`
+    would not do.
 
     >>> rotation_size(40 << 20, 50 << 20), rotation_size(200 << 20, 50 << 20), rotation_size(4096, 50 << 20)
     (4, 1, 1)
@@ -172,9 +190,10 @@ def rotation_size(footprint_bytes: int, cache_bytes: int, most: int = 64) -> int
 def cold_probe(device: Any) -> tuple[float, float]:
     """Seconds that a gather takes when the cache holds all it reads, and after the flush. Cold must be clearly slower.
 
-    One element from each 32-byte sector of a quarter of the last-level cache, in random order: that is where a cache and
-    memory differ most, while a sum over the same bytes is mostly launch and reduction. It is replayed as a graph, so that
-    no launch of the host's is in it, and the flush before it keeps the device busy until the host has caught up.
+    One element from each 32-byte sector of a quarter of the last-level cache, in random order: that is where a cache
+    and memory differ most, while a sum over the same bytes is mostly launch and reduction. It is replayed as a graph,
+    so that no launch of the host's is in it, and the flush before it keeps the device busy until the host has caught
+    up.
     """
     import torch
 

@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from opforge.backends import backend, cache
+from opforge.backends.shared_code import source_sha256
+from opforge.core import spans
 from opforge.core.errors import EnvironmentLacks, NotNow, OpforgeError
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
-from opforge.runner import device_clocks, sampling, sandbox
-from opforge.runner.arena import Arena, view
+from opforge.runner import confinement, device_clocks, sampling, sandbox
+from opforge.runner.arena import Arena
+from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Guards, Limits
 from opforge.runner.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
-from opforge.runner.witness import replaced, snapshot, traced
+from opforge.runner.messages import (
+    Answer,
+    Bind,
+    Clocks,
+    Collect,
+    DeviceWork,
+    Done,
+    Extra,
+    Failed,
+    HostCost,
+    Lacks,
+    LaunchBound,
+    LaunchCost,
+    Launched,
+    Memory,
+    OnTerms,
+    Overhead,
+    Refused,
+    Release,
+    Replay,
+    Run,
+    Sample,
+    Samples,
+    Terms,
+    Unfit,
+    Work,
+)
+from opforge.runner.placement import Placement
+from opforge.runner.protocol import answered, question_of
+from opforge.runner.tamper_detection import replaced, snapshot
+from opforge.runner.write_ledger import Ledger
 
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
 WORTH_PINNING = 1 << 25
 SHORT = re.compile(
-    "No space left on device|Disk quota exceeded|Cannot allocate memory|Resource temporarily unavailable|Too many open files|virtual memory exhausted"
+    "No space left on device|Disk quota exceeded|Cannot allocate memory|Resource temporarily unavailable|Too "
+    "many open files|virtual memory exhausted"
     "|out of memory allocating|Killed signal terminated program \\w*|died due to signal 9"
 )
 """What compilers say when the machine is short of something."""
@@ -37,93 +73,159 @@ class Executor:
 
     def __init__(self, *, scratch: Path | None = None, limits: Limits | None = None, guards: Guards = ALL) -> None:
         self.launches: dict[int, tuple[Launch, Arena, Any]] = {}
+        self.placements: dict[int, Placement] = {}
         self.rotations: dict[int, sampling.Rotation] = {}
         self.held: dict[int, Mapping[str, Any]] = {}
+        self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
+        self.sharing: dict[int, int] = {}
         self.next = 0
         self.scratch = scratch
         self.limits = limits
         self.guards = guards
         self.sealed = scratch is None
         self.library = True
+        self.interpreted = False
+        self.threads = len(sys._current_frames())
         self.confined = 0
         self.peak_reset = sampling.peak_reset() if scratch is not None else None
         self.before = snapshot() if guards.snapshot and scratch is not None else {}
 
     def handle(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """The answer to one message. Whatever a kernel raises becomes {"status": "failed"}."""
-        do = {
-            "bind": self.bind,
-            "run": self.run,
-            "sample": self.sample,
-            "collect": self.collect,
-            "release": self.release,
-            "overhead": self.overhead,
-            "launch_cost": self.launch_cost,
-            "memory": self.memory,
-            "work": self.work,
-            "replay": self.replay,
+        """The answer to one message, both as they are sent. Whatever a kernel raises becomes Failed."""
+        do: dict[str, Callable[[Any, Sequence[int]], Answer]] = {
+            Bind.do: self.bind,
+            Run.do: self.run,
+            Sample.do: self.sample,
+            Collect.do: self.collect,
+            Terms.do: self.terms,
+            Release.do: self.release,
+            Overhead.do: self.overhead,
+            LaunchCost.do: self.launch_cost,
+            Memory.do: self.memory,
+            DeviceWork.do: self.work,
+            Replay.do: self.replay,
         }
         try:
-            answer = do[message["do"]](message, fds)
-            found = replaced(self.before)
-            if found:
-                return {"status": "failed", "reason": f"replaced {', '.join(found[:5])}; a kernel must leave clocks and other people's functions alone"}
-            return answer
+            question = question_of(message)
+            answer = do[question.do](question, fds)
+            changed = replaced(self.before)
+            if changed:
+                answer = Failed(
+                    reason=f"replaced {', '.join(changed[:5])}; a kernel must leave clocks and other people's "
+                    "functions alone"
+                )
+            return answered(answer)
         except EnvironmentLacks as error:
-            return {"status": "lacks", "reason": str(error), "later": isinstance(error, NotNow)}
-        except Exception as error:  # noqa: BLE001 - the boundary to foreign code: every exception becomes a verdict in the parent
+            return answered(Lacks(reason=str(error), later=isinstance(error, NotNow)))
+        # the boundary to foreign code: every exception becomes a verdict in the parent
+        except Exception as error:  # noqa: BLE001
             trace = "".join(traceback.format_exception(error)[-4:])
-            return {"status": "failed", "reason": f"{type(error).__name__}: {error}", "trace": trace[-4000:]}
+            return answered(Failed(reason=f"{type(error).__name__}: {error}", trace=trace[-4000:]))
 
-    def bind(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def bind(self, question: Bind, fds: Sequence[int]) -> LaunchBound | Refused:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
-        arena = Arena.attach(message["arena"], fds[0])
-        _require(message["device"])
-        if message["device"] != "cpu" and arena.size >= WORTH_PINNING:
+        arena = Arena.attach(question.arena, fds[0])
+        _require(question.device)
+        if question.device != "cpu" and arena.size >= WORTH_PINNING:
             arena.pin()
-        # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked for
-        registry = Registry(tuple(Home(Path(home), "parent") for home in message["homes"]))
-        operator = registry.operator(message["operator"])
-        implementation = registry.implementation(message["operator"], message["implementation"])
-        axes = {name: tuple(value) if isinstance(value, list) else value for name, value in message["axes"].items()}
-        config = None if message["config"] is None else Config(tuple((name, value) for name, value in message["config"]))
+        # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked
+        # for
+        registry = Registry(tuple(Home(Path(home), "parent") for home in question.homes))
+        operator = registry.operator(question.operator)
+        implementation = registry.implementation(question.operator, question.implementation)
+        config = question.config
 
         def bind_to(memory: Any) -> Launch | Rejected:
-            tensors = {slot.name: view(memory, slot) for slot in arena.slots}
+            tensors = placement.tensors(memory)
             inputs = {spec.name: tensors[spec.name] for spec in operator.inputs}
             outputs = {spec.name: tensors[spec.name] for spec in operator.outputs}
-            return bind(operator, implementation, inputs, outputs, message["scalars"], axes, message["dtype"], config, self.guards)
+            return bind(
+                operator,
+                implementation,
+                inputs,
+                outputs,
+                question.scalars,
+                question.axes,
+                question.dtype,
+                config,
+                self.guards,
+            )
+
+        self.seal(implementation, config, question.device, question.homes)
+        whole = arena.bytes()
+        if question.device != "cpu":
+            whole = self.uploaded(whole, question.device)
+        # a library's own routines, and this process where nothing confines it, are not put before pages that end them
+        placement = Placement(arena, whole, fenced=self.scratch is not None and not self.library)
+        launch = bind_to(whole)
+        if isinstance(launch, Rejected):
+            placement.end()
+            arena.close()
+            return Refused(reason=launch.reason)
+        self.binders[self.next + 1] = bind_to
+        number = self.launched(launch, arena, whole, placement, bind_to)
+        return LaunchBound(launch=number, notes=tuple(launch.notes), confined=self.confined)
+
+    def launched(
+        self,
+        launch: Launch,
+        arena: Arena,
+        whole: Any,
+        placement: Placement,
+        bind_to: Callable[[Any], Launch | Rejected],
+    ) -> int:
+        """The number by which a launch is asked for from now on."""
 
         def run_on(memory: Any) -> Callable[[], object]:
             again = bind_to(memory)
             assert not isinstance(again, Rejected)  # it took the same call on other memory
-            return again.run
+            there = again.on(launch.terms)
+            assert there is not None  # it was on these terms before
+            there.ready()
+            return there.run
 
-        self.seal(implementation, config, message["device"], message["homes"])
-        whole = arena.bytes()
-        if message["device"] != "cpu":
-            whole = self.uploaded(whole, message["device"])
-        launch = bind_to(whole)
-        if isinstance(launch, Rejected):
-            arena.close()
-            return {"status": "rejected", "reason": launch.reason}
         self.next += 1
         self.launches[self.next] = (launch, arena, whole)
+        self.placements[self.next] = placement
         self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards.cold)
-        return {"status": "bound", "launch": self.next, "notes": list(launch.notes), "confined": self.confined}
+        return self.next
 
+    def terms(self, question: Terms, fds: Sequence[int]) -> OnTerms | Unfit:
+        """A bound launch on the terms that the parent asks for: the same kernel, tensors and memory, under a number of
+        its own, or under the same
+        one where those are its terms. Unfit where there is no such way."""
+        number = question.launch
+        launch, arena, whole = self.launches[number]
+        other = launch.on(question.terms)
+        if other is None:
+            return Unfit(reason=f"{launch.implementation} cannot be called so")
+        if other is not launch:
+            self.sharing[self.next + 1] = number
+            number = self.launched(other, arena, whole, self.placements[number], self.binders[number])
+        return OnTerms(launch=number)
+
+    @spans.spanned(lambda self, whole, device: ("context and upload", "", ""))
     def uploaded(self, whole: Any, device: str) -> Any:
-        """The arena's bytes in a device's memory. Raises NotNow where there is no room before any kernel has run here: others have taken it."""
+        """The arena's bytes in a device's memory. Raises NotNow where there is no room before any kernel has run here:
+        others have taken it.
+        """
         try:
             return whole.to(device)
         except RuntimeError as error:
             if self.next or "out of memory" not in str(error).lower():
                 raise
-            raise NotNow(f"the device has no room for {whole.numel()} bytes beside what others hold; run it again when they are done ({str(error).splitlines()[0]})") from error
+            raise NotNow(
+                f"the device has no room for {whole.numel()} bytes beside what others hold; run it again when they "
+                f"are done ({str(error).splitlines()[0]})"
+            ) from error
 
+    @spans.spanned(lambda self, implementation, config, device, homes: ("compile and seal", "", ""))
     def seal(self, implementation: Implementation, config: Config | None, device: str, homes: Sequence[str]) -> None:
-        """Once, before any of the kernel's own code runs: compile what can be compiled, then give up the right to write."""
+        """Once, before any of the kernel's own code runs: compile what can be compiled, then give up the right to
+        write.
+        """
         self.library = implementation.backend in LIBRARY
+        self.interpreted = implementation.backend == "triton"
         if self.sealed:
             return
         assert self.scratch is not None and self.limits is not None
@@ -131,128 +233,182 @@ class Executor:
         build = getattr(backend(implementation.backend), "build", None)
         if build is not None:
             _compiled(lambda: build(implementation, implementation.default if config is None else config, device))
+        build_call = getattr(backend(implementation.backend), "build_call", None)
+        if build_call is not None:
+            # without it calls take a longer way on the host, as they do for a user who has no compiler
+            with contextlib.suppress(OSError, OpforgeError):
+                build_call(device)
         writable = [self.scratch]
-        stood = implementation.backend == "triton" and device == "cpu"
-        if implementation.backend not in COMPILED_FIRST and not stood:
-            # compilers that run at the first call keep what they make in a folder that only kernels of the same homes share
-            folder = cache.jit_folder(homes, implementation.backend)
+        emulated = implementation.backend == "triton" and device == "cpu"
+        if implementation.backend not in COMPILED_FIRST and not emulated:
+            # compilers that run at the first call keep what they make in a folder that no other code shares
+            folder = cache.jit_folder(homes, implementation.backend, source_sha256(implementation.source))
             folder.mkdir(parents=True, exist_ok=True)
             for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR"):
                 os.environ[name] = str(folder / name.split("_")[0].lower())
             writable.append(folder)
         sandbox.limit(self.limits, host_memory=device == "cpu")
-        if self.guards.files and sandbox.wanted() == "full":
-            self.confined = sandbox.confine_writes(writable)
+        self.confined = confinement.raise_around(writable, self.scratch, self.guards)
 
-    def run(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the tensor operations
+    def run(self, question: Run, fds: Sequence[int]) -> Launched:
+        """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the tensor
+        operations
         of PyTorch that a kernel of another backend called."""
-        number = message["launch"]
+        number = question.launch
         launch, arena, whole = self.launches[number]
-        if message.get("upload", True) and whole.device.type != "cpu":
+        if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
+        self.placements[number].bring()
+        launch.ready()
         operations: dict[str, int] = {}
+        foreign: list[str] = []
         if self.library or not self.guards.trace:
             launch.run()
+        elif self.guards.ledger and self.interpreted and whole.device.type == "cpu":
+            outputs = list(launch.read().values())
+            book = Ledger(outputs, self.threads)
+            operations = traced(launch.run, book)
+            book.check(outputs, "after its last launch")
+            foreign = book.evidence
         else:
             operations = traced(launch.run)
-        answer = self.collect(message, fds)
+        self._collect(number)
         if self.guards.new_memory:
-            self._hold(number, launch, whole)
-        return {**answer, "operations": operations}
+            self._hold(number, launch)
+        return Launched(operations=operations, foreign=tuple(foreign))
 
-    def _hold(self, number: int, launch: Launch, whole: Any) -> None:
+    def _hold(self, number: int, launch: Launch) -> None:
         """Keep a result until the next one: memory that is handed out twice would change under its first owner."""
-        last, mine = self.held.get(number, {}), whole.untyped_storage().data_ptr()
-        outputs = {name: tensor for name, tensor in launch.read().items() if tensor.numel() and tensor.untyped_storage().data_ptr() != mine}
+        last, mine = self.held.get(number, {}), self.placements[number].storages()
+        outputs = {
+            name: tensor
+            for name, tensor in launch.read().items()
+            if tensor.numel() and tensor.untyped_storage().data_ptr() not in mine
+        }
         for name, tensor in outputs.items():
             if name in last and last[name].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
-                raise ContractBroken(f"{launch.implementation} returned {name} in the memory of its previous result, which its caller may still hold")
+                raise ContractBroken(
+                    f"{launch.implementation} returned {name} in the memory of its previous result, which its caller "
+                    "may still hold"
+                )
         self.held[number] = outputs
 
-    def collect(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def collect(self, question: Collect, fds: Sequence[int]) -> Done:
         """Put what the last run left into the arena."""
-        launch, arena, whole = self.launches[message["launch"]]
+        self._collect(question.launch)
+        return Done()
+
+    def _collect(self, number: int) -> None:
+        launch, arena, whole = self.launches[number]
         outputs = launch.read()
         synchronize(whole)
         if whole.device.type != "cpu":
             arena.bytes().copy_(whole)
+        self.placements[number].take(arena.tensors("input"))
         here = arena.tensors("output")
         # a kernel that writes where it is told to has already done so
         places = {slot.name: whole.data_ptr() + slot.offset for slot in arena.slots}
         for name, tensor in outputs.items():
             if tensor.data_ptr() != places[name]:
                 here[name].copy_(tensor)
-        return {"status": "ok"}
 
-    def sample(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def sample(self, question: Sample, fds: Sequence[int]) -> Samples | Unfit:
         """Samples in seconds per call, by the clock the parent chose."""
-        _, arena, whole = self.launches[message["launch"]]
-        self.held.pop(message["launch"], None)
-        if message.get("upload") and whole.device.type != "cpu":
+        launch, arena, whole = self.launches[question.launch]
+        self.held.pop(question.launch, None)
+        if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
-        return sampling.sample(self.rotations[message["launch"]], message)
+        try:
+            return sampling.sample(self.rotations[question.launch], question, fds, launch.ready)
+        finally:
+            for descriptor in fds:
+                os.close(descriptor)
 
-    def launch_cost(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def launch_cost(self, question: LaunchCost, fds: Sequence[int]) -> HostCost:
         """Seconds the host spends to start one call of an accelerator's kernel."""
-        launch, _, _ = self.launches[message["launch"]]
-        return {"status": "ok", "samples": sampling.launch_cost(launch.run, message["batch"], message["count"])}
+        launch, _, _ = self.launches[question.launch]
+        return HostCost(samples=tuple(sampling.launch_cost(launch.run, question.batch, question.count)))
 
-    def memory(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """Bytes that one call takes beyond the arena, at its peak; absent where it cannot be told."""
-        launch, _, whole = self.launches[message["launch"]]
-        found = sampling.extra_bytes(launch.run, whole, self.peak_reset)
-        return {"status": "ok"} if found is None else {"status": "ok", "bytes": found}
+    def memory(self, question: Memory, fds: Sequence[int]) -> Extra:
+        """Bytes that one call takes beyond the arena, at its peak; None where it cannot be told."""
+        launch, _, whole = self.launches[question.launch]
+        extra = sampling.extra_bytes(launch.run, whole, self.peak_reset)
+        return Extra() if extra is None else Extra(bytes=max(0, extra - launch.result_bytes))
 
-    def work(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def work(self, question: DeviceWork, fds: Sequence[int]) -> Work | Unfit:
         """What the device does for a number of calls in a row."""
-        launch, _, _ = self.launches[message["launch"]]
-        self.held.pop(message["launch"], None)
-        return sampling.work(launch.run, message["count"])
+        launch, _, _ = self.launches[question.launch]
+        self.held.pop(question.launch, None)
+        return sampling.work(launch.run, question.count)
 
-    def replay(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
-        """Capture the call in a CUDA graph, take the arena's bytes as they are now, replay the graph, put the outputs back."""
-        launch, arena, whole = self.launches[message["launch"]]
-        self.held.pop(message["launch"], None)
+    def replay(self, question: Replay, fds: Sequence[int]) -> Done | Unfit:
+        """Capture the call in a CUDA graph, take the arena's bytes as they are now, replay the graph, put the outputs
+        back.
+        """
+        launch, arena, whole = self.launches[question.launch]
+        self.held.pop(question.launch, None)
         try:
             again = device_clocks.captured(launch.run, 1)
         except device_clocks.ClockUnfit as error:
-            return {"status": "unfit", "reason": str(error)}
+            return Unfit(reason=str(error))
         whole.copy_(arena.bytes())
+        launch.ready()
         again()
-        return self.collect(message, fds)
+        self._collect(question.launch)
+        return Done()
 
-    def overhead(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def overhead(self, question: Overhead, fds: Sequence[int]) -> Clocks:
         """What the sampling loop costs, the clocks' resolution, and how many threads CPU kernels use here."""
         import torch
 
-        return sampling.about_clocks(message["batch"], message["count"], torch.device(message.get("device", "cpu")))
+        return sampling.about_clocks(question.batch, question.count, torch.device(question.device))
 
-    def release(self, message: Mapping[str, Any], fds: Sequence[int]) -> dict[str, Any]:
+    def release(self, question: Release, fds: Sequence[int]) -> Done:
         """Forget a launch and give its memory back."""
-        _, arena, _ = self.launches.pop(message["launch"])
-        self.held.pop(message["launch"], None)
-        self.rotations.pop(message["launch"])
-        arena.close()
-        return {"status": "ok"}
+        number = question.launch
+        _, arena, whole = self.launches.pop(number)
+        large = arena.size >= WORTH_PINNING
+        self.held.pop(number, None)
+        self.rotations.pop(number)
+        self.binders.pop(number, None)
+        placement = self.placements.pop(number)
+        if self.sharing.pop(number, None) is None:
+            placement.end()
+            arena.close()
+        if large and whole.device.type != "cpu":
+            import torch
+
+            # others will want it: a worker that is kept between workloads must not keep their memory
+            del whole
+            torch.accelerator.synchronize()
+            torch.get_device_module().empty_cache()
+        return Done()
 
 
 def _compiled(build: Callable[[], object]) -> None:
-    """Compile, before any code of the kernel has run. Raises NotNow where it is the machine that failed: what is told of a full disk, or of a compiler
+    """Compile, before any code of the kernel has run. Raises NotNow where it is the machine that failed: what is told
+    of a full disk, or of a compiler
     that was killed for its memory, is told of no source."""
     try:
         build()
     except (OSError, MemoryError) as error:
-        raise NotNow(f"it could not be compiled here ({type(error).__name__}: {error}). Free some space or memory, and run it again.") from error
+        raise NotNow(
+            f"it could not be compiled here ({type(error).__name__}: {error}). Free some space or memory, and run it "
+            "again."
+        ) from error
     except OpforgeError as error:
         short = SHORT.search(str(error))
         if short is None:
             raise
-        raise NotNow(f"it could not be compiled here (the compiler: {short[0]}). Free some space or memory, and run it again.") from error
+        raise NotNow(
+            f"it could not be compiled here (the compiler: {short[0]}). Free some space or memory, and run it again."
+        ) from error
 
 
 def _require(device: str) -> None:
-    """Raises EnvironmentLacks where this process cannot reach a CUDA device that the parent can: no kernel is to be blamed for that."""
+    """Raises EnvironmentLacks where this process cannot reach a CUDA device that the parent can: no kernel is to be
+    blamed for that.
+    """
     if device != "cuda":
         return
     import torch
@@ -260,5 +416,8 @@ def _require(device: str) -> None:
     if torch.cuda.is_available():
         return
     if sandbox.wanted() == "full":
-        raise EnvironmentLacks(f"the driver reaches no CUDA device inside the namespaces of {sandbox.ISOLATION}=full on this machine; use {sandbox.ISOLATION}=basic")
+        raise EnvironmentLacks(
+            f"the driver reaches no CUDA device inside the namespaces of {sandbox.ISOLATION}=full on this machine; "
+            f"use {sandbox.ISOLATION}=basic"
+        )
     raise EnvironmentLacks("torch sees no CUDA device in the worker; see what is here with: opforge doctor")

@@ -20,10 +20,17 @@ class Guards:
     blind_bind     inputs hold their values only after the kernel was bound
     snapshot       clocks and comparison functions are the same objects before and after
     trace          tensor operations are counted where the backend is not PyTorch
+    ledger         where an interpreter runs a kernel, memory changes only while it runs; a C++ kernel's library needs
+                   nothing that finds other code
     freeze         a worker is stopped whenever nothing is asked of it
     children       no process is left when the answer comes
     nonce          an answer repeats the number of its request
-    cold           before a cold sample, the cache's persisting part is given back and buffers take turns
+    own_processes  a worker has a process namespace of its own: it can name no sibling, no server and no parent
+    filtered       system calls that no toolchain needs are refused (seccomp), and privileges given up
+    read_only      the file system is read-only outside a worker's folders, and the store of records looks empty
+    watchdog       a call that hangs is given up long before a compiler would be
+    process_limits processors, priority and limits of server and worker are what they were before a worker is used
+    cold           before a cold sample, the cache's persisting part is given back and buffers rotate
     """
 
     files: bool = True
@@ -34,9 +41,15 @@ class Guards:
     blind_bind: bool = True
     snapshot: bool = True
     trace: bool = True
+    ledger: bool = True
     freeze: bool = True
     children: bool = True
     nonce: bool = True
+    own_processes: bool = True
+    filtered: bool = True
+    read_only: bool = True
+    watchdog: bool = True
+    process_limits: bool = True
     cold: bool = True
 
     def without(self, *names: str) -> Guards:
@@ -80,8 +93,12 @@ class Limits:
 
 
 def default_limits() -> Limits:
-    """Half of the memory that is available now, to this machine and to its control group: at most 8 GiB where that is less than 64 GiB, at least LEAST_BYTES."""
-    from opforge.machine.host import available_bytes
+    """Half of the memory that is available now, to this machine and to its control group: at most 8 GiB where that is
+    less than 64 GiB, at least LEAST_BYTES.
+    """
+    from opforge.machine.host_hardware import available_bytes
 
     available = available_bytes() or UNKNOWN_BYTES
-    return Limits(memory_bytes=max(LEAST_BYTES, available // 2 if available > 64 << 30 else min(available // 2, 8 << 30)))
+    return Limits(
+        memory_bytes=max(LEAST_BYTES, available // 2 if available > 64 << 30 else min(available // 2, 8 << 30))
+    )

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
+from opforge.core.dtypes import DTYPES, DType
 from opforge.core.errors import unknown
 from opforge.core.expr import evaluate
 from opforge.core.operator import Case, Operator, TensorSpec
 from opforge.core.shapes import full_shape
-from opforge.runner.arena import Arena
+from opforge.runner.arena import PLACES, Arena, Slot
+
+FLOAT16_LARGEST = DTYPES["float16"].largest
 
 
 def fresh_seed() -> int:
@@ -32,7 +35,8 @@ def _uniform(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
 
 
 def _large(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
-    # exp overflows in float32 from 88.7 on; 200 is far past it and a float16 still holds it and its square root of squares
+    # exp overflows in float32 from 88.7 on; 200 is far past it and a float16 still holds it and its square root of
+    # squares
     return _normal(shape, largest, generator) * 200
 
 
@@ -69,12 +73,46 @@ def _integers(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return torch.randint(-2, 3, shape, generator=generator, device=generator.device).to(torch.float32)
 
 
+def _zeros(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    return torch.zeros(shape, device=generator.device)
+
+
+def _ones(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    import torch
+
+    return torch.ones(shape, device=generator.device)
+
+
+def _log_uniform(shape: tuple[int, ...], least: float, most: float, generator: Any) -> Any:
+    """Magnitudes from 2^least to 2^most, every exponent as often as any other, signs at random."""
+    import torch
+
+    exponents = (
+        torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64) * (most - least) + least
+    )
+    signs = torch.randint(0, 2, shape, generator=generator, device=generator.device) * 2 - 1
+    return exponents.exp2() * signs
+
+
+def _exponents(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    # a kernel that is wrong between 2000 and 1e30 alone is right for every normal number
+    return _log_uniform(shape, -126.0 if largest > FLOAT16_LARGEST else -14.0, math.log2(largest), generator)
+
+
+def _float16_range(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    # all that a tensor holds which was float16 before: what overflows in float16 alone does so here
+    return _log_uniform(shape, -14.0, math.log2(min(largest, FLOAT16_LARGEST)), generator)
+
+
 def _twins(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return _normal(shape, largest, generator)
 
 
 def _swapped(values: Any, generator: Any) -> Any:
-    """The twin: the same values with some of them in each other's places. The ends, every even position, the sum, the least
+    """The twin: the same values with some of them in each other's places. The ends, every even position, the sum, the
+    least
     and the largest value agree, which is where a kernel that keeps its last answer would look before it trusts it."""
     import torch
 
@@ -86,9 +124,8 @@ def _swapped(values: Any, generator: Any) -> Any:
 
 
 def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
-
     values = _normal(shape, largest, generator)
-    flat = values.flatten()
+    flat = (values.double() if largest > DTYPES["float32"].largest else values).flatten()
     specials = [float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, largest]
     for position, special in enumerate(specials):
         # spread over the tensor, so that most rows stay finite
@@ -97,8 +134,22 @@ def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return flat.reshape(shape)
 
 
+def _all_digits(values: Any, generator: Any) -> Any:
+    """float64 values of a distribution that was drawn in float32: each moved by less than an ulp of float32, so that a
+    kernel which computes in float32 shows. 0, infinities and NaN stay.
+    """
+    import torch
+
+    if values.dtype == torch.float64:
+        return values
+    moved = torch.rand(values.shape, generator=generator, device=values.device, dtype=torch.float64) * 2.0**-23
+    return values.double() * (1 + moved)
+
+
 def _whole(shape: tuple[int, ...], spec: TensorSpec, names: Mapping[str, Any], generator: Any) -> Any:
-    """Whole numbers from 0 up to the bound that an input declares, one in eight replaced by one of its further values."""
+    """Whole numbers from 0 up to the bound that an input declares, one in eight replaced by one of its further
+    values.
+    """
     import torch
 
     assert spec.below is not None
@@ -112,16 +163,56 @@ def _whole(shape: tuple[int, ...], spec: TensorSpec, names: Mapping[str, Any], g
     return values
 
 
+SMALL = 8
+"""Whole numbers up to this magnitude are drawn where a distribution is about ordinary values: sums of many stay in
+16 bits.
+"""
+WIDE = ("large", "exponents", "float16_range", "special", "skewed")
+"""Distributions that are about the ends of a format: whole numbers of all magnitudes then, and sums that wrap."""
+
+
+EXACT = ("integers", "zeros", "ones", "constant_rows")
+"""Distributions whose values are what they are."""
+
+
+def _whole_numbers(kind: str, shape: tuple[int, ...], form: DType, generator: Any) -> Any:
+    """Whole numbers, or True and False, of a format, as a distribution has them."""
+    import torch
+
+    device = generator.device
+    least, most = max(form.least, -SMALL), min(form.most, SMALL)
+    if kind in WIDE:
+        bits = torch.randint(1, form.most.bit_length() + 1, shape, generator=generator, device=device)
+        words = torch.empty(shape, dtype=torch.int64, device=device).random_(-(1 << 63), None, generator=generator)
+        values = words.bitwise_and(torch.ones_like(words).bitwise_left_shift(bits - 1).mul(2).sub(1))
+        values = torch.where(words < 0, -values, values) if form.least < 0 else values
+    elif kind in ("zeros", "ones"):
+        return torch.full(shape, int(kind == "ones"), device=device)
+    else:
+        rows = (*shape[:-1], 1) if kind == "constant_rows" and shape else shape
+        values = torch.randint(least, most + 1, rows, generator=generator, device=device).expand(shape).clone()
+    if kind == "sparse":
+        values *= torch.rand(shape, generator=generator, device=device) < 0.1
+    if kind == "special" and values.numel():
+        ends = torch.tensor([form.least, form.most, 0, 1, form.most - 1, form.least + 1], device=device)
+        places = torch.linspace(0, values.numel() - 1, len(ends), device=device).long()
+        values.view(-1)[places] = ends
+    return values
+
+
 def within(values: Any, domain: str, dtype: Any) -> Any:
-    """`values` with those outside of a declared domain replaced; what becomes 0 in the tensor's own dtype is a 0. No randomness is used,
+    """`values` with those outside of a declared domain replaced; what becomes 0 in the tensor's own dtype is a 0. No
+    randomness is used,
     so that all others are what they are without a domain. NaN stays NaN, infinities stay infinite."""
     import torch
 
     if domain == "any":
         return values
     if domain == "positive":
-        values = values.abs()
-    return values.masked_fill(values.to(dtype).to(torch.float32) == 0, 1.0)
+        # the least whole number of a format has no counterpart
+        values = values.abs() if values.is_floating_point() else values.clamp(min=1 - (1 << 63)).abs().to(dtype).abs()
+        values = values.masked_fill(values < 0, 1)
+    return values.masked_fill(values.to(dtype).to(torch.float32) == 0, 1)
 
 
 DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
@@ -134,21 +225,37 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "sparse": _sparse,
     "constant_rows": _constant_rows,
     "integers": _integers,
+    "zeros": _zeros,
+    "ones": _ones,
+    "exponents": _exponents,
+    "float16_range": _float16_range,
     "twins": _twins,
     "special": _special,
 }
 
 
 def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
-    """An arena for a case: inputs in the case's layout, outputs contiguous, everything poisoned."""
+    """An arena for a case: inputs in the case's layout (one word for all of them, or one for each), outputs contiguous
+    (and where the layout
+    says, if it says where), everything poisoned."""
     scalars = operator.scalar_values(case.scalars)
-    wanted = [(spec.name, "input", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), case.layout) for spec in operator.inputs]
-    wanted += [(spec.name, "output", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), "contiguous") for spec in operator.outputs]
+    placements = case.layout.split()
+    layouts = placements if len(placements) == len(operator.inputs) else placements * len(operator.inputs)
+    place = case.layout if case.layout in PLACES else "contiguous"
+    wanted = [
+        (spec.name, "input", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), layout)
+        for spec, layout in zip(operator.inputs, layouts, strict=True)
+    ]
+    wanted += [
+        (spec.name, "output", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), place)
+        for spec in operator.outputs
+    ]
     return Arena.allocate(wanted)
 
 
 def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
-    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch (on a device: every such device).
+    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch (on a device:
+    every such device).
 
     Twins come in pairs: an even seed and the odd one after it give inputs that differ in a few places only.
     """
@@ -165,8 +272,22 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
         slot = next(slot for slot in arena.slots if slot.name == name)
         shape = tuple(1 if stride == 0 else extent for extent, stride in zip(slot.shape, slot.strides, strict=True))
         spec = specs[name]
-        values = make(shape, DTYPES[slot.dtype].largest, generator) if spec.below is None else _whole(shape, spec, {**case.axes, **operator.scalar_values(case.scalars)}, generator)
+        form = DTYPES[slot.dtype]
+        if spec.below is not None:
+            values = _whole(shape, spec, {**case.axes, **operator.scalar_values(case.scalars)}, generator)
+        elif form.whole:
+            values = _whole_numbers(case.distribution, shape, form, generator)
+        else:
+            values = make(shape, form.largest, generator)
+            if form.name == "float64" and case.distribution not in EXACT:
+                values = _all_digits(values, generator)
         if twins and seed & 1:
             values = _swapped(values, torch.Generator(device).manual_seed(seed))
-        target = tensor[tuple(slice(0, extent) for extent in shape)] if shape else tensor
+        target = distinct(slot, tensor)
         target.copy_(within(values, spec.domain, target.dtype))
+
+
+def distinct(slot: Slot, tensor: Any) -> Any:
+    """The elements of a slot's tensor that lie at addresses of their own: the first along an axis of stride 0."""
+    shape = tuple(1 if stride == 0 else extent for extent, stride in zip(slot.shape, slot.strides, strict=True))
+    return tensor[tuple(slice(0, extent) for extent in shape)] if shape else tensor

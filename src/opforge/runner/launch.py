@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opforge.backends import Call, Kernel, backend
+from opforge.core import spans
+from opforge.core.dtypes import DTYPES
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, collapsed_shape, full_shape
+from opforge.core.timing_terms import CALL, OUT
 from opforge.runner.guards import ALL, Guards
 
 LIBRARY = ("torch", "compile", "library")
 """Backends whose own work it is to call PyTorch's operations. They take tensors as they are."""
+
+
+POISON = 0xFF
+"""What the memory that a result will be made in is filled with: NaN in every floating-point format used here."""
 
 
 class ContractBroken(Exception):
@@ -23,12 +31,29 @@ class ContractBroken(Exception):
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """An implementation tied to its inputs and outputs. `run()` is all that a clock surrounds; `read()` gives the
-    outputs by name, checked, after the device has finished."""
+    outputs by name, checked, after the device has finished.
+
+    terms         what is inside `run` (core.timing_terms): with CALL it makes its result, with OUT it writes into
+                  a preallocated output
+    other         the same kernel on the same tensors, on the other terms; None where there is no such way
+    ready         called before `run` whenever the inputs have changed: what a gradient is left by the forward pass is
+                  made again, and the memory that a result will be made in is filled with NaN as far as the allocator
+                  gives it out again
+    result_bytes  what a call that makes its result allocates for it
+    """
 
     implementation: str
     run: Callable[[], object]
     read: Callable[[], Mapping[str, Any]]
     notes: tuple[str, ...] = ()
+    terms: str = OUT
+    other: Callable[[], Launch] | None = None
+    ready: Callable[[], object] = lambda: None
+    result_bytes: int = 0
+
+    def on(self, terms: str) -> Launch | None:
+        """This launch on other terms; None where there is no such way."""
+        return self if terms == self.terms else self.other() if self.other is not None else None
 
 
 def layout_of(tensor: Any) -> str:
@@ -45,7 +70,10 @@ def collapse(tensor: Any, shape: str, axes: Axes) -> Any | Rejected:
     try:
         return tensor.view(collapsed_shape(shape, axes))
     except RuntimeError:
-        return Rejected(f"strides {tuple(tensor.stride())} of shape {tuple(tensor.shape)} cannot be seen as {shape!r} without a copy; call .contiguous() first")
+        return Rejected(
+            f"strides {tuple(tensor.stride())} of shape {tuple(tensor.shape)} cannot be seen as {shape!r} without a "
+            "copy; call .contiguous() first"
+        )
 
 
 def bind(
@@ -70,11 +98,14 @@ def bind(
     first = next(iter(inputs.values()))
     chosen = implementation.default if config is None else config
     call = Call(operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=chosen, device=first.device.type)
-    kernel: Kernel = backend(implementation.backend).prepare(implementation, call)
+    with spans.span("prepare", implementation.name):
+        kernel: Kernel = backend(implementation.backend).prepare(implementation, call)
     ordered_inputs = [inputs[spec.name] for spec in operator.inputs]
     ordered_outputs = [outputs[spec.name] for spec in operator.outputs]
     if kernel.allocates:
-        return _bind_allocating(operator, implementation, kernel, ordered_inputs, scalars, axes, dtype, guards)
+        return _bind_allocating(
+            operator, implementation, kernel, ordered_inputs, ordered_outputs, scalars, axes, dtype, guards
+        )
     flat = _flat(operator, implementation, (*ordered_inputs, *ordered_outputs), axes)
     if isinstance(flat, Rejected):
         return flat
@@ -88,13 +119,43 @@ def bind(
         # nothing to compute: no kernel has to know about empty grids
         return Launch(implementation=implementation.name, run=lambda: None, read=read, notes=kernel.notes)
     run = kernel.run
-    return Launch(implementation=implementation.name, run=lambda: run(flat_inputs, flat_outputs, scalars), read=read, notes=kernel.notes)
+
+    def as_call() -> Launch:
+        from opforge.runner.prepared_call import call_of
+
+        call = call_of(operator, implementation, kernel, ordered_inputs, flat_inputs, axes, dtype, scalars)
+        launch = _returning(
+            operator, implementation, lambda: call.run(ordered_inputs), ordered_inputs, scalars, axes, dtype, guards
+        )
+
+        def poisoned() -> None:
+            for make in call.makers:
+                fresh = make(ordered_inputs)
+                fresh.untyped_storage().fill_(POISON)
+
+        return replace(launch, ready=poisoned, notes=kernel.notes)
+
+    return Launch(
+        implementation=implementation.name,
+        run=lambda: run(flat_inputs, flat_outputs, scalars),
+        read=read,
+        notes=kernel.notes,
+        other=as_call,
+    )
 
 
 def refused(
-    operator: Operator, implementation: Implementation, inputs: Mapping[str, Any], outputs: Mapping[str, Any], scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str
+    operator: Operator,
+    implementation: Implementation,
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    scalars: Mapping[str, ScalarValue],
+    axes: Axes,
+    dtype: str,
 ) -> Rejected | None:
-    """Why these tensors are not taken by what the operator and the implementation's file say, as `bind` would find; None when they are. The kernel is not asked."""
+    """Why these tensors are not taken by what the operator and the implementation's file say, as `bind` would find;
+    None when they are. The kernel is not asked.
+    """
     outside = _outside(operator, implementation, scalars, axes, dtype)
     if outside is not None or implementation.backend in LIBRARY:
         return outside
@@ -103,7 +164,9 @@ def refused(
     return flat if isinstance(flat, Rejected) else None
 
 
-def _outside(operator: Operator, implementation: Implementation, scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str) -> Rejected | None:
+def _outside(
+    operator: Operator, implementation: Implementation, scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str
+) -> Rejected | None:
     violated = operator.violated(axes, dtype, scalars)
     if violated is not None:
         return Rejected(f"{violated.name}: {violated.about} ({violated.expression})")
@@ -111,7 +174,9 @@ def _outside(operator: Operator, implementation: Implementation, scalars: Mappin
     return answer if isinstance(answer, Rejected) else None
 
 
-def _flat(operator: Operator, implementation: Implementation, tensors: Sequence[Any], axes: Axes) -> list[Any] | Rejected:
+def _flat(
+    operator: Operator, implementation: Implementation, tensors: Sequence[Any], axes: Axes
+) -> list[Any] | Rejected:
     """The tensors with their variadic axes collapsed, or why their layout is not taken."""
     flat: list[Any] = []
     for spec, tensor in zip((*operator.inputs, *operator.outputs), tensors, strict=True):
@@ -121,37 +186,111 @@ def _flat(operator: Operator, implementation: Implementation, tensors: Sequence[
         layout = layout_of(collapsed)
         if layout not in implementation.layouts and layout != "contiguous":
             return Rejected(
-                f"{spec.name} is {layout} (strides {tuple(tensor.stride())}); {implementation.name} takes {', '.join(implementation.layouts)}. Call .contiguous() first"
+                f"{spec.name} is {layout} (strides {tuple(tensor.stride())}); {implementation.name} takes "
+                f"{', '.join(implementation.layouts)}. Call .contiguous() first"
             )
         flat.append(collapsed)
     return flat
 
 
 def _bind_allocating(
-    operator: Operator, implementation: Implementation, kernel: Kernel, inputs: Sequence[Any], scalars: Mapping[str, ScalarValue], axes: Axes, dtype: str, guards: Guards
+    operator: Operator,
+    implementation: Implementation,
+    kernel: Kernel,
+    inputs: Sequence[Any],
+    outputs: Sequence[Any],
+    scalars: Mapping[str, ScalarValue],
+    axes: Axes,
+    dtype: str,
+    guards: Guards,
 ) -> Launch:
+    kept: list[Any] = []
+    keep, resumed, into = kernel.keep, kernel.resumed, kernel.into
+    if keep is None or resumed is None:
+        launch = _returning(
+            operator, implementation, lambda: kernel.run(inputs, (), scalars), inputs, scalars, axes, dtype, guards
+        )
+    else:
+        launch = _returning(
+            operator, implementation, lambda: resumed(inputs, kept, scalars), inputs, scalars, axes, dtype, guards
+        )
+        launch = replace(launch, ready=lambda: _renewed(kept, keep(inputs, scalars)))
+
+    def as_out() -> Launch:
+        def read() -> Mapping[str, Any]:
+            synchronize(inputs[0])
+            return dict(zip((spec.name for spec in operator.outputs), outputs, strict=True))
+
+        assert into is not None
+        return Launch(
+            implementation=implementation.name,
+            run=lambda: into(inputs, outputs, scalars),
+            read=read,
+            notes=kernel.notes,
+        )
+
+    return replace(launch, notes=kernel.notes, other=None if into is None else as_out)
+
+
+def _returning(
+    operator: Operator,
+    implementation: Implementation,
+    call: Callable[[], Any],
+    inputs: Sequence[Any],
+    scalars: Mapping[str, ScalarValue],
+    axes: Axes,
+    dtype: str,
+    guards: Guards,
+) -> Launch:
+    """The Launch of a call that makes its result. The last one is held until the next is there, as `y = f(x)` in a loop
+    does.
+    """
     result: list[Any] = [None]
 
     def run() -> None:
-        result[0] = kernel.run(inputs, (), scalars)
+        result[0] = call()
 
     def read() -> Mapping[str, Any]:
         synchronize(inputs[0])
         return check_returned(operator, implementation.name, result[0], inputs, axes, dtype, scalars, guards)
 
-    return Launch(implementation=implementation.name, run=run, read=read, notes=kernel.notes)
+    size = sum(
+        math.prod(full_shape(spec.shape, axes)) * DTYPES[spec.dtype_for(dtype, scalars)].itemsize
+        for spec in operator.outputs
+    )
+    return Launch(implementation=implementation.name, run=run, read=read, terms=CALL, result_bytes=size)
+
+
+def _renewed(kept: list[Any], fresh: Sequence[Any]) -> None:
+    """Put what the forward pass leaves where the last of it lies: a captured call reads those addresses. On a CPU,
+    where nothing is captured, it may
+    hold autograd's graph, and is replaced."""
+    if kept and all(tensor.device.type != "cpu" for tensor in fresh):
+        for old, new in zip(kept, fresh, strict=True):
+            old.copy_(new)
+    else:
+        kept[:] = fresh
 
 
 def check_returned(
-    operator: Operator, name: str, returned: Any, inputs: Sequence[Any], axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], guards: Guards = ALL
+    operator: Operator,
+    name: str,
+    returned: Any,
+    inputs: Sequence[Any],
+    axes: Axes,
+    dtype: str,
+    scalars: Mapping[str, ScalarValue],
+    guards: Guards = ALL,
 ) -> dict[str, Any]:
     """What came back, by output name; raises ContractBroken when it is not what the operator promises."""
     import torch
 
     values = returned if isinstance(returned, tuple) else (returned,)
     if len(values) != len(operator.outputs):
-        raise ContractBroken(f"{name} returned {len(values)} values; {operator.name} has {len(operator.outputs)} outputs")
-    found: dict[str, Any] = {}
+        raise ContractBroken(
+            f"{name} returned {len(values)} values; {operator.name} has {len(operator.outputs)} outputs"
+        )
+    outputs_by_name: dict[str, Any] = {}
     storages = {tensor.untyped_storage().data_ptr() for tensor in inputs if tensor.numel()}
     for spec, value in zip(operator.outputs, values, strict=True):
         if guards.exact_type and type(value) is not torch.Tensor:
@@ -165,9 +304,11 @@ def check_returned(
         if value.device != inputs[0].device:
             raise ContractBroken(f"{name} returned {spec.name} on {value.device}; the inputs are on {inputs[0].device}")
         if guards.no_alias and value.numel() and value.untyped_storage().data_ptr() in storages:
-            raise ContractBroken(f"{name} returned {spec.name} in the memory of an input; outputs must not alias inputs")
-        found[spec.name] = value
-    return found
+            raise ContractBroken(
+                f"{name} returned {spec.name} in the memory of an input; outputs must not alias inputs"
+            )
+        outputs_by_name[spec.name] = value
+    return outputs_by_name
 
 
 def synchronize(tensor: Any) -> None:

@@ -1,58 +1,71 @@
-"""Samples of one bound launch by the clock that the parent chose, and what the parent wants to know of the clocks themselves."""
+"""Samples of one bound launch by the clock that the parent chose, and what the parent wants to know of the clocks
+themselves.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.runner import clocks, device_clocks
-from opforge.runner.clocks import Run
+from opforge.runner import clocks, device_clocks, sample_requests
+from opforge.runner.clocks import RunFunction
 from opforge.runner.device_clocks import ClockUnfit
+from opforge.runner.messages import Clocks, Sample, Samples, Unfit, Work
 
 MEMORY_FOR_ROTATION = 0.25
+"""The share of a device's free memory that copies may take: the kernel's own scratch, and neighbours, need the rest."""
 GRAIN = 1 << 20
+"""Bytes that count as nothing: the system counts pages in bundles."""
 
 
 class Rotation:
-    """Copies of a launch's memory with a launch bound to each, so that calls in a row find nothing of theirs in the cache.
+    """Copies of a launch's memory with a launch bound to each, so that calls in a row find nothing of theirs in the
+    cache.
 
     cold   False in the red-team harness alone: then nothing rotates and the cache's persisting part is left as it is
     """
 
-    def __init__(self, run: Run, whole: Any, rebind: Callable[[Any], Run], cold: bool = True) -> None:
+    def __init__(self, run: RunFunction, whole: Any, rebind: Callable[[Any], RunFunction], cold: bool = True) -> None:
         self.runs = [run]
         self.whole = whole
         self.rebind = rebind
         self.cold = cold
         self.copies: list[Any] = []
-        self.replays: dict[tuple[int, int], Run] = {}
-        self.flush: Run | None = None
+        self.replays: dict[tuple[int, int], RunFunction] = {}
+        self.flush: RunFunction | None = None
 
-    def replay(self, run: Run, batch: int) -> Run:
-        """The graph of `batch` calls of `run`, captured once: a side of a comparison is asked for one sample at a time."""
+    def replay(self, run: RunFunction, batch: int) -> RunFunction:
+        """The graph of `batch` calls of `run`, captured once: a side of a comparison is asked for one sample at
+        a time.
+        """
         key = (batch, len(self.runs))
         if key not in self.replays:
             self.replays[key] = device_clocks.captured(run, batch)
         return self.replays[key]
 
-    def flusher(self) -> Run:
+    def flusher(self) -> RunFunction:
         """The flush of this device's cache, its buffer allocated once."""
         if self.flush is None:
             self.flush = device_clocks.cache_flusher(self.whole.device, self.cold)
         return self.flush
 
-    def grown(self) -> list[Run]:
-        """The runs of a full rotation; only the one where no rotation can overflow the cache within a quarter of the free memory."""
+    def grown(self) -> list[RunFunction]:
+        """The runs of a full rotation; only the one where no rotation can overflow the cache within a quarter of the
+        free memory.
+        """
         import torch
 
         if len(self.runs) == 1 and self.cold:
             footprint = self.whole.numel()
-            wanted = device_clocks.rotation_size(footprint, torch.cuda.get_device_properties(self.whole.device).L2_cache_size)
+            wanted = device_clocks.rotation_size(
+                footprint, torch.cuda.get_device_properties(self.whole.device).L2_cache_size
+            )
             free, _ = torch.cuda.mem_get_info(self.whole.device)
             if footprint * wanted <= MEMORY_FOR_ROTATION * free:
                 for _ in range(wanted - 1):
@@ -62,20 +75,29 @@ class Rotation:
         return self.runs
 
 
-def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer to "sample": seconds per call by `timer`, with the batch that was really taken.
+def sample(
+    rotation: Rotation, question: Sample, fds: Sequence[int] = (), ready: RunFunction = lambda: None
+) -> Samples | Unfit:
+    """The answer to Sample: seconds per call by `timer`, with the batch that was really taken.
 
-    `lead` calls are made first and not timed: another side has just had the caches. `apart`: on a GPU each sample, with a warm cache, comes
-    long after what ran before it. An unfit clock is an answer, {"status": "unfit"}, and no failure of the kernel.
+    By the host's clock what is asked comes as a SampleRequest, through the descriptor that is given: until it is over
+    nothing here says what it was. Else `lead` calls are made first and not timed: another side has just had the caches.
+    `apart`: on a GPU each sample, with a warm cache, comes long after what ran before it. An unfit clock is an answer,
+    Unfit, and no failure of the kernel.
+
+    ready   makes again what is made of the inputs before a call, where the SampleRequest says that they have changed
     """
+    if fds:
+        seconds, led, calls = sample_requests.sampler()(rotation.runs[0], ready, fds[0])
+        return Samples(samples=tuple(seconds), batch=calls, lead_s=led)
     run, whole = rotation.runs[0], rotation.whole
-    batch, count, timer = int(message["batch"]), int(message["count"]), message["timer"]
-    for _ in range(int(message.get("lead", 0))):
+    batch, count, timer = question.batch, question.count, question.timer
+    for _ in range(question.lead):
         run()
     if timer == "host":
-        return {"status": "ok", "samples": clocks.host_samples(run, batch, count), "batch": batch}
-    flush: Run | None = device_clocks.spun if message.get("apart") else None
-    if message["cache"] == "cold":
+        return Samples(samples=tuple(clocks.host_samples(run, batch, count)), batch=batch)
+    flush: RunFunction | None = device_clocks.spun if question.apart else None
+    if question.cache == "cold":
         runs = rotation.grown() if timer == "cuda_graph" else rotation.runs[:1]
         run, batch = clocks.spread_out(runs, batch)
         flush = rotation.flusher()
@@ -88,20 +110,21 @@ def sample(rotation: Rotation, message: Mapping[str, Any]) -> dict[str, Any]:
             take = {"cuda_event": device_clocks.event_samples, "cupti": device_clocks.cupti_samples}[timer]
             samples = take(run, batch, count, flush)
     except ClockUnfit as error:
-        return {"status": "unfit", "reason": str(error)}
-    return {"status": "ok", "samples": samples, "batch": batch}
+        return Unfit(reason=str(error))
+    return Samples(samples=tuple(samples), batch=batch)
 
 
-def work(run: Run, count: int) -> dict[str, Any]:
-    """The answer to "work": how many kernels, copies and fills the device did for `count` calls in a row, on all streams, and
-    the seconds in which it was busy with them. {"status": "unfit"} where the profiler sees none."""
+def work(run: RunFunction, count: int) -> Work | Unfit:
+    """The answer to DeviceWork: how many kernels, copies and fills the device did for `count` calls in a row, on all
+    streams, and
+    the seconds in which it was busy with them. Unfit where the profiler sees none."""
     seen = device_clocks.busy(run, count)
     if not seen:
-        return {"status": "unfit", "reason": "the profiler saw no device work"}
-    return {"status": "ok", "pieces": len(seen), "busy": device_clocks.union(seen) / 1e9}
+        return Unfit(reason="the profiler saw no device work")
+    return Work(pieces=len(seen), busy=device_clocks.union(seen) / 1e9)
 
 
-def launch_cost(run: Run, batch: int, count: int) -> list[float]:
+def launch_cost(run: RunFunction, batch: int, count: int) -> list[float]:
     """Seconds the host spends to start one call, without waiting for the device."""
     import torch
 
@@ -109,7 +132,8 @@ def launch_cost(run: Run, batch: int, count: int) -> list[float]:
 
 
 def peak_reset() -> int | None:
-    """A descriptor through which this process's peak of the resident set can be set back; None where the system has none.
+    """A descriptor through which this process's peak of the resident set can be set back; None where the system has
+    none.
 
     Opened before a worker gives up the right to write: afterwards /proc is closed to it too.
     """
@@ -119,12 +143,14 @@ def peak_reset() -> int | None:
         return None
 
 
-def extra_bytes(run: Run, whole: Any, reset: int | None = None) -> int | None:
-    """Memory that one call takes beyond the arena, at its peak: workspaces, and outputs that the kernel allocates itself.
+def extra_bytes(run: RunFunction, whole: Any, reset: int | None = None) -> int | None:
+    """Memory that one call takes beyond the arena, at its peak: workspaces, and outputs that the kernel allocates
+    itself.
 
-    On an accelerator as torch's allocator counts it (a kernel's own cudaMalloc is not seen); on a CPU by the peak of the
-    resident set, after malloc was asked to give back what it keeps for later (what it keeps all the same is not seen); less
-    than GRAIN counts as nothing, because the system counts pages in bundles. None where neither can be asked.
+    On an accelerator as torch's allocator counts it (a kernel's own cudaMalloc is not seen); on a CPU by the peak of
+    the resident set, after malloc was asked to give back what it keeps for later (what it keeps all the same is not
+    seen); less than GRAIN counts as nothing, because the system counts pages in bundles. None where neither can be
+    asked.
 
     reset   a `peak_reset`; opened here when it is not given
     """
@@ -164,26 +190,26 @@ def extra_bytes(run: Run, whole: Any, reset: int | None = None) -> int | None:
 
 
 def _resident(name: str) -> int:
-    found = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
-    return int(found.group(1)) * 1024 if found else 0
+    match = re.search(rf"^{name}:\s*(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
+    return int(match.group(1)) * 1024 if match else 0
 
 
-def about_clocks(batch: int, count: int, device: Any) -> dict[str, Any]:
+def about_clocks(batch: int, count: int, device: Any) -> Clocks:
     """The sampling loop around an empty call, the host clock's step, the threads CPU kernels use here, and on a GPU
     whether the flush makes the cache cold."""
     import torch
 
-    answer: dict[str, Any] = {
-        "status": "ok",
-        "samples": clocks.host_samples(lambda: None, batch, count),
-        "step": clocks.clock_step(),
-        "threads": torch.get_num_threads(),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-    }
-    if device is not None and device.type == "cuda":
-        answer["event_step"] = min(sample for sample in device_clocks.event_samples(lambda: None, 1, count, None))
-        answer["warm_s"], answer["cold_s"] = device_clocks.cold_probe(device)
-    return answer
+    seen = Clocks(
+        samples=tuple(clocks.host_samples(lambda: None, batch, count)),
+        step=clocks.clock_step(),
+        threads=torch.get_num_threads(),
+        cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+    )
+    if device is None or device.type != "cuda":
+        return seen
+    event_step = min(device_clocks.event_samples(lambda: None, 1, count, None))
+    warm_s, cold_s = device_clocks.cold_probe(device)
+    return dataclasses.replace(seen, event_step=event_step, warm_s=warm_s, cold_s=cold_s)
 
 
 def _cache_bytes(whole: Any) -> int:

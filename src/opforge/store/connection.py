@@ -18,12 +18,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BUSY_S = 30.0
+
+
+class Held(EnvironmentLacks):
+    """Somebody holds a lock on the store, and has not let go of it."""
+
+
 _LOCK = 0x6F70_6667
 """PostgreSQL's advisory lock under which tables are made."""
 
 
 def file_engine(path: Path) -> Engine:
-    """An engine on a SQLite file. Commits are on the disk when they return (synchronous = FULL); writers take their turn from
+    """An engine on a SQLite file. Commits are on the disk when they return (synchronous = FULL); writers take their
+    turn from
     the first statement on (BEGIN IMMEDIATE), so that none finds at its end that another was quicker."""
     from sqlalchemy import create_engine, event
     from sqlalchemy.engine import URL
@@ -45,7 +52,9 @@ def file_engine(path: Path) -> Engine:
 
 
 def server_engine(text: str) -> Engine:
-    """An engine on any other URL of SQLAlchemy. Raises UsageError for a malformed one, EnvironmentLacks for an absent driver."""
+    """An engine on any other URL of SQLAlchemy. Raises UsageError for a malformed one, EnvironmentLacks for an absent
+    driver.
+    """
     from sqlalchemy import create_engine
     from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
@@ -55,13 +64,23 @@ def server_engine(text: str) -> Engine:
     try:
         return create_engine(url, pool_pre_ping=True)
     except NoSuchModuleError as error:
-        raise UsageError(f"No database is called {url.drivername!r}. Use a path, or a URL such as postgresql://user@host/database.") from error
+        raise UsageError(
+            f"No database is called {url.drivername!r}. Use a path, or a URL such as postgresql://user@host/database."
+        ) from error
     except ArgumentError as error:
-        raise UsageError(f"The store's URL is not understood: {error}. Write postgresql://user@host/database.") from error
+        raise UsageError(
+            f"The store's URL is not understood: {error}. Write postgresql://user@host/database."
+        ) from error
     except ImportError as error:
         if not url.drivername.startswith("postgresql"):
-            raise UsageError(f"Records are kept in SQLite or PostgreSQL, not in {url.drivername}. Use a path, or a URL such as postgresql://user@host/database.") from error
-        raise EnvironmentLacks(f"The driver for {url.drivername} is not installed ({error}). Install it with: pip install 'psycopg[binary]'") from error
+            raise UsageError(
+                f"Records are kept in SQLite or PostgreSQL, not in {url.drivername}. Use a path, or a URL such as "
+                "postgresql://user@host/database."
+            ) from error
+        raise EnvironmentLacks(
+            f"The driver for {url.drivername} is not installed ({error}). Install it with: pip install "
+            "'psycopg[binary]'"
+        ) from error
 
 
 def parsed(text: str) -> URL:
@@ -72,7 +91,10 @@ def parsed(text: str) -> URL:
     try:
         return make_url(text)
     except (ArgumentError, ValueError) as error:
-        raise UsageError("The store's URL is not understood. Write a path for SQLite, or postgresql://user:password@host:port/database.") from error
+        raise UsageError(
+            "The store's URL is not understood. Write a path for SQLite, or "
+            "postgresql://user:password@host:port/database."
+        ) from error
 
 
 def make_file(engine: Engine, where: str) -> None:
@@ -88,7 +110,9 @@ def make_file(engine: Engine, where: str) -> None:
             application = int(cursor.execute("PRAGMA application_id").fetchone()[0])
             filled = int(cursor.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
         if filled and application != APPLICATION:
-            raise UsageError(f"{where} is a database of another program, and is left as it is. Choose another file for the store.")
+            raise UsageError(
+                f"{where} is a database of another program, and is left as it is. Choose another file for the store."
+            )
         refuse_newer(version, where)
         return version
 
@@ -105,7 +129,9 @@ def make_file(engine: Engine, where: str) -> None:
 
 
 def make_server(engine: Engine, where: str) -> None:
-    """Make the tables in a server's database where they are missing. Raises UsageError when a newer opforge made them."""
+    """Make the tables in a server's database where they are missing. Raises UsageError when a newer opforge
+    made them.
+    """
 
     def make() -> None:
         with engine.begin() as connection:
@@ -120,13 +146,16 @@ def refuse_newer(version: int, where: str) -> None:
     """Raises UsageError when a store's schema is newer than this opforge."""
     if version > SCHEMA:
         raise UsageError(
-            f"The store {where} was written by a newer opforge (schema {version}, this one knows {SCHEMA}); it was not touched. "
+            f"The store {where} was written by a newer opforge (schema {version}, this one knows {SCHEMA}); it was "
+            "not touched. "
             "Install a newer opforge, or name another store with OPFORGE_STORE."
         )
 
 
 def _make_tables(connection: Any) -> int:
-    """Make what is missing, bring an older schema up to this one; the schema's version as the meta table has it then."""
+    """Make what is missing, bring an older schema up to this one; the schema's version as the meta table has it
+    then.
+    """
     from sqlalchemy import insert, select, update
 
     known = tables()
@@ -139,13 +168,19 @@ def _make_tables(connection: Any) -> int:
         for name in ADDED[newer]:
             kind = known.records.c[name].type.compile(connection.dialect)
             connection.exec_driver_sql(f"ALTER TABLE records ADD COLUMN {name} {kind}")
+        connection.execute(update(known.meta).where(known.meta.c.key == "schema").values(value=str(newer)))
+    if int(version) < SCHEMA:
         for index in known.records.indexes:
             index.create(connection, checkfirst=True)
-        connection.execute(update(known.meta).where(known.meta.c.key == "schema").values(value=str(newer)))
     return max(int(version), SCHEMA)
 
 
-def patiently(work: Callable[[], T], where: str, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> T:
+def patiently(
+    work: Callable[[], T],
+    where: str,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
     """The result of `work`, tried again for BUSY_S while the database says that it is locked: going into WAL mode and
     recovering after a crash do not wait for others by themselves. Other errors of the database become OpforgeErrors."""
     import sqlite3
@@ -165,23 +200,39 @@ def patiently(work: Callable[[], T], where: str, clock: Callable[[], float] = ti
 
 def spoken(error: Exception, where: str) -> OpforgeError:
     """What a database's error means, and what to do."""
-    words = str(getattr(error, "orig", None) or error).strip()
-    lower = words.lower()
+    complaint = str(getattr(error, "orig", None) or error).strip()
+    lower = complaint.lower()
     if any(sign in lower for sign in ("malformed", "not a database", "file is encrypted")):
-        return Damaged(f"The store {where} is damaged ({words})")
+        return Damaged(f"The store {where} is damaged ({complaint})")
     if any(sign in lower for sign in ("disk is full", "disk full", "no space")):
-        return EnvironmentLacks(f"No space is left for the store {where}; this was not recorded, the rest is intact. Free some space, or point OPFORGE_STORE elsewhere.")
+        return EnvironmentLacks(
+            f"No space is left for the store {where}; this was not recorded, the rest is intact. Free some space, or "
+            "point OPFORGE_STORE elsewhere."
+        )
     if any(sign in lower for sign in ("readonly", "read-only", "unable to open", "permission denied")):
-        return EnvironmentLacks(f"The store {where} cannot be written ({words}). Change its permissions, or point OPFORGE_STORE at a file in a folder of yours.")
+        return EnvironmentLacks(
+            f"The store {where} cannot be written ({complaint}). Change its permissions, or point OPFORGE_STORE at a "
+            "file in a folder of yours."
+        )
     if _is_locked(error):
-        return EnvironmentLacks(f"Another process has held the store {where} for more than {BUSY_S:.0f} s. Find it with: fuser {where}")
+        return Held(
+            f"Another process has held the store {where} for more than {BUSY_S:.0f} s. Find it with: fuser {where}"
+        )
     if "disk i/o" in lower:
-        return EnvironmentLacks(f"The disk under the store {where} fails ({words}). Look with: df -h, dmesg; or point OPFORGE_STORE elsewhere.")
-    if any(sign in lower for sign in ("connection", "could not connect", "refused", "authentication", "does not exist")):
-        return EnvironmentLacks(f"The store {where} cannot be reached ({words.splitlines()[0]}). Start the server, or correct OPFORGE_STORE.")
-    return OpforgeError(f"The store {where} refused: {words}. Look at it with: opforge doctor")
+        return EnvironmentLacks(
+            f"The disk under the store {where} fails ({complaint}). Look with: df -h, dmesg; or point OPFORGE_STORE "
+            "elsewhere."
+        )
+    if any(
+        sign in lower for sign in ("connection", "could not connect", "refused", "authentication", "does not exist")
+    ):
+        return EnvironmentLacks(
+            f"The store {where} cannot be reached ({complaint.splitlines()[0]}). Start the server, or correct "
+            "OPFORGE_STORE."
+        )
+    return OpforgeError(f"The store {where} refused: {complaint}. Look at it with: opforge doctor")
 
 
 def _is_locked(error: Exception) -> bool:
-    words = str(getattr(error, "orig", None) or error).lower()
-    return "locked" in words or "database is busy" in words
+    complaint = str(getattr(error, "orig", None) or error).lower()
+    return "locked" in complaint or "database is busy" in complaint

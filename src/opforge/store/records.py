@@ -7,23 +7,27 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.record import Record
-from opforge.store import connection, files, questions
-from opforge.store.answers import Health, Point
-from opforge.store.rows import Damaged, Row, point_of, read_rows, record_of, row_of
-from opforge.store.schema import SCHEMA, tables
+from opforge.core.record import Adoption, Record
+from opforge.store import connection, deferred_writes, files, insertion, queries
+from opforge.store.belief import Beliefs, Installation, believed
+from opforge.store.connection import Held
+from opforge.store.evidence_facts import Adopted, Fact, fact_from, newest_alike
+from opforge.store.insertion import CHUNK, chunks
+from opforge.store.query_results import Health, HistoryEntry
+from opforge.store.rebuilding import file_identity, rebuild
+from opforge.store.rows import Damaged, RowValues, adoption_of, adoption_row, point_of, read_rows, record_of, row_of
+from opforge.store.schema import ADDED, SCHEMA, tables
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
 T = TypeVar("T")
-CHUNK = 500
 
 
 class Store:
@@ -32,7 +36,9 @@ class Store:
     Several processes may use one store at once; each opens it for itself, after a fork too. Made by `Store.open`.
 
     url       where the records are, a password hidden
-    notices   what a person should be told: a damaged file was set aside, the file lies on a network file system
+    damaged   whether this object found the file damaged: what it holds now is what could be read
+    notices   what a person should be told: a damaged file was set aside, the file lies on a network file system; `tell`
+              is called with those that come later
     """
 
     def __init__(self, engine: Engine, url: str, path: Path | None, notices: tuple[str, ...]) -> None:
@@ -40,16 +46,20 @@ class Store:
         self.notices = notices
         self._engine = engine
         self._path = path
-        self._file = _identity(path)
+        self._file = file_identity(path)
+        self._held: Held | None = None
+        self.damaged = False
+        self.tell: Callable[[str], object] = lambda notice: None
 
     @classmethod
     def open(cls, where: str | os.PathLike[str] | None = None) -> Store:
-        """The store at a path or SQLAlchemy URL; without one, at $OPFORGE_STORE, else records.sqlite in the user's data folder.
+        """The store at a path or SQLAlchemy URL; without one, at $OPFORGE_STORE, else records.sqlite in the user's data
+        folder.
 
-        It is made where there is none. A SQLite file that cannot be read is renamed beside, what is readable in it goes into a
-        new one, and `notices` says so. Raises UsageError for a file of another kind, a store written by a newer opforge (which
-        is not touched) or a malformed URL; EnvironmentLacks for a folder that cannot be written, a full disk, a server or a
-        driver that is not there.
+        It is made where there is none. A SQLite file that cannot be read is renamed beside, what is readable in it goes
+        into a new one, and `notices` says so. Raises UsageError for a file of another kind, a store written by a newer
+        opforge (which is not touched) or a malformed URL; EnvironmentLacks for a folder that cannot be written, a full
+        disk, a server or a driver that is not there.
         """
         text = os.fspath(where) if where is not None else files.default_location()
         if "://" in text:
@@ -69,20 +79,29 @@ class Store:
         path = Path(text).expanduser().absolute()
         files.prepare(path)
         notices: tuple[str, ...] = ()
+        damaged = False
         network = files.network_file_system(path)
         if network is not None:
-            notices = (f"The store {path} lies on {network}, where SQLite's locks are not reliable. Keep it on a local disk, or use a server: OPFORGE_STORE=postgresql://…",)
+            notices = (
+                f"The store {path} lies on {network}, where SQLite's locks are not reliable. Keep it on a local "
+                "disk, or use a server: OPFORGE_STORE=postgresql://…",
+            )
         if files.refuse_foreign(path):
-            notices += _rebuild(path, None)
+            damaged = True
+            notices += rebuild(path, None)
         engine = connection.file_engine(path)
         try:
             connection.make_file(engine, str(path))
         except Damaged:
             engine.dispose()
-            notices += _rebuild(path, _identity(path))
+            damaged = True
+            notices += rebuild(path, file_identity(path))
             engine = connection.file_engine(path)
             connection.make_file(engine, str(path))
-        return cls(engine, str(path), path, notices)
+        opened = cls(engine, str(path), path, notices)
+        opened.damaged = damaged
+        opened.notices += deferred_writes.taken(path, opened.import_lines)
+        return opened
 
     def close(self) -> None:
         """Let the database go. The store opens again by itself when it is asked something."""
@@ -91,17 +110,34 @@ class Store:
     def __enter__(self) -> Store:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def add(self, records: Iterable[Record]) -> int:
         """Add records, all or none; how many were new. They are durable when this returns.
 
-        A record that is there already is passed over, so that adding again after a doubtful end is safe. Raises UsageError
-        for an id that is taken by another fact, or a record that may not be kept (see `rows.row_of`).
+        A record that is there already is passed over, so that adding again after a doubtful end is safe. While somebody
+        holds a lock on a SQLite store, they are kept in a file beside it, and `notices` says so. Raises UsageError for
+        an id that is taken by another fact, or a record that may not be kept (see `rows.row_of`).
         """
         rows = [row_of(record) for record in records]
-        return self._do(lambda database: _insert(database, rows), writes=True) if rows else 0
+        if not rows:
+            return 0
+        try:
+            if self._held is None:
+                return self._do(lambda database: insertion.insert(database, rows), writes=True)
+        except Held as held:
+            self._held = held
+        return self._set_down(rows, self._held)
+
+    def _set_down(self, rows: Sequence[RowValues], held: Held) -> int:
+        notice = deferred_writes.set_down(self._path, [row["body"] for row in rows], held)
+        if notice not in self.notices:
+            self.notices += (notice,)
+            self.tell(notice)
+        return len(rows)
 
     def query(
         self,
@@ -115,10 +151,14 @@ class Store:
         since: str | None = None,
         limit: int | None = None,
     ) -> list[Record]:
-        """The records that match everything given, newest last; the newest `limit` of them. `since` is an ISO time with a zone."""
+        """The records that match everything given, newest last; the newest `limit` of them. `since` is an ISO time with
+        a zone.
+        """
         column = tables().records.c
         given = (operator, implementation, workload, dtype, device, fingerprint, run)
-        statement = questions.matching((column.body, column.sha256), dict(zip(questions.COLUMNS, given, strict=True)), since, limit)
+        statement = queries.matching(
+            (column.body, column.sha256), dict(zip(queries.COLUMNS, given, strict=True)), since, limit
+        )
         return [record_of(body, sha256) for body, sha256 in reversed(self._rows(statement))]
 
     def series(
@@ -132,22 +172,28 @@ class Store:
         since: str | None = None,
         limit: int | None = None,
         timed: bool = False,
-    ) -> list[Point]:
-        """A history as Points, newest last: as `query`, without reading the records' bodies. `timed`: those with a time alone."""
+    ) -> list[HistoryEntry]:
+        """A history as Points, newest last: as `query`, without reading the records' bodies. `timed`: those with a time
+        alone.
+        """
         column = tables().records.c
         given = (operator, implementation, workload, dtype, device, fingerprint, None)
-        statement = questions.matching(questions.point_columns(), dict(zip(questions.COLUMNS, given, strict=True)), since, limit)
+        statement = queries.matching(
+            queries.point_columns(), dict(zip(queries.COLUMNS, given, strict=True)), since, limit
+        )
         if timed:
             statement = statement.where(column.median_s.is_not(None))
-        names = tuple(field.name for field in dataclasses.fields(Point))
-        found = [Point(**dict(zip(names, row, strict=True))) for row in reversed(self._rows(statement))]
+        names = tuple(field.name for field in dataclasses.fields(HistoryEntry))
+        entries = [HistoryEntry(**dict(zip(names, row, strict=True))) for row in reversed(self._rows(statement))]
         # rows from before schema 2 have the whole fact in their body alone
-        old = [point.id for point in found if point.suspect is None]
-        completed: dict[str, Point] = {}
-        for part in _chunks(old):
-            bodies = self._rows(questions.matching((column.body, column.sha256), {}, None, None).where(column.id.in_(part)))
+        old = [point.id for point in entries if point.suspect is None]
+        completed: dict[str, HistoryEntry] = {}
+        for part in chunks(old):
+            bodies = self._rows(
+                queries.matching((column.body, column.sha256), {}, None, None).where(column.id.in_(part))
+            )
             completed |= {point.id: point for point in (point_of(record_of(body, sha256)) for body, sha256 in bodies)}
-        return [completed.get(point.id, point) for point in found] if old else found
+        return [completed.get(point.id, point) for point in entries] if old else entries
 
     def newest_run(self, *, timed: bool = True) -> str | None:
         """The run of the newest record (of the newest that was timed); None in an empty store."""
@@ -155,38 +201,81 @@ class Store:
 
         column = tables().records.c
         statement = select(column.run).order_by(column.created_at.desc(), column.sequence.desc()).limit(1)
-        found = self._rows(statement.where(column.median_s.is_not(None)) if timed else statement)
-        return str(found[0][0]) if found else None
+        rows = self._rows(statement.where(column.median_s.is_not(None)) if timed else statement)
+        return str(rows[0][0]) if rows else None
 
     def get(self, identity: str) -> Record:
         """The record with this id, or whose id alone begins so. Raises UsageError when there is none, or several."""
         prefix = identity.strip().lower()
         if not prefix or not set(prefix) <= set("0123456789abcdef-"):
-            raise UsageError(f"{identity!r:.60} is not the id of a record. Ids are hexadecimal; see them with: opforge records")
-        found = self._rows(questions.with_prefix(prefix))
-        exact = [row for row in found if row[0] == prefix]
-        if not found:
+            raise UsageError(
+                f"{identity!r:.60} is not the id of a record. Ids are hexadecimal; see them with: opforge records"
+            )
+        rows = self._rows(queries.with_prefix(prefix))
+        exact = [row for row in rows if row[0] == prefix]
+        if not rows:
             raise UsageError(f"No record's id begins with {prefix!r}. See the newest with: opforge records")
-        if len(found) > 1 and not exact:
-            raise UsageError(f"{prefix!r} begins the ids of several records: {', '.join(row[0] for row in found)}. Give more digits.")
-        _, body, sha256 = (exact or found)[0]
+        if len(rows) > 1 and not exact:
+            raise UsageError(
+                f"{prefix!r} begins the ids of several records: {', '.join(row[0] for row in rows)}. Give more digits."
+            )
+        _, body, sha256 = (exact or rows)[0]
         return record_of(body, sha256)
 
-    def passes(self, operator: str, device: str, dtype: str, *, workload: str | None = None, fingerprint: str | None = None) -> list[Record]:
-        """For each implementation × workload × fingerprint its newest record, where that is a Pass; newest last.
+    def facts(self, operator: str, here: Installation) -> tuple[list[Fact], list[Adopted]]:
+        """What may be evidence of an operator's implementations as they are here, oldest first, and what was adopted
+        for them. Of facts that differ in their ids, moments and seconds alone the newest is given. No body is read, but
+        of rows from before schemas 3 and 5, once: then their columns are
+        filled."""
+        sources = set(here.sources.values())
+        others = self._rows(queries.codes_of_others(operator, here.device, sources))
+        codes = {
+            code
+            for implementation, code in others
+            if implementation in here.sources and here.code_of(implementation) == code
+        }
+        rows = self._rows(queries.facts(operator, here.device, sources, codes))
+        if unknown := [
+            row.id for row in rows if row.source_sha256 is None or (row.terms is None and row.median_s is not None)
+        ]:
+            self._fill(unknown)
+            return self.facts(operator, here)
+        newest_first = sorted(map(tuple, rows), key=_moment, reverse=True)
+        adopted = [Adopted(*row) for row in self._rows(queries.adopted(operator, sources))]
+        return [fact_from(row) for row in reversed(newest_alike(newest_first))], adopted
 
-        The newest decides: an older Pass under a newer failure is not given, nor one that is older than a failure of the same
-        implementation on the operator's cases. What dispatch may choose from; whether the source is still the same
-        (`source_sha256`) is the caller's question.
-        """
-        failed: dict[str, str] = dict(map(tuple, self._rows(questions.newest_failures(operator, device, dtype))))
-        found = self._rows(questions.newest_passes(operator, device, dtype, workload, fingerprint))
-        return [record_of(body, sha256) for implementation, created_at, _, body, sha256 in reversed(found) if implementation not in failed or created_at > failed[implementation]]
+    def beliefs(self, operator: str, here: Installation) -> Beliefs:
+        """What is believed of an operator's implementations: see store.belief."""
+        facts, adopted = self.facts(operator, here)
+        return believed(facts, here, adopted)
 
-    def best(self, operator: str, device: str, dtype: str, *, workload: str, fingerprint: str | None = None) -> Record | None:
-        """Among `passes`, the one with the least median; None where nothing was timed. An old lucky run is not among them."""
-        timed = [(record.timing.median_s, record) for record in self.passes(operator, device, dtype, workload=workload, fingerprint=fingerprint) if record.timing]
-        return min(timed, key=lambda entry: entry[0])[1] if timed else None
+    def _fill(self, identities: Sequence[str]) -> None:
+        """Write the columns of rows from before schemas 3 and 5, which have the whole fact in their bodies alone."""
+        from sqlalchemy import bindparam, update
+
+        column = tables().records.c
+        names = (*ADDED[3], *ADDED[5])
+        statement = (
+            update(tables().records)
+            .where(column.id == bindparam("which"))
+            .values({name: bindparam(f"new_{name}") for name in names})
+        )
+        for part in chunks(identities):
+            bodies = self._rows(
+                queries.matching((column.body, column.sha256), {}, None, None).where(column.id.in_(part))
+            )
+            known = [row_of(record_of(body, sha256)) for body, sha256 in bodies]
+            values = [{"which": row["id"], **{f"new_{name}": row[name] for name in names}} for row in known]
+            self._do(partial(_execute, statement, values), writes=True)
+
+    def adopt(self, adoptions: Iterable[Adoption]) -> int:
+        """Keep what was found of records, which stay as they are; how many were new."""
+        given = list(adoptions)
+        return self._do(lambda database: insertion.adopt(database, given), writes=True) if given else 0
+
+    def adoptions(self, operator: str | None = None) -> list[Adoption]:
+        """What was adopted of an operator's records, or of all, oldest first."""
+        return [adoption_of(body) for (body,) in self._rows(queries.adoptions(operator))]
 
     def export(
         self,
@@ -199,16 +288,26 @@ class Store:
         run: str | None = None,
         since: str | None = None,
     ) -> Iterator[str]:
-        """The matching records as lines of JSON, oldest first, each checked against its checksum, CHUNK of them in memory at once."""
+        """The matching records as lines of JSON, oldest first, each checked against its checksum, CHUNK of them in
+        memory at once.
+        """
         column = tables().records.c
         given = (operator, implementation, workload, dtype, device, fingerprint, run)
-        filters = dict(zip(questions.COLUMNS, given, strict=True))
-        order = [sequence for (sequence,) in reversed(self._rows(questions.matching((column.sequence,), filters, since, None)))]
-        for part in _chunks(order):
-            statement = questions.matching((column.sequence, column.body, column.sha256), {}, None, None).where(column.sequence.in_(part))
+        filters = dict(zip(queries.COLUMNS, given, strict=True))
+        order = [
+            sequence for (sequence,) in reversed(self._rows(queries.matching((column.sequence,), filters, since, None)))
+        ]
+        for part in chunks(order):
+            statement = queries.matching((column.sequence, column.body, column.sha256), {}, None, None).where(
+                column.sequence.in_(part)
+            )
             for _, body, sha256 in reversed(self._rows(statement)):
                 record_of(body, sha256)
                 yield body
+        exported = {row[0] for row in self._rows(queries.matching((column.id,), filters, since, None))}
+        for adoption in self.adoptions(operator):
+            if adoption.record in exported:
+                yield adoption_row(adoption)["body"]
 
     def import_lines(self, lines: Iterable[str]) -> int:
         """Add the records that lines of JSON hold, all or none; how many were new. Nothing in them is executed.
@@ -222,7 +321,12 @@ class Store:
 
             def write(database: Connection) -> int:
                 scratch.seek(0)
-                return sum(_insert(database, [json.loads(line) for line in part]) for part in _chunks(scratch))
+                added = 0
+                for part in chunks(scratch):
+                    rows = [json.loads(line) for line in part]
+                    added += insertion.insert(database, [row for row in rows if "sha256" in row])
+                    insertion.adopt(database, [adoption_of(row["body"]) for row in rows if "sha256" not in row])
+                return added
 
             return self._do(write, writes=True)
 
@@ -236,12 +340,19 @@ class Store:
         records = tables().records
         problems: list[str] = []
         if self._path is not None:
-            found = [str(line) for (line,) in self._do(lambda database: database.exec_driver_sql("PRAGMA integrity_check(20)").fetchall())]
-            problems += [] if found == ["ok"] else [f"SQLite finds: {line}" for line in found]
+            findings = [
+                str(line)
+                for (line,) in self._do(
+                    lambda database: database.exec_driver_sql("PRAGMA integrity_check(20)").fetchall()
+                )
+            ]
+            problems += [] if findings == ["ok"] else [f"SQLite finds: {line}" for line in findings]
         count, last = self._rows(select(func.count(), func.max(records.c.sequence)))[0]
         wrong = 0
         for start in range(0, (last or 0) + 1, CHUNK):
-            statement = select(records.c.body, records.c.sha256).where(records.c.sequence > start, records.c.sequence <= start + CHUNK)
+            statement = select(records.c.body, records.c.sha256).where(
+                records.c.sequence > start, records.c.sequence <= start + CHUNK
+            )
             wrong += sum(not _matches(body, sha256) for body, sha256 in self._rows(statement))
         if wrong:
             problems.append(f"{wrong} of {count} records do not match their checksums")
@@ -262,91 +373,54 @@ class Store:
         while True:
             self._follow()
             try:
-                found = connection.patiently(once, self.url)
+                result = connection.patiently(once, self.url)
             except Damaged as error:
                 raise self._set_aside(error) from error
-            # moved away while it was written to: what was acknowledged must be where the next one looks. Adding again is safe
-            if not writes or _identity(self._path) == self._file:
-                return found
+            # moved away while it was written to: what was acknowledged must be where the next one looks. Adding again
+            # is safe
+            if not writes or file_identity(self._path) == self._file:
+                return result
 
     def _follow(self) -> None:
-        """Go on with the file that the store's name means now: an open one that was removed, or set aside by another process, takes
+        """Go on with the file that the store's name means now: an open one that was removed, or set aside by another
+        process, takes
         records that nobody finds."""
-        if self._path is None or _identity(self._path) == self._file:
+        if self._path is None or file_identity(self._path) == self._file:
             return
         self._engine.dispose()
         files.prepare(self._path)
-        notices = _rebuild(self._path, None) if files.refuse_foreign(self._path) else ()
+        notices = rebuild(self._path, None) if files.refuse_foreign(self._path) else ()
         connection.make_file(self._engine, self.url)
-        self._file = _identity(self._path)
+        self._file = file_identity(self._path)
         self.notices += (*notices, f"The store {self._path} was moved or removed while it was open, and begun again.")
 
     def _set_aside(self, error: Damaged) -> Damaged:
-        return Damaged(f"{error}. {' '.join(self._replace())} Run the command again.") if self._path is not None else error
+        return (
+            Damaged(f"{error}. {' '.join(self._replace())} Run the command again.") if self._path is not None else error
+        )
 
     def _replace(self) -> tuple[str, ...]:
         """Set the file aside, go on with a new one of what could be read; what to tell a person."""
         assert self._path is not None
         self._engine.dispose()
-        notices = _rebuild(self._path, self._file)
+        self.damaged = True
+        notices = rebuild(self._path, self._file)
         connection.make_file(self._engine, self.url)
-        self._file = _identity(self._path)
+        self._file = file_identity(self._path)
         self.notices += notices
         return notices
 
 
-def _insert(database: Connection, rows: Sequence[Row]) -> int:
-    """Insert the rows whose ids are new; how many. Raises UsageError for an id that another fact has."""
-    from sqlalchemy import insert, select
-    from sqlalchemy.exc import IntegrityError
-
-    records = tables().records
-    added = 0
-    for part in _chunks(rows):
-        asked = select(records.c.id, records.c.sha256).where(records.c.id.in_([row["id"] for row in part]))
-        known: dict[str, str] = dict(map(tuple, database.execute(asked)))
-        fresh: list[Row] = []
-        for row in part:
-            if row["id"] not in known:
-                known[row["id"]] = row["sha256"]
-                fresh.append(row)
-            elif known[row["id"]] != row["sha256"]:
-                raise UsageError(f"Record {row['id']} is in the store already and says something else. Records are never changed: give the new fact an id of its own.")
-        if fresh:
-            try:
-                database.execute(insert(records), fresh)
-            except IntegrityError as error:
-                # on a server another writer may have been quicker between the question and the insertion
-                raise UsageError(f"A record of the same id was added by another process at the same time ({error.orig}). Run the command again.") from error
-        added += len(fresh)
-    return added
+_CREATED = Fact._fields.index("created_at")
 
 
-def _rebuild(path: Path, seen: tuple[int, int] | None) -> tuple[str, ...]:
-    """Set a damaged file aside and make a new store of what can be read; what to tell a person. `seen` is the damaged
-    file's identity: where another process has replaced it meanwhile, nothing is done."""
-    with files.locked(path):
-        if (seen is not None and _identity(path) != seen) or (seen is None and not files.refuse_foreign(path)):
-            return (f"The store {path} was damaged and has been replaced by another process.",)
-        aside = files.set_aside(path)
-        rows = files.salvage(aside)
-        engine = connection.file_engine(path)
-        try:
-            connection.make_file(engine, str(path))
-            with engine.execution_options(writes=True).begin() as database:
-                kept = _insert(database, rows)
-        finally:
-            engine.dispose()
-        files.sync_folder(path.parent)
-    return (f"The store {path} was damaged. It was set aside as {aside}, and what could be read ({kept} records) is in a new store.",)
+def _moment(row: tuple[Any, ...]) -> tuple[str, int]:
+    """When a row's fact was found; of one moment the one that was given last is the newer."""
+    return row[_CREATED], row[-1]
 
 
-def _identity(path: Path | None) -> tuple[int, int] | None:
-    try:
-        status = path.stat() if path is not None else None
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino) if status is not None else None
+def _execute(statement: Any, values: list[dict[str, Any]], database: Connection) -> None:
+    database.execute(statement, values)
 
 
 def _matches(body: str, sha256: str) -> bool:
@@ -355,9 +429,3 @@ def _matches(body: str, sha256: str) -> bool:
     except (Damaged, UsageError):
         return False
     return True
-
-
-def _chunks(items: Iterable[T]) -> Iterator[list[T]]:
-    iterator = iter(items)
-    while part := list(islice(iterator, CHUNK)):
-        yield part

@@ -8,4 +8,8 @@ def test_my_operator(situation):
 """
 
 from opforge.testing.conformance import Conformance as Conformance, conformance as conformance
-from opforge.testing.situations import Situation as Situation, parametrize as parametrize, situations as situations
+from opforge.testing.pytest_parameters import (
+    Situation as Situation,
+    parametrize as parametrize,
+    situations as situations,
+)

@@ -16,10 +16,13 @@ class Conformance:
     @property
     def conforms(self) -> bool:
         """Whether every check holds."""
-        return all(words is None for words in self.found.values())
+        return all(failure is None for failure in self.found.values())
 
     def __str__(self) -> str:
-        return "\n".join(f"{'held' if words is None else 'broken':<7} {name}{'' if words is None else f': {words}'}" for name, words in self.found.items())
+        return "\n".join(
+            f"{'held' if words is None else 'broken':<7} {name}{'' if words is None else f': {words}'}"
+            for name, words in self.found.items()
+        )
 
     def require(self) -> None:
         """Raises AssertionError that lists what is broken."""
@@ -27,16 +30,23 @@ class Conformance:
             raise AssertionError(f"the operator does not conform:\n{self}")
 
 
-def conformance(op: Any, *arguments: Any, reference: Callable[..., Any] | None = None, rtol: float = 1e-4, atol: float = 1e-6, compiler: str = "inductor") -> Conformance:
+def conformance(
+    op: Any,
+    *arguments: Any,
+    reference: Callable[..., Any] | None = None,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    compiler: str = "inductor",
+) -> Conformance:
     """Check `op(*arguments)`: tensors and plain values, tensors small.
 
     op          a torch.library custom operator, an OpOverload, or any function of tensors
-    reference   the same in plain torch; called in float64, its values (and, for tensors that require a gradient, its gradients)
-                must agree within `rtol` and `atol`
+    reference   the same in plain torch; called in float64, its values (and, for tensors that require a gradient, its
+                gradients) must agree within `rtol` and `atol`
     compiler    the backend for torch.compile(fullgraph=True)
 
-    Checks: inputs unmodified, outputs not aliased, same bits on repeat, not contiguous inputs, opcheck (custom operators alone),
-    torch.compile, and agreement with the reference.
+    Checks: inputs unmodified, outputs not aliased, same bits on repeat, not contiguous inputs, opcheck (custom
+    operators alone), torch.compile, and agreement with the reference.
     """
     checks: dict[str, Callable[[], str | None]] = {
         "inputs unmodified": lambda: _unmodified(op, arguments),
@@ -54,7 +64,8 @@ def conformance(op: Any, *arguments: Any, reference: Callable[..., Any] | None =
     for name, check in checks.items():
         try:
             found[name] = check()
-        except Exception as error:  # noqa: BLE001 - the operator under test may raise anything, and whatever it is, the check does not hold
+        # the operator under test may raise anything, and whatever it is, the check does not hold
+        except Exception as error:  # noqa: BLE001
             found[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return Conformance(found=found)
 
@@ -125,7 +136,7 @@ def _strided(op: Any, arguments: tuple[Any, ...], rtol: float, atol: float) -> s
 def _compiles(op: Any, arguments: tuple[Any, ...], rtol: float, atol: float, compiler: str) -> str | None:
     import torch
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
     given = _detached(arguments)
     compiled = torch.compile(lambda *values: op(*values), fullgraph=True, backend=compiler)
     return _differ(_outputs(compiled(*given)), _outputs(op(*given)), rtol, atol, "compiled")
@@ -133,16 +144,17 @@ def _compiles(op: Any, arguments: tuple[Any, ...], rtol: float, atol: float, com
 
 def _overload(op: Any) -> Any:
     """The operator as torch.library knows it; None for an ordinary function."""
-    import torch
+    from opforge.backends.torch_private import operator_types
 
-    known = (torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._library.custom_ops.CustomOpDef)
-    return op if isinstance(op, known) else None
+    return op if isinstance(op, operator_types) else None
 
 
 def _opcheck(op: Any, arguments: tuple[Any, ...]) -> str | None:
     import torch
 
-    chosen = op.default if isinstance(op, torch._ops.OpOverloadPacket) else op
+    from opforge.backends.torch_private import packet_type
+
+    chosen = op.default if isinstance(op, packet_type) else op
     results = torch.library.opcheck(chosen, arguments, raise_exception=False)
     failed = {name: outcome for name, outcome in results.items() if outcome != "SUCCESS"}
     return "; ".join(f"{name}: {' '.join(str(outcome).split())[:200]}" for name, outcome in failed.items()) or None
@@ -151,14 +163,21 @@ def _opcheck(op: Any, arguments: tuple[Any, ...]) -> str | None:
 def _wide(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     import torch
 
-    return tuple(value.detach().double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value for value in arguments)
+    return tuple(
+        value.detach().double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for value in arguments
+    )
 
 
 def _agrees(op: Any, arguments: tuple[Any, ...], reference: Callable[..., Any], rtol: float, atol: float) -> str | None:
-    return _differ(_outputs(op(*_detached(arguments))), _outputs(reference(*_wide(arguments))), rtol, atol, "against the reference")
+    return _differ(
+        _outputs(op(*_detached(arguments))), _outputs(reference(*_wide(arguments))), rtol, atol, "against the reference"
+    )
 
 
-def _gradients(op: Any, arguments: tuple[Any, ...], reference: Callable[..., Any], rtol: float, atol: float) -> str | None:
+def _gradients(
+    op: Any, arguments: tuple[Any, ...], reference: Callable[..., Any], rtol: float, atol: float
+) -> str | None:
     import torch
 
     places = [place for place, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.requires_grad]
@@ -166,12 +185,22 @@ def _gradients(op: Any, arguments: tuple[Any, ...], reference: Callable[..., Any
         return None
 
     def of(function: Callable[..., Any], values: tuple[Any, ...]) -> tuple[Any, ...]:
-        given = [value.clone().requires_grad_(place in places) if isinstance(value, torch.Tensor) and value.is_floating_point() else value for place, value in enumerate(values)]
-        total = sum((output * torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).reshape(output.shape)).sum() for output in _outputs(function(*given)))
+        given = [
+            value.clone().requires_grad_(place in places)
+            if isinstance(value, torch.Tensor) and value.is_floating_point()
+            else value
+            for place, value in enumerate(values)
+        ]
+        total = sum(
+            (output * torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).reshape(output.shape)).sum()
+            for output in _outputs(function(*given))
+        )
         gradients: tuple[Any, ...] = torch.autograd.grad(total, [given[place] for place in places])
         return gradients
 
-    return _differ(of(op, _detached(arguments)), of(reference, _wide(arguments)), rtol, atol, "gradients against the reference")
+    return _differ(
+        of(op, _detached(arguments)), of(reference, _wide(arguments)), rtol, atol, "gradients against the reference"
+    )
 
 
 def _differ(actual: tuple[Any, ...], expected: tuple[Any, ...], rtol: float, atol: float, what: str) -> str | None:
@@ -187,5 +216,8 @@ def _differ(actual: tuple[Any, ...], expected: tuple[Any, ...], rtol: float, ato
         close = torch.isclose(a.detach().double(), b.detach().double(), rtol=rtol, atol=atol, equal_nan=True)
         if not bool(close.all()):
             index = tuple(int(i) for i in (~close).nonzero()[0])
-            return f"{what}: output {place}{list(index)} is {float(a[index]):.6g}, expected {float(b[index]):.6g} within {atol:g} + {rtol:g} of it"
+            return (
+                f"{what}: output {place}{list(index)} is {float(a[index]):.6g}, expected {float(b[index]):.6g} "
+                f"within {atol:g} + {rtol:g} of it"
+            )
     return None

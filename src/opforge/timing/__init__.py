@@ -1,6 +1,14 @@
-"""Timing: how long verified implementations take, every sample kept, sides to be compared taking turns."""
+"""Timing: how long verified implementations take, every sample kept; what is compared is timed interleaved."""
 
-from opforge.timing.compare import (
+from opforge.timing.conditions import StateProbe as StateProbe
+from opforge.timing.measure import (
+    Candidate as Candidate,
+    MeasurementFailed as MeasurementFailed,
+    Plan as Plan,
+    measure as measure,
+)
+from opforge.timing.paired_sampling import compare_while_sampling as compare_while_sampling
+from opforge.timing.paired_statistics import (
     Rule as Rule,
     compare as compare,
     compare_recorded as compare_recorded,
@@ -9,6 +17,3 @@ from opforge.timing.compare import (
     holm as holm,
     sentence as sentence,
 )
-from opforge.timing.conditions import Probe as Probe
-from opforge.timing.duel import duel as duel
-from opforge.timing.measure import Contestant as Contestant, MeasurementFailed as MeasurementFailed, Plan as Plan, measure as measure

@@ -15,6 +15,7 @@ CLIFF = 1.3
 """Factor by which the cost per unit of work must jump from one size to the next to be called a cliff."""
 
 MOST = 64
+"""Sizes of a sweep: at a second each for a few implementations, some minutes."""
 LONGEST_NUMBER = 15
 """Digits: more is no size of anything, and not exact as a float."""
 
@@ -28,9 +29,10 @@ class Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """One size: the axis' value, median seconds, its 95 % interval, the work in units that should cost the same each (bytes or
-    FLOP), and the share of the roof (None without one)."""
+class CurvePoint:
+    """One size: the axis' value, median seconds, its 95 % interval, the work in units that should cost the same each
+    (bytes or
+    FLOP), and the share of the roofline bound (None without one)."""
 
     value: int
     seconds: float
@@ -50,7 +52,8 @@ class Cliff:
 
 
 def parse_axis(text: str) -> Axis:
-    """`cols=128:65536:log` (powers of two; `log12`: twelve values), `cols=128:1024:128` (a step), `cols=100,200,300`. Raises UsageError.
+    """`cols=128:65536:log` (powers of two; `log12`: twelve values), `cols=128:1024:128` (a step), `cols=100,200,300`.
+    Raises UsageError.
 
     >>> parse_axis("cols=128:1024:log").values
     (128, 256, 512, 1024)
@@ -58,10 +61,10 @@ def parse_axis(text: str) -> Axis:
     (100, 200, 300, 400)
     """
     form = "Write --axis NAME=FIRST:LAST:log, NAME=FIRST:LAST:STEP or NAME=A,B,C, e.g. cols=128:65536:log"
-    found = re.fullmatch(r"\s*(\w+)\s*=\s*(.+?)\s*", text)
-    if found is None:
+    match = re.fullmatch(r"\s*(\w+)\s*=\s*(.+?)\s*", text)
+    if match is None:
         raise UsageError(f"{text!r} is no axis. {form}.")
-    name, values = found.groups()
+    name, values = match.groups()
     if len(values) > 100 * MOST or any(len(number) > LONGEST_NUMBER for number in re.findall(r"\d+", values)):
         raise UsageError(f"That is too long for values of {name}. {form}.")
     if re.fullmatch(r"\d+(,\d+)*", values):
@@ -73,7 +76,11 @@ def parse_axis(text: str) -> Axis:
         first, last, how = int(parts[1]), int(parts[2]), parts[3] or "log"
         if first < 1 or last < first:
             raise UsageError(f"{name} cannot go from {first} to {last}. {form}.")
-        chosen = _log(first, last, how.removeprefix("log")) if how.startswith("log") else _linear(first, last, int(how), form)
+        chosen = (
+            _log(first, last, how.removeprefix("log"))
+            if how.startswith("log")
+            else _linear(first, last, int(how), form)
+        )
     if chosen[0] < 1:
         raise UsageError(f"{name} = 0 leaves no work to time. {form}.")
     if len(chosen) > MOST:
@@ -96,11 +103,12 @@ def _linear(first: int, last: int, step: int, form: str) -> list[int]:
     return list(range(first, min(last, first + step * (MOST + 1)) + 1, step))
 
 
-def knee(points: Sequence[Point]) -> int | None:
+def knee(points: Sequence[CurvePoint]) -> int | None:
     """The size from which time follows the work: below it a fixed cost (launch, threads) dominates.
 
-    time = fixed + work / rate is fitted in two pieces on logarithms, a constant below and proportional to the work above;
-    the break with the least absolute deviation wins. None where one piece alone fits as well, or there are under 4 points.
+    time = fixed + work / rate is fitted in two pieces on logarithms, a constant below and proportional to the work
+    above; the break with the least absolute deviation wins. None where one piece alone fits as well, or there are under
+    4 points.
     """
     if len(points) < 4:
         return None
@@ -123,20 +131,26 @@ def knee(points: Sequence[Point]) -> int | None:
     return ordered[best].value
 
 
-def cliffs(points: Sequence[Point]) -> tuple[Cliff, ...]:
+def cliffs(points: Sequence[CurvePoint]) -> tuple[Cliff, ...]:
     """Where a unit of work costs CLIFF times more than at the size before, beyond what the intervals leave open."""
     ordered = sorted(points, key=lambda point: point.value)
-    found = []
+    jumps = []
     for before, after in itertools.pairwise(ordered):
         factor = (after.seconds / after.work) / (before.seconds / before.work)
         certain = (after.low / after.work) / (before.high / before.work)
         if factor >= CLIFF and certain > 1:
-            found.append(Cliff(before=before.value, after=after.value, factor=factor))
-    return tuple(found)
+            jumps.append(Cliff(before=before.value, after=after.value, factor=factor))
+    return tuple(jumps)
 
 
-def words(name: str, points: Sequence[Point]) -> tuple[str, ...]:
+def words(name: str, points: Sequence[CurvePoint]) -> tuple[str, ...]:
     """Knee and cliffs in sentences."""
     bend = knee(points)
-    said = [f"knee at {name} = {bend}: below it, time hardly depends on the size"] if bend is not None else []
-    return (*said, *(f"cliff from {name} = {cliff.before} to {cliff.after}: {cliff.factor:.2f} times the cost per unit of work" for cliff in cliffs(points)))
+    lines = [f"knee at {name} = {bend}: below it, time hardly depends on the size"] if bend is not None else []
+    return (
+        *lines,
+        *(
+            f"cliff from {name} = {cliff.before} to {cliff.after}: {cliff.factor:.2f} times the cost per unit of work"
+            for cliff in cliffs(points)
+        ),
+    )

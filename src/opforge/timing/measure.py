@@ -1,4 +1,4 @@
-"""Measures bound launches, taking turns. It asks for a Pass for each of them, and nothing else will do.
+"""Measures bound launches, interleaved. It asks for a Pass for each of them, and nothing else will do.
 
 The launches live in workers; this process decides how many calls make a sample and how many samples are enough, and
 checks each worker's clock against its own. Rounds of samples go from one launch to the next in random order, so that
@@ -10,26 +10,53 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
-from opforge.core.timing import Moment, Timing
-from opforge.core.verdict import Pass
+from opforge.core.timing import Moment, Round, Timing, Untimed
+from opforge.core.timing_terms import OUT
+from opforge.core.verdict import Proof
+from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples
 from opforge.timing import conditions as conditions_of
-from opforge.timing.timers import Choice, Trial, candidates, choose, settled
+from opforge.timing.parent_clock import TimedRequest, seconds_per_call, understated
+from opforge.timing.timers import ChosenTimer, TimerTrial, choose, clocks_of, settled
 
-Ask = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Sends a message to the worker that holds a launch, and returns its answer."""
+
+class Ask(Protocol):
+    """Sends a question to the worker that holds a launch, and returns its answer; the end of the worker is a Failure
+    too.
+    """
+
+    def __call__(self, question: Question[A], /) -> A | Failure: ...
+
 
 ROUND = 5
 """Samples in a turn. CUPTI takes all of a plan's in one: starting and ending a trace takes half a second."""
 FEWEST = 5
+"""Samples that a timing has at least: two that were disturbed do not move the median of five."""
 DISAGREEMENT = 1.5
+"""A worker cannot have spent more on its samples than the whole request took. Half as much again is left to clocks that
+count in steps, where samples are short.
+"""
 TRIAL_SAMPLES = 7
+"""Samples by which a clock is chosen: three that were disturbed do not move the median."""
 LOOK_EVERY_S = 0.1
+"""How often the machine's state is read: NVML gives new values ten times a second or less often."""
+TURN_S, UNTIMED = 0.04, 0.75
+"""A turn by the host's clock takes so long, and so much of it is calls that are not timed. After a pause of 1 ms a
+bias_add of 12 MiB takes 1.21 ms, 1.08 at the fifth call, 0.97 at the sixteenth and 0.82 from the 25th on (torch eager;
+C++ alike; 2 cores, EPYC with 32 MiB of cache, 2026-11-23): caches are filled
+anew, and threads find processors. A loop that goes on is what a user times."""
+TURNS = 16
+"""The turns that a budget has room for at least: what the parent's clock says is held against them
+(timing.parent_clock).
+"""
+AGAIN, CONFIRMED = (3, 6), 24
+"""How much longer some of the requests are that confirm a suspicion, and how many requests it takes."""
 WARM_AGREEMENT = 1.1
+"""Three samples in a row within 10 %, the agreement that is asked of clocks too: warm-up is over."""
 
 
 class MeasurementFailed(Exception):
@@ -43,7 +70,8 @@ class Plan:
     samples      how many to take at least, unless the budget ends first (never fewer than five)
     budget_s     seconds for each launch
     precision    stop once the 95 % interval of the median is this narrow, as a fraction of the median
-    sample_s     the least duration of one sample: shorter kernels are batched up to it, so that the clock's grain is small
+    sample_s     the least duration of one sample: shorter kernels are batched up to it, so that the clock's grain is
+                 small
     cache        "warm" or "cold" (cold needs a device whose cache can be flushed)
     """
 
@@ -55,43 +83,92 @@ class Plan:
 
 
 @dataclass(kw_only=True)
-class Contestant:
-    """One launch that takes part: its name, the proof that it is right, and how to reach it."""
+class Candidate:
+    """One launch that takes part: its name, the proof that it is right (or a baseline that is known to be inaccurate),
+    how to reach it, and on which terms
+    (core.timing_terms) it was bound."""
 
     name: str
-    proof: Pass
+    proof: Proof
     ask: Ask
     launch: int
+    terms: str = OUT
     samples: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     batch: int = 1
+    lead: int = 1
+    stretch: int = ROUND
+    turns: int = 0
     timer: str = "host"
     spent_s: float = 0.0
     launch_s: float | None = None
     extra_bytes: int | None = None
     seen_by: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
+    broken: Any = None
+    rounds: list[Round] = field(default_factory=list)
+    asked: list[TimedRequest] = field(default_factory=list)
+    shapes: random.Random = field(default_factory=random.SystemRandom)
 
-    def take(self, count: int, cache: str, clock: Callable[[], float], *, timer: str | None = None, lead: int = 0) -> list[float]:
-        """`count` samples, after `lead` calls that are not timed. Raises MeasurementFailed."""
-        message = {"do": "sample", "launch": self.launch, "batch": self.batch, "count": count, "timer": timer or self.timer, "cache": cache, "lead": lead}
+    def turn(self, count: int, cache: str, clock: Callable[[], float]) -> list[float]:
+        """`count` samples after others have had the machine. By the host's clock in one request, none of which is as
+        long as another: calls that are not
+        timed, then the samples, fewer where a call takes long. Raises MeasurementFailed."""
+        if self.timer != "host":
+            return self.take(count, cache, clock, lead=1)
+        batch, count = self.shapes.randint(self.batch, 2 * self.batch), min(count, self.stretch)
+        self.turns += 1
+        answer = self.request(
+            Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=self.lead), clock
+        )
+        if answer.seen is not None:
+            self.rounds.append(Round(samples=count, **vars(answer.seen)))
+            self.asked.append(
+                TimedRequest(
+                    calls=batch * count,
+                    claimed_s=sum(answer.samples) * batch + answer.lead_s,
+                    wall_s=answer.seen.wall_s,
+                )
+            )
+        return list(answer.samples)
+
+    def plan_turns(self, call_s: float, plan: Plan) -> None:
+        """What a turn by the host's clock is, of calls that take so long."""
+        turn_s = min(TURN_S, plan.budget_s / TURNS)
+        timed_s = (1 - UNTIMED) * turn_s
+        self.lead = math.floor(UNTIMED * turn_s / call_s)
+        self.stretch = max(1, min(ROUND, math.floor(timed_s / max(call_s, plan.sample_s))))
+
+    def request(self, question: Sample, clock: Callable[[], float]) -> Samples:
+        """The answer to a request for samples, which is one that can be. Raises MeasurementFailed."""
         started = clock()
-        answer = self.ask(message)
+        answer = self.ask(question)
         took = clock() - started
-        if answer["status"] != "ok":
-            raise MeasurementFailed(str(answer.get("reason", answer)))
-        samples = [float(sample) for sample in answer["samples"]]
-        batch = int(answer.get("batch", self.batch))
-        if len(samples) != count or not all(sample > 0 for sample in samples):
+        if isinstance(answer, Failure):
+            raise MeasurementFailed(answer.reason)
+        if len(answer.samples) != question.count or not all(sample > 0 for sample in answer.samples):
             raise MeasurementFailed("the worker's samples are not what was asked for")
-        if sum(samples) * batch > took * DISAGREEMENT:
-            raise MeasurementFailed(f"the worker reports {sum(samples) * batch:.3g} s of work inside {took:.3g} s of this process's clock")
+        batch = question.batch if question.timer == "host" else answer.batch
+        claimed_s = sum(answer.samples) * batch
+        if claimed_s > took * DISAGREEMENT:
+            raise MeasurementFailed(
+                f"the worker reports {claimed_s:.3g} s of work inside {took:.3g} s of this process's clock"
+            )
         self.spent_s += took
-        return samples
+        return answer
+
+    def take(
+        self, count: int, cache: str, clock: Callable[[], float], *, timer: str | None = None, lead: int = 0
+    ) -> list[float]:
+        """`count` samples, after `lead` calls that are not timed. Raises MeasurementFailed."""
+        question = Sample(
+            launch=self.launch, timer=timer or self.timer, cache=cache, batch=self.batch, count=count, lead=lead
+        )
+        return list(self.request(question, clock).samples)
 
 
 def measure(
-    contestants: Sequence[Contestant],
+    candidates: Sequence[Candidate],
     plan: Plan,
     *,
     timer: str = "",
@@ -102,8 +179,8 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     order: random.Random | None = None,
     probe: Callable[[], Moment] | None = None,
-) -> dict[str, Timing | str]:
-    """The Timing of each contestant by name, or why it could not be timed.
+) -> dict[str, Timing | Untimed]:
+    """The Timing of each candidate by name; Untimed where it has none.
 
     timer        the clock to use; "" tries those of `device` on each kernel and lets the trials decide
     overhead_s   what the sampling loop costs per call; stated in the Timing, never subtracted
@@ -114,106 +191,150 @@ def measure(
     """
     shuffle = order or random.Random()
     moments: list[Moment] = [probe()] if probe else []
-    for contestant in contestants:
+    for candidate in candidates:
         try:
-            get_ready(contestant, plan, timer, device, clock)
-            contestant.extra_bytes = _memory(contestant)
+            get_ready(candidate, plan, timer, device, clock)
+            candidate.extra_bytes = _memory(candidate)
         except MeasurementFailed as error:
-            contestant.failure = str(error)
-    active = [contestant for contestant in contestants if contestant.failure is None]
-    if len({contestant.timer for contestant in active}) > 1:
-        for contestant in active:
-            contestant.notes.append("not every implementation here was timed by the same clock; compare with care")
+            candidate.failure = str(error)
+    active = [candidate for candidate in candidates if candidate.failure is None]
+    if len({candidate.timer for candidate in active}) > 1:
+        for candidate in active:
+            candidate.notes.append("not every implementation here was timed by the same clock; compare with care")
     last_look = clock()
     while active:
         shuffle.shuffle(active)
-        for contestant in active:
+        for candidate in active:
             try:
-                contestant.samples += contestant.take(max(ROUND, plan.samples) if contestant.timer == "cupti" else ROUND, plan.cache, clock, lead=1 if len(contestants) > 1 else 0)
+                candidate.samples += candidate.turn(
+                    max(ROUND, plan.samples) if candidate.timer == "cupti" else ROUND, plan.cache, clock
+                )
             except MeasurementFailed as error:
-                contestant.failure = str(error)
+                candidate.failure = str(error)
         if probe and clock() - last_look >= LOOK_EVERY_S:
             moments.append(probe())
             last_look = clock()
-        active = [contestant for contestant in active if contestant.failure is None and not _enough(contestant, plan)]
+        active = [candidate for candidate in active if candidate.failure is None and not _enough(candidate, plan)]
+    for candidate in candidates:
+        if candidate.failure is None and candidate.timer == "host":
+            candidate.failure = believed(candidate, plan.cache, clock)
     if probe:
         moments.append(probe())
-    said = (*conditions, *conditions_of.words(moments))
-    return {contestant.name: contestant.failure or _timing(contestant, plan, overhead_s, resolution_s, said, tuple(moments)) for contestant in contestants}
+    told = (*conditions, *conditions_of.words(moments))
+    return {
+        candidate.name: Untimed(reason=candidate.failure)
+        if candidate.failure is not None
+        else _timing(candidate, plan, overhead_s, resolution_s, told, tuple(moments))
+        for candidate in candidates
+    }
 
 
-def get_ready(contestant: Contestant, plan: Plan, timer: str, device: str, clock: Callable[[], float]) -> None:
+def believed(candidate: Candidate, cache: str, clock: Callable[[], float]) -> str | None:
+    """Why the samples of a candidate are not believed, by the parent's clock; None when they are. What the requests of
+    the measurement itself say is
+    asked again, with requests that differ more, before somebody is accused."""
+    suspicion = understated(candidate.samples, candidate.asked)
+    few = candidate.batch
+    for times in AGAIN if suspicion else ():
+        asked = candidate.asked = []
+        try:
+            for at in range(CONFIRMED):
+                candidate.batch = few if at % 2 else times * few
+                candidate.turn(ROUND, cache, clock)
+        except MeasurementFailed as error:
+            return str(error)
+        finally:
+            candidate.batch = few
+        suspicion = understated(candidate.samples, asked)
+        if not suspicion:
+            return None
+    return suspicion
+
+
+def get_ready(candidate: Candidate, plan: Plan, timer: str, device: str, clock: Callable[[], float]) -> None:
     """Warm up, choose the clock and the batch; `timer` "" tries those of `device`. Raises MeasurementFailed."""
-    possible = (timer,) if timer else candidates(device)
+    possible = (timer,) if timer else clocks_of(device)
     # what every kernel can be warmed up by: a graph may not be captured, and a trace takes seconds to begin
-    contestant.timer = "cuda_event" if "cuda_event" in possible else possible[-1]
-    _warm_up(contestant, plan, clock)
+    candidate.timer = "cuda_event" if "cuda_event" in possible else possible[-1]
+    _warm_up(candidate, plan, clock)
     if len(possible) > 1:
-        choice = _try_clocks(contestant, plan, possible, clock)
-        contestant.timer = choice.timer
-        contestant.notes.append(choice.why)
-    if contestant.timer != "host":
-        answer = contestant.ask({"do": "launch_cost", "launch": contestant.launch, "batch": 20, "count": 5})
-        contestant.launch_s = median(answer["samples"]) if answer["status"] == "ok" else None
-    contestant.spent_s = 0.0
+        choice = _try_clocks(candidate, plan, possible, clock)
+        candidate.timer = choice.timer
+        candidate.notes.append(choice.why)
+    if candidate.timer != "host":
+        answer = candidate.ask(LaunchCost(launch=candidate.launch, batch=20, count=5))
+        candidate.launch_s = None if isinstance(answer, Failure) else median(answer.samples)
+    candidate.spent_s = 0.0
 
 
-def _memory(contestant: Contestant) -> int | None:
-    answer = contestant.ask({"do": "memory", "launch": contestant.launch})
-    found = answer.get("bytes")
-    return found if answer["status"] == "ok" and isinstance(found, int) and found >= 0 else None
+def _memory(candidate: Candidate) -> int | None:
+    answer = candidate.ask(Memory(launch=candidate.launch))
+    return None if isinstance(answer, Failure) else answer.bytes
 
 
-def _warm_up(contestant: Contestant, plan: Plan, clock: Callable[[], float]) -> None:
-    """Single calls until they are stable, then batches until those are: caches, thread pools and clocks take their time."""
+def _warm_up(candidate: Candidate, plan: Plan, clock: Callable[[], float]) -> None:
+    """Single calls until they are stable, then batches until those are: caches, thread pools and clocks take their
+    time.
+    """
     for _ in range(2):
         history: list[float] = []
         while len(history) < 3 or max(history[-3:]) > WARM_AGREEMENT * min(history[-3:]):
-            history += contestant.take(1, plan.cache, clock)
-            if contestant.spent_s > plan.budget_s / 4:
+            history += candidate.take(1, plan.cache, clock)
+            if candidate.spent_s > plan.budget_s / 4:
                 break
-        contestant.batch = max(1, math.ceil(plan.sample_s / min(history)))
+        candidate.batch = max(1, math.ceil(plan.sample_s / min(history)))
+    candidate.plan_turns(min(history), plan)
 
 
-def _try_clocks(contestant: Contestant, plan: Plan, possible: Sequence[str], clock: Callable[[], float]) -> Choice:
-    trials: dict[str, Trial] = {}
+def _try_clocks(candidate: Candidate, plan: Plan, possible: Sequence[str], clock: Callable[[], float]) -> ChosenTimer:
+    trials: dict[str, TimerTrial] = {}
     for name in possible:
         if name == "cupti" and settled(trials):
             continue
         try:
-            found = median(contestant.take(TRIAL_SAMPLES, plan.cache, clock, timer=name))
+            median_s = median(candidate.take(TRIAL_SAMPLES, plan.cache, clock, timer=name))
         except MeasurementFailed as error:
-            trials[name] = Trial(median_s=None, reason=str(error))
+            trials[name] = TimerTrial(median_s=None, reason=str(error))
         else:
-            trials[name] = Trial(median_s=found)
-            contestant.seen_by[name] = found
+            trials[name] = TimerTrial(median_s=median_s)
+            candidate.seen_by[name] = median_s
     choice = choose(trials)
-    if isinstance(choice, str):
-        raise MeasurementFailed(choice)
+    if isinstance(choice, Untimed):
+        raise MeasurementFailed(choice.reason)
     return choice
 
 
-def _enough(contestant: Contestant, plan: Plan) -> bool:
-    taken = len(contestant.samples)
-    if contestant.spent_s >= plan.budget_s:
+def _enough(candidate: Candidate, plan: Plan) -> bool:
+    taken = len(candidate.samples)
+    if candidate.spent_s >= plan.budget_s:
         return taken >= FEWEST
-    if taken < plan.samples:
+    if taken < plan.samples or (candidate.timer == "host" and candidate.turns < TURNS):
         return False
-    low, high = _timing(contestant, plan, 0.0, 0.0, (), ()).interval_s
-    return high - low <= plan.precision * median(contestant.samples)
+    low, high = _timing(candidate, plan, 0.0, 0.0, (), ()).interval_s
+    return high - low <= plan.precision * median(candidate.samples)
 
 
-def _timing(contestant: Contestant, plan: Plan, overhead_s: float, resolution_s: float, conditions: tuple[str, ...], moments: tuple[Moment, ...]) -> Timing:
+def _timing(
+    candidate: Candidate,
+    plan: Plan,
+    overhead_s: float,
+    resolution_s: float,
+    conditions: tuple[str, ...],
+    moments: tuple[Moment, ...],
+) -> Timing:
     return Timing(
-        samples_s=tuple(contestant.samples),
-        batch=contestant.batch,
-        timer=contestant.timer,
+        samples_s=tuple(candidate.samples),
+        batch=candidate.batch,
+        timer=candidate.timer,
         cache=plan.cache,
         overhead_s=overhead_s,
-        conditions=(*conditions, *contestant.notes),
+        conditions=(*conditions, *candidate.notes),
         resolution_s=resolution_s,
-        launch_s=contestant.launch_s,
-        extra_bytes=contestant.extra_bytes,
-        seen_by=dict(contestant.seen_by),
+        launch_s=candidate.launch_s,
+        extra_bytes=candidate.extra_bytes,
+        seen_by=dict(candidate.seen_by),
         moments=moments,
+        rounds=tuple(candidate.rounds),
+        parent_s=seconds_per_call(candidate.asked),
+        terms=candidate.terms,
     )

@@ -24,6 +24,7 @@ from typing import Any
 from opforge.backends import backend, cache, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
+from opforge.backends.shared_code import source_sha256
 from opforge.core.errors import EnvironmentLacks, OpforgeError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import ScalarValue
@@ -31,16 +32,19 @@ from opforge.core.shapes import Axes
 from opforge.inspect.resources import parse_resource_usage
 from opforge.inspect.tools import tool
 from opforge.registry import Registry
-from opforge.tuning.compilers import NOW, Compilers
+from opforge.tuning.compile_queue import NOW, Compilers
 
 LIMIT_S = 300.0
 TOGETHER = 8
-"""Points that one compiling process takes at most: importing a toolchain costs seconds, and a crash loses those that follow."""
+"""Points that one compiling process takes at most: importing a toolchain costs seconds, and a crash loses those that
+follow.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Code:
-    """What the compiler makes of a point: SHA-256 of all that decides what is executed, and the stack of its GPU kernels, a thread's, in
+class CompiledCode:
+    """What the compiler makes of a point: SHA-256 of all that decides what is executed, and the stack of its GPU
+    kernels, a thread's, in
     bytes (0: nothing is spilled; of the kernel with the most; None: not known)."""
 
     sha256: str
@@ -48,18 +52,20 @@ class Code:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
-    """What the compiler said of a point that it does not take: the same command would say it again when the point is bound."""
+class CompileRefused:
+    """What the compiler said of a point that it does not take: the same command would say it again when the point is
+    bound.
+    """
 
     reason: str
 
 
 class _Promise:
-    """The Code of a point, to be had once it is known."""
+    """The CompiledCode of a point, to be had once it is known."""
 
     def __init__(self) -> None:
         self.known = threading.Event()
-        self.code: Code | Refused | None = None
+        self.code: CompiledCode | CompileRefused | None = None
         self.error: BaseException | None = None
         self._begun = threading.Lock()
 
@@ -71,7 +77,7 @@ class _Promise:
     def begun(self) -> bool:
         return self._begun.locked()
 
-    def keep(self, code: Code | Refused | None, error: BaseException | None = None) -> None:
+    def keep(self, code: CompiledCode | CompileRefused | None, error: BaseException | None = None) -> None:
         """The first word counts. `error` is raised where the code is asked for."""
         if not self.known.is_set():
             self.code, self.error = code, error
@@ -79,7 +85,9 @@ class _Promise:
 
 
 class Codes:
-    """The code of the points of one implementation on one workload. `of` waits; None means that it cannot be told, and the point is tried."""
+    """The code of the points of one implementation on one workload. `of` waits; None means that it cannot be told, and
+    the point is tried.
+    """
 
     def __init__(
         self,
@@ -100,10 +108,18 @@ class Codes:
     def ahead(self, configs: Sequence[Config], urgency: int) -> None:
         """Begin compiling those that are not known yet, in this order; those that wait behind others come forward."""
         new = {config: self.promised.get(config) or _Promise() for config in configs}
-        new = {config: promise for config, promise in new.items() if not promise.begun and (urgency == NOW or config not in self.promised)}
+        new = {
+            config: promise
+            for config, promise in new.items()
+            if not promise.begun and (urgency == NOW or config not in self.promised)
+        }
         self.promised |= new
         # every compiler gets some of them before one gets many
-        size = 1 if self.implementation.backend in ("cpp", "cuda") else max(1, min(TOGETHER, len(new) // self.compilers.jobs))
+        size = (
+            1
+            if self.implementation.backend in ("cpp", "cuda")
+            else max(1, min(TOGETHER, len(new) // self.compilers.jobs))
+        )
         waiting = list(new.items())
         for start in range(0, len(waiting), size):
             self.compilers.submit(self._work(dict(waiting[start : start + size])), urgency)
@@ -112,9 +128,11 @@ class Codes:
         """Whether `of` would answer at once."""
         return config in self.promised and self.promised[config].known.is_set()
 
-    def of(self, config: Config, stop: Callable[[], bool] = lambda: False) -> Code | Refused | None:
-        """The code of a point, compiled now if it was not begun. None too where `stop` says so before it is known. Raises what compiling ahead
-        raised, unless a tool is missing or the process that compiles ended: then nothing is known, and whoever binds the point is told."""
+    def of(self, config: Config, stop: Callable[[], bool] = lambda: False) -> CompiledCode | CompileRefused | None:
+        """The code of a point, compiled now if it was not begun. None too where `stop` says so before it is known.
+        Raises what compiling ahead raised, unless a tool is missing or the process that compiles ended: then nothing is
+        known, and whoever binds the point is told.
+        """
         self.ahead([config], NOW)
         promise = self.promised[config]
         while not promise.known.wait(0.1):
@@ -133,7 +151,8 @@ class Codes:
                     self._compile(mine)
             except (EnvironmentLacks, subprocess.SubprocessError):
                 pass
-            except BaseException as raised:  # noqa: BLE001 - of another thread than the one that asks: it is raised there
+            # of another thread than the one that asks: it is raised there
+            except BaseException as raised:  # noqa: BLE001
                 error = raised
             for promise in mine.values():
                 promise.keep(None, error)
@@ -148,9 +167,11 @@ class Codes:
                     try:
                         library = native.library(self.implementation, config, toolchain).path
                     except native.CompilationFailed as error:
-                        promise.keep(Refused(reason=str(error)))
+                        promise.keep(CompileRefused(reason=str(error)))
                         continue
-                    promise.keep(Code(sha256=cache.sha256_of(library)) if kind == "cpp" else code_of_library(library))
+                    promise.keep(
+                        CompiledCode(sha256=cache.sha256_of(library)) if kind == "cpp" else code_of_library(library)
+                    )
             case "triton" | "tilelang":
                 self._ask(group)
 
@@ -168,17 +189,23 @@ class Codes:
             "target": self.target,
             "configs": [list(config.values) for config in group],
         }
-        folder = cache.jit_folder(homes, self.implementation.backend)
+        folder = cache.jit_folder(homes, self.implementation.backend, source_sha256(self.implementation.source))
         # under the interpreter there is nothing to compile: the child must be a compiler whatever this process is
-        variables = {**backend(self.implementation.backend).environment(self.device), "TRITON_INTERPRET": "0", "OPFORGE_PRELOAD": ""}
+        variables = {
+            **backend(self.implementation.backend).environment(self.device),
+            "TRITON_INTERPRET": "0",
+            "OPFORGE_PRELOAD": "",
+        }
         variables |= {f"{name}_CACHE_DIR": str(folder / name.lower()) for name in ("TRITON", "TILELANG")}
-        path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", ""))))
+        path = os.pathsep.join(
+            filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")))
+        )
         promises = list(group.values())
         with tempfile.TemporaryDirectory(prefix="opforge-tune-") as scratch:
             asked = Path(scratch, "request.json")
             asked.write_text(json.dumps(request), encoding="utf-8")
             child = subprocess.Popen(
-                [sys.executable, "-m", "opforge.tuning.child", str(asked)],
+                [sys.executable, "-m", "opforge.tuning.point_compiler", str(asked)],
                 env={**os.environ, **variables, "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -194,40 +221,57 @@ class Codes:
                 for line in child.stdout:
                     words = line.split()
                     if words[:1] == ["code"]:
-                        promises[int(words[1])].keep(Code(sha256=words[2], stack_bytes=None if words[3] == "-" else int(words[3])))
+                        promises[int(words[1])].keep(
+                            CompiledCode(sha256=words[2], stack_bytes=None if words[3] == "-" else int(words[3]))
+                        )
             finally:
                 late.cancel()
                 child.kill()
                 child.wait()
 
 
-def code_of_library(path: Path) -> Code:
-    """Of a native library. One without GPU code (the emulator's): its bytes. nvcc writes names made from the command line into a library, so of
-    one with GPU code the contents of what is executed: the host's code, which decides on grids and shared memory, and the kernels'."""
+def code_of_library(path: Path) -> CompiledCode:
+    """Of a native library. One without GPU code (the emulator's): its bytes. nvcc writes names made from the command
+    line into a library, so of one with GPU code the contents of what is executed: the host's code, which decides on
+    grids and shared memory, and the kernels'.
+    """
     with tempfile.TemporaryDirectory(prefix="opforge-code-") as folder:
-        subprocess.run([str(tool("cuobjdump")), "--extract-elf", "all", str(path.resolve())], cwd=folder, capture_output=True, check=False)
+        subprocess.run(
+            [str(tool("cuobjdump")), "--extract-elf", "all", str(path.resolve())],
+            cwd=folder,
+            capture_output=True,
+            check=False,
+        )
         cubins = sorted(Path(folder).glob("*.cubin"))
         if not cubins:
-            return Code(sha256=cache.sha256_of(path))
+            return CompiledCode(sha256=cache.sha256_of(path))
         digest = sha256(b"".join(content for name, content in sections(path.read_bytes()) if name == ".text"))
         for cubin in cubins:
             for name, content in sections(cubin.read_bytes()):
                 # .nv.info holds the launch bounds, with the numbers of symbols; constants hold what the code reads
                 if name.startswith((".text.", ".nv.constant", ".nv.shared", ".nv.info")):
                     digest.update(b"%d " % len(content) + content)
-        return Code(sha256=digest.hexdigest(), stack_bytes=max((stack_of(cubin) or 0 for cubin in cubins), default=None))
+        return CompiledCode(
+            sha256=digest.hexdigest(), stack_bytes=max((stack_of(cubin) or 0 for cubin in cubins), default=None)
+        )
 
 
 def stack_of(cubin: Path) -> int | None:
-    """Bytes of stack that a thread of the kernel with the most has: what is spilled, and arrays that are indexed. None where no tool can tell."""
+    """Bytes of stack that a thread of the kernel with the most has: what is spilled, and arrays that are indexed. None
+    where no tool can tell.
+    """
     with contextlib.suppress(OpforgeError, OSError, subprocess.SubprocessError):
-        said = subprocess.run([str(tool("cuobjdump")), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(
+            [str(tool("cuobjdump")), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
+        ).stdout
         return max((use.get("stack_bytes", 0) for use in parse_resource_usage(said).values()), default=None)
     return None
 
 
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each section of a 64-bit little-endian ELF file, in its order; of one that takes no room in the file, its size."""
+    """Name and content of each section of a 64-bit little-endian ELF file, in its order; of one that takes no room in
+    the file, its size.
+    """
     (table,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQ", elf, table + place * size) for place in range(count)]
@@ -235,4 +279,7 @@ def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
     for name, kind, _, _, offset, length in headers:
         start = strings + name
         nothing_in_the_file = 8
-        yield elf[start : elf.index(b"\0", start)].decode(), str(length).encode() if kind == nothing_in_the_file else elf[offset : offset + length]
+        yield (
+            elf[start : elf.index(b"\0", start)].decode(),
+            str(length).encode() if kind == nothing_in_the_file else elf[offset : offset + length],
+        )

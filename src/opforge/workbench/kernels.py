@@ -17,8 +17,12 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
     """See `opforge.get_kernel`."""
     registry = load()
     operator = registry.operator(operation)
-    found = [item for item in registry.implementations(operation) if item.backend == find_backend(backend).name and name in ("", item.name)]
-    if not found:
+    candidates = [
+        item
+        for item in registry.implementations(operation)
+        if item.backend == find_backend(backend).name and name in ("", item.name)
+    ]
+    if not candidates:
         known = {item.name if name else item.backend for item in registry.implementations(operation)}
         raise unknown(f"{'implementation' if name else 'backend'} of {operation}", name or backend, known)
 
@@ -26,24 +30,42 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
         import torch
 
         if len(tensors) != len(operator.inputs):
-            raise UsageError(f"{operation} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}.")
+            raise UsageError(
+                f"{operation} takes {len(operator.inputs)} tensors "
+                f"({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}."
+            )
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            raise UsageError(f"{operation} takes tensors ({', '.join(spec.name for spec in operator.inputs)}), not {', '.join(type(tensor).__name__ for tensor in tensors)}.")
-        way = find_backend(backend).way(tensors[0].device.type)
-        if isinstance(way, Missing):
-            raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {way}.")
+            raise UsageError(
+                f"{operation} takes tensors ({', '.join(spec.name for spec in operator.inputs)}), not "
+                f"{', '.join(type(tensor).__name__ for tensor in tensors)}."
+            )
+        mode = find_backend(backend).execution_mode(tensors[0].device.type)
+        if isinstance(mode, Missing):
+            raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {mode}.")
         inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, tensors, strict=True)}
         values = operator.scalar_values(scalars)
         axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()}, values)
-        dtype = next((str(tensor.dtype).removeprefix("torch.") for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T"), operator.dtypes[0])
+        dtype = next(
+            (
+                str(tensor.dtype).removeprefix("torch.")
+                for spec, tensor in zip(operator.inputs, tensors, strict=True)
+                if spec.dtype == "T"
+            ),
+            operator.dtypes[0],
+        )
         if dtype not in operator.dtypes:
             raise UsageError(f"{operation} takes {', '.join(operator.dtypes)}, not {dtype}.")
         outputs = {
-            spec.name: torch.full(full_shape(spec.shape, axes), float("nan"), dtype=getattr(torch, spec.dtype_for(dtype, values)), device=tensors[0].device)
+            spec.name: torch.full(
+                full_shape(spec.shape, axes),
+                float("nan"),
+                dtype=getattr(torch, spec.dtype_for(dtype, values)),
+                device=tensors[0].device,
+            )
             for spec in operator.outputs
         }
         reasons: list[str] = []
-        for implementation in found:
+        for implementation in candidates:
             launch = bind(operator, implementation, inputs, outputs, values, axes, dtype)
             if isinstance(launch, Rejected):
                 reasons.append(f"{implementation.name}: {launch.reason}")

@@ -28,13 +28,28 @@ operator = Operator(
         Case(name="large", axes={"lead": (4,), "cols": 257}, distribution="large", why="exp overflows"),
         Case(name="offset", axes={"lead": (4,), "cols": 333}, distribution="offset", why="a common offset"),
         Case(name="constant", axes={"lead": (8,), "cols": 96}, distribution="constant_rows", why="equal values"),
-        Case(name="special", axes={"lead": (9,), "cols": 67}, distribution="special", dtype="float32", why="NaN and infinities"),
+        Case(
+            name="special",
+            axes={"lead": (9,), "cols": 67},
+            distribution="special",
+            dtype="float32",
+            why="NaN and infinities",
+        ),
         Case(name="twins", axes={"lead": (8,), "cols": 96}, distribution="twins", why="agree where a lazy cache looks"),
-        Case(name="transposed", axes={"lead": (33,), "cols": 65}, layout="transposed", why="strides that are not row-major"),
+        Case(
+            name="transposed",
+            axes={"lead": (33,), "cols": 65},
+            layout="transposed",
+            why="strides that are not row-major",
+        ),
         Case(name="sliced", axes={"lead": (9,), "cols": 128}, layout="sliced", why="rows in a wider matrix"),
         Case(name="empty", axes={"lead": (0,), "cols": 16}, why="no rows"),
         Case(name="wide", axes={"lead": (2,), "cols": 65536}, why="the mean of so many is nearly 0"),
     ),
-    workloads=(Workload(name="timed", axes={"lead": (64,), "cols": 4096}, source="the red team's stop-watch", scale="laptop"),),
-    implementations=tuple(sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cpp"))),
+    workloads=(
+        Workload(name="timed", axes={"lead": (64,), "cols": 4096}, source="the red team's stop-watch", scale="laptop"),
+    ),
+    implementations=tuple(
+        sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cpp"))
+    ),
 )

@@ -4,9 +4,10 @@
 // guard      children
 // cases      normal
 // mode       verify
+// lowered    own_processes ledger
 #include <unistd.h>
 
-#include "opforge/elementwise_host.h"
+#include "opforge/elementwise/host.h"
 
 namespace {
 void elsewhere(opforge::TensorView x, opforge::TensorView y) {

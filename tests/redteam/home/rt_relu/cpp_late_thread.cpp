@@ -7,7 +7,7 @@
 #include <chrono>
 #include <thread>
 
-#include "opforge/elementwise_host.h"
+#include "opforge/elementwise/host.h"
 
 namespace {
 void later(opforge::TensorView x, opforge::TensorView y) {

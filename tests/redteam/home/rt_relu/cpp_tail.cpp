@@ -4,7 +4,7 @@
 // guard      poison
 // cases      odd
 // mode       verify
-#include "opforge/elementwise_host.h"
+#include "opforge/elementwise/host.h"
 
 namespace {
 void most(opforge::TensorView x, opforge::TensorView y) {

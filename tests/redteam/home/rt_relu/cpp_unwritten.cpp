@@ -4,7 +4,7 @@
 // guard      poison
 // cases      normal
 // mode       verify
-#include "opforge/elementwise_host.h"
+#include "opforge/elementwise/host.h"
 
 namespace {
 void nothing(opforge::TensorView, opforge::TensorView) {}

@@ -129,5 +129,7 @@ operator = Operator(
             scale="laptop",
         ),
     ),
-    implementations=tuple(sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cpp"))),
+    implementations=tuple(
+        sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cpp"))
+    ),
 )

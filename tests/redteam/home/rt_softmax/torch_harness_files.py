@@ -4,6 +4,7 @@ catalogue  E6
 guard      files
 cases      normal
 mode       verify
+lowered    read_only
 """
 
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-HERE = Path(sys.modules["opforge"].__file__).parent / "verdicts" / "compare.py"
+HERE = Path(sys.modules["opforge"].__file__).parent / "verify" / "judging" / "elements.py"
 
 
 def run(x):

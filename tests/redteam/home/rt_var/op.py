@@ -30,6 +30,10 @@ operator = Operator(
         Case(name="offset", axes={"lead": (4,), "cols": 333}, distribution="offset", why="a mean far from 0"),
         Case(name="constant", axes={"lead": (8,), "cols": 96}, distribution="constant_rows", why="no variance"),
     ),
-    workloads=(Workload(name="timed", axes={"lead": (64,), "cols": 4096}, source="the red team's stop-watch", scale="laptop"),),
-    implementations=tuple(sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cpp"))),
+    workloads=(
+        Workload(name="timed", axes={"lead": (64,), "cols": 4096}, source="the red team's stop-watch", scale="laptop"),
+    ),
+    implementations=tuple(
+        sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cpp"))
+    ),
 )

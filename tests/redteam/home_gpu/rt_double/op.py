@@ -18,5 +18,7 @@ operator = Operator(
         Case(name="twins", axes={"n": 1024}, distribution="twins", why="agree where a lazy cache looks"),
     ),
     workloads=(Workload(name="timed", axes={"n": 1 << 16}, source="the red team's stop-watch"),),
-    implementations=tuple(sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cu"))),
+    implementations=tuple(
+        sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cu"))
+    ),
 )

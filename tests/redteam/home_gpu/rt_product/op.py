@@ -16,7 +16,13 @@ operator = Operator(
     flops="2 * m * n * k",
     dtypes=("float32",),
     tolerance=Tolerance(length="k", magnitude=magnitude),
-    cases=(Case(name="normal", axes={"m": 128, "n": 128, "k": 32}, why="plain, and short enough for a loose bound to accept ten bits"),),
+    cases=(
+        Case(
+            name="normal",
+            axes={"m": 128, "n": 128, "k": 32},
+            why="plain, and short enough for a loose bound to accept ten bits",
+        ),
+    ),
     implementations=("torch_tf32",),
     unit="matrix",
 )

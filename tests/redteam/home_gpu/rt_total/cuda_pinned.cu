@@ -7,7 +7,8 @@
 #include "opforge/device.h"
 
 /* opforge
-default = { THREADS = 512 }
+[default]
+THREADS = 512
 */
 
 #include <cuda_runtime.h>

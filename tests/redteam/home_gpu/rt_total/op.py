@@ -16,8 +16,16 @@ operator = Operator(
     flops="rows * cols",
     dtypes=("float32",),
     tolerance=Tolerance(length="cols", magnitude=magnitude),
-    constraints=(Constraint(name="whole_vectors", expression="cols % 4 == 0", about="rows are read four elements at a time"),),
+    constraints=(
+        Constraint(name="whole_vectors", expression="cols % 4 == 0", about="rows are read four elements at a time"),
+    ),
     cases=(Case(name="normal", axes={"rows": 33, "cols": 4096}, why="plain"),),
-    workloads=(Workload(name="timed", axes={"rows": 1536, "cols": 4096}, source="24 MiB: half of the cache, so that all of it can be pinned there"),),
+    workloads=(
+        Workload(
+            name="timed",
+            axes={"rows": 1536, "cols": 4096},
+            source="24 MiB: half of the cache, so that all of it can be pinned there",
+        ),
+    ),
     implementations=("cuda_honest", "cuda_pinned"),
 )

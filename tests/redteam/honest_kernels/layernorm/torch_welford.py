@@ -5,7 +5,11 @@ import torch
 
 def run(x, weight, bias, eps):
     wide = x.double()
-    mean, square, seen = torch.zeros(*x.shape[:-1], 1, dtype=torch.float64), torch.zeros(*x.shape[:-1], 1, dtype=torch.float64), 0
+    mean, square, seen = (
+        torch.zeros(*x.shape[:-1], 1, dtype=torch.float64),
+        torch.zeros(*x.shape[:-1], 1, dtype=torch.float64),
+        0,
+    )
     for part in wide.split(50, dim=-1):
         count = part.shape[-1]
         here = part.mean(dim=-1, keepdim=True)

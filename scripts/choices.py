@@ -1,0 +1,385 @@
+"""How good dispatch's choices are, for shapes that are in no record.
+
+python scripts/choices.py                                   every workload of results/nvidia-h200.jsonl.gz left out in
+turn, chosen by the others
+python scripts/choices.py --measure times.json              on a GPU: the implementations called directly on forty
+shapes (and, --grid, on the shape classes)
+python scripts/choices.py --times times.json                those forty, chosen by the records and, if they were timed,
+the shape classes of the file
+
+Prints, for each choice that costs more than 2 %, what was chosen, what would have been best and by how much; then the
+shares within 5 % and 10 % of the best of opforge's own kernels, and how often PyTorch was faster by more than 3 %. Exit
+code 1 where less than 95 % are within 5 %, one is beyond 10 %, or PyTorch is faster somewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+BF16 = "bfloat16"
+ROW_SHAPES = (
+    (4096, 65536),
+    (8192, 16384),
+    (4099, 4093),
+    (1021, 32749),
+    (7, 500_009),
+    (300_007, 129),
+    (2000, 10_000),
+    (48, 20_000),
+)
+HELD_OUT: tuple[tuple[str, str, Mapping[str, Any], str], ...] = (
+    *(
+        (operator, BF16, {"lead": (rows,), "cols": cols}, "contiguous")
+        for operator in ("softmax", "rmsnorm", "layernorm")
+        for rows, cols in ROW_SHAPES
+    ),
+    *(
+        ("matmul", BF16, {"m": m, "n": n, "k": k}, layout)
+        for m, n, k, layout in (
+            (3000, 5000, 7000, "contiguous transposed"),
+            (4097, 4095, 4093, "contiguous"),
+            (1999, 2003, 2011, "contiguous"),
+            (8000, 1000, 3000, "contiguous"),
+            (100, 10_000, 5000, "contiguous transposed"),
+            (5120, 5120, 640, "contiguous"),
+            (1, 11_008, 4096, "contiguous transposed"),
+            (7, 12_288, 4096, "contiguous"),
+            (12_000, 333, 4444, "contiguous"),
+            (2048, 3072, 2560, "transposed transposed"),
+            (640, 6400, 1600, "contiguous"),
+            (3000, 5000, 7000, "contiguous"),
+        )
+    ),
+    ("softmax", "float32", {"lead": (3333,), "cols": 3333}, "contiguous"),
+    ("cross_entropy", BF16, {"lead": (4001,), "classes": 10_007}, "contiguous"),
+    ("gelu", BF16, {"shape": (3001, 4999)}, "contiguous"),
+    ("transpose", BF16, {"lead": (3,), "rows": 2003, "cols": 4001}, "contiguous"),
+)
+"""Forty shapes that no record is of: odd, prime, wide, tall, the other way round."""
+SLOW = ("cuda_naive", "triton_naive", "cuda_shared")
+"""Kernels that are there to teach: never the best, and a second each on large shapes."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Every implementation's time on one call. `ours` are what dispatch may choose, PyTorch's eager among them."""
+
+    operator: str
+    dtype: str
+    axes: Mapping[str, Any]
+    scalars: Mapping[str, Any]
+    layout: str
+    ours: Mapping[str, float]
+    name: str = ""
+
+    @property
+    def words(self) -> str:
+        sizes = "×".join(
+            "×".join(map(str, value)) if isinstance(value, tuple) else str(value) for value in self.axes.values()
+        )
+        return (
+            f"{self.operator} {self.dtype} {sizes}"
+            + ("" if self.layout == "contiguous" else f" {self.layout}")
+            + (f" ({self.name})" if self.name else "")
+        )
+
+
+def _axes(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+
+
+def measure(file: Path, device: str, grid: bool, operators: Sequence[str], budget_s: float) -> None:
+    """Time implementations directly, write `file` after each shape."""
+    import direct
+    import torch
+
+    from opforge.core.implementation import COMPARED_WITH
+    from opforge.core.shape_classes import shape_grid
+    from opforge.registry import load
+    from opforge.trial.compile_ahead import compiling_ahead
+
+    registry = load()
+    began = time.perf_counter()
+    wanted = [
+        (operator, dtype, axes, layout, False)
+        for operator, dtype, axes, layout in HELD_OUT
+        if not operators or operator in operators
+    ]
+    if grid:
+        names = operators or sorted({operator for operator, *_ in HELD_OUT})
+        wanted += [
+            (name, BF16, workload.axes, workload.layout, True)
+            for name in names
+            for workload in shape_grid(registry.operator(name), cpu=device == "cpu")
+        ]
+    kept = {
+        name: [
+            item
+            for item in registry.implementations(name)
+            if item.backend not in (*COMPARED_WITH, "tilelang") and item.name not in SLOW
+        ]
+        for name, *_ in wanted
+    }
+    rows: list[dict[str, Any]] = []
+    with compiling_ahead([item for items in kept.values() for item in items], device):
+        for name, dtype, axes, layout, from_grid in wanted:
+            if time.perf_counter() - began > budget_s:
+                print(f"not begun for want of time: {name} {axes}", flush=True)
+                continue
+            operator = registry.operator(name)
+            scalars = operator.scalar_values({})
+            tensors = direct.tensors_for(operator, axes, dtype, scalars, device, layout)
+            calls: dict[str, Any] = {}
+            left_out: dict[str, str] = {}
+            expected = None
+            for item in sorted(kept[name], key=lambda item: item.backend != "torch"):
+                try:
+                    call = direct.prepared(operator, item, tensors, axes, dtype, scalars)
+                    if isinstance(call, str):
+                        left_out[item.name] = call
+                        continue
+                    got = call(tensors)
+                    if item.backend == "torch":
+                        expected = got
+                    elif expected is not None and not direct.right(got, expected, dtype):
+                        left_out[item.name] = "far from PyTorch's answer"
+                        continue
+                    calls[item.name] = call
+                except direct.kernel_errors() as error:
+                    left_out[item.name] = direct.reason_of(error)
+            copies = direct.copies_of(tensors)
+            times, called = direct.interleaved(calls, copies, device)
+            del copies, tensors, calls, expected
+            if device != "cpu":
+                torch.cuda.empty_cache()
+            rows.append(
+                {
+                    "operator": name,
+                    "dtype": dtype,
+                    "axes": axes,
+                    "scalars": scalars,
+                    "layout": layout,
+                    "grid": from_grid,
+                    "times": times,
+                    "left_out": left_out,
+                    "not_captured": called,
+                }
+            )
+            file.write_text(json.dumps({"device": detect_name(device), "rows": rows}))
+            fastest = sorted(times.items(), key=lambda entry: entry[1])[:3]
+            print(
+                f"{time.perf_counter() - began:6.1f} s  {name} {axes} {layout}: "
+                + ", ".join(f"{who} {value * 1e6:.1f} us" for who, value in fastest),
+                flush=True,
+            )
+
+
+def detect_name(device: str) -> str:
+    """The descriptor's name of this machine's device."""
+    from opforge.machine import detect
+
+    return detect(device).name
+
+
+def _manner(operator: Any, axes: Mapping[str, Any], dtype: str, scalars: Mapping[str, Any], layout: str) -> Any:
+    from opforge.core.dtypes import DTYPES
+    from opforge.core.shapes import collapsed_shape
+    from opforge.dispatch.time_model import manner_of
+    from opforge.runner.arena import strides_for
+
+    words = layout.split()
+    found = []
+    for place, spec in enumerate(operator.inputs):
+        shape = collapsed_shape(spec.shape, axes)
+        strides, skip = strides_for(words[place] if len(words) > 1 else layout, shape)
+        found.append((shape, strides, DTYPES[spec.dtype_for(dtype, scalars)].itemsize, skip == 0))
+    return manner_of(found)
+
+
+def from_records(file: Path) -> list[Measured]:
+    """Calls of the records with the newest time of each implementation, by its default or the one config that was
+    timed.
+    """
+    from opforge.core.implementation import COMPARED_WITH
+    from opforge.store.rows import read_lines
+
+    calls: dict[Any, dict[str, tuple[str, float]]] = defaultdict(dict)
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for record in read_lines(lines):
+            if (
+                record.timing is None
+                or record.timing.suspect
+                or record.backend in COMPARED_WITH
+                or record.run.startswith("tune-")
+            ):
+                continue
+            layout = getattr(record, "layout", "contiguous")
+            key = (
+                record.operator,
+                record.dtype,
+                json.dumps(record.axes),
+                json.dumps(record.scalars),
+                layout,
+                record.workload,
+            )
+            known = calls[key].get(record.implementation)
+            if known is None or known[0] < record.created_at:
+                calls[key][record.implementation] = (record.created_at, record.timing.median_s)
+    return [
+        Measured(
+            operator,
+            dtype,
+            _axes(json.loads(axes)),
+            json.loads(scalars),
+            layout,
+            {name: value for name, (_, value) in times.items()},
+            workload,
+        )
+        for (operator, dtype, axes, scalars, layout, workload), times in sorted(calls.items())
+    ]
+
+
+def from_times(file: Path) -> tuple[list[Measured], list[Measured]]:
+    """The forty shapes, and the shape classes, of a file that --measure wrote."""
+    held_out, classes = [], []
+    for row in json.loads(file.read_text())["rows"]:
+        found = Measured(row["operator"], row["dtype"], _axes(row["axes"]), row["scalars"], row["layout"], row["times"])
+        (classes if row["grid"] else held_out).append(found)
+    return held_out, classes
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen for a call, beside what was best: `over` the best of opforge's own kernels, `beside_torch`
+    PyTorch (1.0 is as long).
+    """
+
+    call: Measured
+    name: str
+    best: str
+    over: float
+    beside_torch: float
+    how: str
+
+
+def choose(call: Measured, others: Iterable[Measured], device: str) -> Chosen | None:
+    """The choice for a call from the times of others, as dispatch makes it; None where there is nothing to
+    choose from.
+    """
+    from opforge.core.implementation import Config
+    from opforge.dispatch.time_model import Model, TimedCall, pick, place_of, tells
+    from opforge.machine import descriptors
+    from opforge.registry import load
+
+    registry = load()
+    operator, spec = registry.operator(call.operator), descriptors()[device]
+    implementations = registry.implementations(call.operator)
+    form, kind = operator.compute_dtype_of(call.dtype, call.scalars), operator.kind_of_call(call.scalars)
+
+    def place(one: Measured) -> Any:
+        return place_of(
+            operator,
+            one.axes,
+            one.dtype,
+            one.scalars,
+            _manner(operator, one.axes, one.dtype, one.scalars, one.layout),
+            spec,
+        )
+
+    seen = [
+        TimedCall(name, Config(), place(one), seconds, one.words)
+        for one in others
+        if one.operator == call.operator
+        and tells(operator, one.dtype, one.scalars, call.dtype, form)
+        and operator.kind_of_call(one.scalars) == kind
+        for name, seconds in one.ours.items()
+    ]
+    fit = [item for item in implementations if item.name in call.ours]
+    own = {name: value for name, value in call.ours.items() if not name.startswith("torch")}
+    if len(fit) < 2 or not own:
+        return None
+    found = pick(Model(operator, implementations, seen), fit, place(call))
+    best = min(own, key=lambda name: own[name])
+    torch = next((value for name, value in call.ours.items() if name.startswith("torch")), float("inf"))
+    took = call.ours[found.implementation.name]
+    return Chosen(call, found.implementation.name, best, took / own[best], took / torch, found.words)
+
+
+def judged(chosen: Sequence[Chosen], title: str) -> bool:
+    """Print what was lost and the figures; whether they hold."""
+    print(f"\n{title}")
+    for item in sorted(chosen, key=lambda item: -max(item.over, item.beside_torch)):
+        if item.over > 1.02 or item.beside_torch > 1.03:
+            beside = "" if item.beside_torch == 0 else f", {item.beside_torch:.2f} of PyTorch's time"
+            print(f"  {item.call.words}: {item.name} takes {item.over:.3f} of {item.best}'s time{beside} ({item.how})")
+    within = {limit: sum(item.over <= limit for item in chosen) for limit in (1.05, 1.10)}
+    slower = sum(item.beside_torch > 1.03 for item in chosen)
+    count = len(chosen)
+    print(
+        f"  {count} calls: {within[1.05]} within 5 % of the best of opforge's kernels "
+        f"({within[1.05] / max(1, count):.1%}), {within[1.10]} within 10 %; ",
+        end="",
+    )
+    print(f"PyTorch is faster by more than 3 % in {slower}")
+    return count > 0 and within[1.05] >= 0.95 * count and within[1.10] == count and slower == 0
+
+
+def main() -> int:
+    """What the words above say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--records", type=Path, default=ROOT / "results" / "nvidia-h200.jsonl.gz", help="records to choose by"
+    )
+    parser.add_argument("--times", type=Path, help="a file that --measure wrote")
+    parser.add_argument("--measure", type=Path, help="time the forty shapes and write this file")
+    parser.add_argument("--grid", action="store_true", help="with --measure: the shape classes too")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--descriptor", default="nvidia-h200", help="the device that the times are of")
+    parser.add_argument("--operator", action="append", default=[], help="these alone")
+    parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no shape is begun")
+    given = parser.parse_args()
+    if given.measure:
+        measure(given.measure, given.device, given.grid, given.operator, given.budget)
+        return 0
+    known = from_records(given.records)
+    if given.times is None:
+        left_out = [
+            choose(
+                call,
+                [
+                    other
+                    for other in known
+                    if (other.operator, other.axes, other.layout) != (call.operator, call.axes, call.layout)
+                ],
+                given.descriptor,
+            )
+            for call in known
+            if not given.operator or call.operator in given.operator
+        ]
+        return int(
+            not judged(
+                [item for item in left_out if item is not None],
+                f"each call of {given.records.name} left out in turn, in all its dtypes",
+            )
+        )
+    held_out, classes = from_times(given.times)
+    found = [choose(call, [*known, *classes], given.descriptor) for call in held_out]
+    return int(
+        not judged([item for item in found if item is not None], f"shapes of {given.times.name} that are in no record")
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""`opforge recommend OP SIZES`: which implementation to take, without measuring anything."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from opforge.cli.shared import Json, checked, print_json, settings
+from opforge.core import units
+from opforge.core.errors import UsageError
+
+
+def recommend(
+    context: typer.Context,
+    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator by name.")],
+    sizes: Annotated[
+        list[int], typer.Argument(metavar="SIZES", help="Its axes in order, as opforge show OPERATOR says.")
+    ],
+    device: Annotated[
+        str,
+        typer.Option(help="A known device (h200, nvidia-a100-80g, …) or a descriptor file of yours (my_chip.json)."),
+    ] = "nvidia-h200",
+    dtype: Annotated[str, typer.Option(help="One dtype. Default: bfloat16, or the operator's first.")] = "",
+    json: Json = False,
+) -> None:
+    """Predict which implementation is fastest for a shape on a device, from the times of other shapes.
+
+    The times are those of the store and those that ship with opforge. A device without any is predicted from another's,
+    relative to the roofs that their descriptors say. How often the prediction is right is said beside it: every
+    measured shape is predicted from the others. Nothing runs; opforge tune measures.
+    """
+    from opforge.machine import descriptors, device_named
+    from opforge.store.evidence_facts import fact_of
+    from opforge.store.shipped import shipped
+    from opforge.tuning.recommend import recommend as predict
+
+    registry = settings(context).registry()
+    definition = registry.operator(operator)
+    chosen = (
+        checked("dtype", [dtype], definition.dtypes)[0]
+        if dtype
+        else ("bfloat16" if "bfloat16" in definition.dtypes else definition.dtypes[0])
+    )
+    names = [name for name in (definition.workloads or definition.cases)[0].axes if name not in definition.derived]
+    if len(sizes) != len(names):
+        raise UsageError(f"{operator} has the axes {', '.join(names)}. Give one size for each of them.")
+    first = (definition.workloads or definition.cases)[0].axes
+    given = {name: (size,) if isinstance(first[name], tuple) else size for name, size in zip(names, sizes, strict=True)}
+    axes = definition.completed(given, definition.scalar_values({}))
+    spec = device_named(device)
+    with settings(context).open_store() as store:
+        own = [fact_of(record) for record in store.query(operator=operator)]
+    known = descriptors()
+    places = [spec.name, *sorted(name for name in known if name != spec.name)]
+    facts = {name: [*[item for item in own if item.device == name], *shipped(operator, name)] for name in places}
+    measured_on = next((name for name in places if any(item.median_s for item in facts[name])), spec.name)
+    answer = predict(
+        registry,
+        definition,
+        axes,
+        chosen,
+        spec,
+        facts[measured_on],
+        spec if measured_on == spec.name else known[measured_on],
+    )
+    if json:
+        print_json(
+            {
+                "operator": operator,
+                "axes": axes,
+                "dtype": chosen,
+                "device": answer.device,
+                "measured_on": answer.measured_on,
+                "predicted": [
+                    {
+                        "implementation": item.implementation,
+                        "config": item.config.as_dict(),
+                        "seconds": item.seconds,
+                        "shapes": item.shapes,
+                    }
+                    for item in answer.predicted
+                ],
+                "held_out": None
+                if answer.held_out is None
+                else {
+                    "shapes": answer.held_out.shapes,
+                    "within_5_percent": answer.held_out.right,
+                    "worst": answer.held_out.worst,
+                },
+            }
+        )
+        return
+    call = ", ".join(f"{name}={value}" for name, value in axes.items())
+    typer.echo(f"{operator} {call} {chosen} on {answer.device}, predicted:")
+    for item in answer.predicted[:5]:
+        time = units.seconds(item.seconds)
+        typer.echo(f"  {time:>10}  {item.implementation} [{item.config}]  from {item.shapes} shapes")
+    if answer.measured_on != answer.device:
+        typer.echo(
+            f"  nothing was measured on {answer.device}: these are times of {answer.measured_on}, relative to its "
+            "roof. How wrong that is, is not known"
+        )
+    if (error := answer.held_out) is None:
+        typer.echo("  too few shapes were measured to say how often this is right")
+    else:
+        typer.echo(
+            f"  {error.shapes} measured calls predicted from other shapes on {answer.measured_on}: the winner was "
+            f"within 5 % of the true one in {100 * error.right:.0f} %, at worst {units.ratio(error.worst)} its time"
+        )
+    typer.echo(f"  measure: opforge tune {operator}")

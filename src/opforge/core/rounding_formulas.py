@@ -1,0 +1,298 @@
+"""How far float32 may be off a formula: its reference is run on numbers that carry their rounding errors along.
+
+`formula_errors(reference, inputs, outputs, scalars)` is a Tolerance's `errors` for any reference that is made of the
+methods below. Each operation adds its own rounding to what its arguments carry, to first order. Sums are bounded as
+core.rounding bounds them. Every intermediate is float32; the output alone is rounded to its dtype.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.rounding import EPSILON, Errors, sum_errors
+from opforge.core.tensors import ScalarValue
+
+LEAST = 2.0**-126
+"""The smallest normal float32: hardware may flush what is smaller at any operation."""
+
+BEYOND = 1e150
+"""An error or an intermediate without bound. Its square is still a float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """A condition, and where rounding errors may turn it over."""
+
+    value: Any
+    unsure: Any
+
+    def __and__(self, other: Truth) -> Truth:
+        return Truth(self.value & other.value, self.unsure | other.unsure)
+
+    def __or__(self, other: Truth) -> Truth:
+        return Truth(self.value | other.value, self.unsure | other.unsure)
+
+    def __invert__(self) -> Truth:
+        return Truth(~self.value, self.unsure)
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """A float64 tensor, with what float32 may be off it (largest, typical) and the size of what led to it."""
+
+    value: Any
+    largest: Any
+    typical: Any
+    reached: Any
+
+    def __add__(self, other: Any) -> Rounded:
+        b = self._of(other)
+        return _joined(self.value + b.value, self, b, 1.0, 1.0)
+
+    def __sub__(self, other: Any) -> Rounded:
+        b = self._of(other)
+        return _joined(self.value - b.value, self, b, 1.0, 1.0)
+
+    def __mul__(self, other: Any) -> Rounded:
+        b = self._of(other)
+        return _joined(self.value * b.value, self, b, b.value.abs() + b.largest, self.value.abs())
+
+    def __truediv__(self, other: Any) -> Rounded:
+        b = self._of(other)
+        result = self.value / b.value
+        # a divisor that may be 0 leaves no bound; infinite ones are cleaned away below
+        least = (b.value.abs() - b.largest).clamp(min=0.0)
+        slope = least.reciprocal()
+        # 2.5 units: a GPU divides by a reciprocal
+        return _joined(result, self, b, slope, result.abs() * slope, 2.5)
+
+    def __radd__(self, other: Any) -> Rounded:
+        return self._of(other) + self
+
+    def __rsub__(self, other: Any) -> Rounded:
+        return self._of(other) - self
+
+    def __rmul__(self, other: Any) -> Rounded:
+        return self._of(other) * self
+
+    def __rtruediv__(self, other: Any) -> Rounded:
+        return self._of(other) / self
+
+    def __neg__(self) -> Rounded:
+        return Rounded(-self.value, self.largest, self.typical, self.reached)
+
+    def __lt__(self, other: Any) -> Truth:
+        return self._compared(other, lambda a, b: a < b)
+
+    def __le__(self, other: Any) -> Truth:
+        return self._compared(other, lambda a, b: a <= b)
+
+    def __gt__(self, other: Any) -> Truth:
+        return self._compared(other, lambda a, b: a > b)
+
+    def __ge__(self, other: Any) -> Truth:
+        return self._compared(other, lambda a, b: a >= b)
+
+    def eq(self, other: Any) -> Truth:
+        return self._compared(other, lambda a, b: a == b)
+
+    def ne(self, other: Any) -> Truth:
+        return self._compared(other, lambda a, b: a != b)
+
+    def exp(self) -> Rounded:
+        # an argument is multiplied by log2(e) first: eps * |x|, as in core.rounding.exp_errors
+        return self._mapped(lambda v: v.exp(), lambda x, y: y * (4 + 3 * x.abs()))
+
+    def log(self) -> Rounded:
+        # a GPU's logarithm is off by units of 1 near 1
+        return self._mapped(lambda v: v.clamp(min=0.0).log(), lambda x, y: 2 + 2 * y.abs(), self.value.log())
+
+    def sqrt(self) -> Rounded:
+        return self._mapped(lambda v: v.clamp(min=0.0).sqrt(), lambda x, y: 2 * y, self.value.sqrt())
+
+    def rsqrt(self) -> Rounded:
+        return self._mapped(lambda v: v.clamp(min=0.0).rsqrt(), lambda x, y: 2.5 * y, self.value.rsqrt())
+
+    def abs(self) -> Rounded:
+        return Rounded(self.value.abs(), self.largest, self.typical, self.reached)
+
+    def sin(self) -> Rounded:
+        return self._mapped(lambda v: v.sin(), lambda x, y: 2 + x.abs())
+
+    def cos(self) -> Rounded:
+        return self._mapped(lambda v: v.cos(), lambda x, y: 2 + x.abs())
+
+    def tanh(self) -> Rounded:
+        # made of a sigmoid, as Triton has to, it is off by units of 1, not of itself
+        return self._mapped(lambda v: v.tanh(), lambda x, y: 6 + 0 * y)
+
+    def sigmoid(self) -> Rounded:
+        # below -87.3 it is smaller than the least normal number, and may be 0
+        return self._mapped(lambda v: v.sigmoid(), lambda x, y: y * (3 + (1 - y) * (4 + 3 * x.abs())) + 1.5e-29)
+
+    def erf(self) -> Rounded:
+        return self._mapped(lambda v: v.erf(), lambda x, y: 6 * y.abs())
+
+    def floor(self) -> Rounded:
+        return self._mapped(lambda v: v.floor(), lambda x, y: 0 * y)
+
+    def ceil(self) -> Rounded:
+        return self._mapped(lambda v: v.ceil(), lambda x, y: 0 * y)
+
+    def maximum(self, other: Any) -> Rounded:
+        return _chosen(self < other, self._of(other), self, self.value.maximum(self._of(other).value))
+
+    def minimum(self, other: Any) -> Rounded:
+        return _chosen(self > other, self._of(other), self, self.value.minimum(self._of(other).value))
+
+    def clamp(self, min: Any = None, max: Any = None) -> Rounded:
+        above = self if min is None else self.maximum(min)
+        return above if max is None else above.minimum(max)
+
+    def where(self, condition: Truth, other: Any) -> Rounded:
+        b = self._of(other)
+        return _chosen(condition, self, b, self.value.where(condition.value, b.value))
+
+    def sum(self, dim: int, keepdim: bool) -> Rounded:
+        return self._reduced(dim, self.value.sum(dim=dim, keepdim=True), 1.0)
+
+    def mean(self, dim: int, keepdim: bool) -> Rounded:
+        return self._reduced(dim, self.value.mean(dim=dim, keepdim=True), 1.0 / max(1, self.value.shape[dim]))
+
+    def amax(self, dim: int, keepdim: bool) -> Rounded:
+        return self._parts(lambda part: part.amax(dim=dim, keepdim=True))
+
+    def amin(self, dim: int, keepdim: bool) -> Rounded:
+        return Rounded(
+            self.value.amin(dim=dim, keepdim=True),
+            *(part.amax(dim=dim, keepdim=True) for part in (self.largest, self.typical, self.reached)),
+        )
+
+    def squeeze(self, dim: int) -> Rounded:
+        return self._parts(lambda part: part.squeeze(dim))
+
+    def permute(self, *order: int) -> Rounded:
+        return self._parts(lambda part: part.permute(*order))
+
+    def expand_as(self, other: Rounded) -> Rounded:
+        return self._parts(lambda part: part.expand_as(other.value))
+
+    def __getitem__(self, index: Any) -> Rounded:
+        return self._parts(lambda part: part[index])
+
+    @property
+    def ndim(self) -> int:
+        return int(self.value.ndim)
+
+    def new_tensor(self, number: Any) -> Rounded:
+        return self._of(number)
+
+    def _of(self, other: Any) -> Rounded:
+        return other if isinstance(other, Rounded) else _number(other, self.value)
+
+    def _parts(self, change: Callable[[Any], Any]) -> Rounded:
+        return Rounded(*(change(part) for part in (self.value, self.largest, self.typical, self.reached)))
+
+    def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Truth:
+        b = self._of(other)
+        margin = self.largest + b.largest
+        near = ((self.value - b.value).abs() <= margin) & (margin > 0)
+        return Truth(compare(self.value, b.value), near)
+
+    def _mapped(self, function: Callable[[Any], Any], units: Callable[[Any, Any], Any], exact: Any = None) -> Rounded:
+        """A function of one argument: what its argument carries is read off the function itself, on both sides."""
+        result = function(self.value) if exact is None else exact
+        above = (function(self.value + self.largest) - result).abs()
+        carried = above.maximum((function(self.value - self.largest) - result).abs())
+        carried = carried.where(self.largest > 0, 0 * self.largest)
+        own = EPSILON * units(self.value, result)
+        share = (self.typical / self.largest).nan_to_num(nan=0.0, posinf=1.0)
+        return _cleaned(result, carried + own, carried * share + 0.5 * own, (self,))
+
+    def _reduced(self, dim: int, result: Any, factor: float) -> Rounded:
+        terms = self.value.movedim(dim, -1)
+        own = sum_errors(terms).times(factor)
+        # the errors of terms may have one sign, as those of a mean that was taken away have
+        largest, typical = (
+            own_part.movedim(-1, dim) + factor * part.sum(dim=dim, keepdim=True)
+            for own_part, part in ((own.largest, self.largest), (own.typical, self.typical))
+        )
+        # what is added up may leave the range of float32 before it is divided
+        peak = (own.reached / factor).movedim(-1, dim).maximum(self.reached.amax(dim=dim, keepdim=True))
+        found = _cleaned(result, largest + EPSILON * result.abs(), typical + 0.5 * EPSILON * result.abs(), ())
+        return Rounded(found.value, found.largest, found.typical, peak.maximum(found.reached))
+
+
+def _chosen(condition: Truth, yes: Rounded, no: Rounded, result: Any) -> Rounded:
+    """What a condition chooses; either where rounding may turn it over."""
+    apart = (yes.value - no.value).abs().nan_to_num(nan=0.0, posinf=BEYOND) + yes.largest + no.largest
+    largest = apart.where(condition.unsure, yes.largest.where(condition.value, no.largest))
+    typical = apart.where(condition.unsure, yes.typical.where(condition.value, no.typical))
+    reached = yes.reached.maximum(no.reached)
+    shape = result.shape
+    return Rounded(result, largest.expand(shape), typical.expand(shape), reached.expand(shape))
+
+
+def formula_errors(
+    reference: Callable[..., Any],
+    inputs: Mapping[str, Any],
+    outputs: Mapping[str, Any],
+    scalars: Mapping[str, ScalarValue],
+) -> dict[str, Errors]:
+    """Errors of each output of `reference`, run on `inputs` (exact, float64) in place of tensors.
+
+    reference   called with the inputs in order and the scalars by name; it uses the methods of Rounded alone, and
+                reductions with keepdim=True
+    """
+    exact = [Rounded(value, *(0 * _size(value),) * 2, _size(value)) for value in inputs.values()]
+    first = exact[0].value
+    numbers = {name: _number(value, first) for name, value in scalars.items()}
+    returned = reference(*exact, **numbers)
+    results = returned if isinstance(returned, tuple) else (returned,)
+    return {
+        name: Errors(result.largest, result.typical, result.reached)
+        for name, result in zip(outputs, results, strict=True)
+    }
+
+
+def _number(given: Any, like: Any) -> Rounded:
+    """A parameter or constant: rounded to float32 where it is none."""
+    value = like.new_tensor(float(given))
+    if abs(float(given)) > 3e38:
+        return Rounded(value, 0 * _size(value), 0 * _size(value), _size(value))
+    rounded = struct.unpack("f", struct.pack("f", float(given)))[0]
+    off = like.new_tensor(abs(rounded - float(given)))
+    return Rounded(value, off, off, _size(value))
+
+
+def _size(value: Any) -> Any:
+    return value.abs().nan_to_num(nan=0.0, posinf=0.0)
+
+
+def _joined(result: Any, a: Rounded, b: Rounded, of_a: Any, of_b: Any, units: float = 1.0) -> Rounded:
+    """An operation on two numbers, with the slopes along which their errors come through."""
+    own = EPSILON * _size(result)
+    largest = a.largest * of_a + b.largest * of_b + units * own
+    typical = a.typical * of_a + b.typical * of_b + 0.5 * units * own
+    return _cleaned(result, largest, typical, (a, b))
+
+
+def _cleaned(result: Any, largest: Any, typical: Any, arguments: tuple[Rounded, ...]) -> Rounded:
+    """Errors without infinities, of the shape of the result; `reached` shows where float32 or float64 overflowed."""
+    size = result.abs()
+    finite = True
+    for argument in arguments:
+        finite = finite & argument.value.isfinite()
+    # an infinity out of finite numbers overflowed; one of infinite numbers is right, and nothing was reached
+    reached = size.where(size.isfinite(), (0 * size).nan_to_num(nan=0.0) + BEYOND * finite)
+    reached = reached.where(~result.isnan(), 0 * reached)
+    for argument in arguments:
+        reached = reached.maximum(argument.reached)
+    largest, typical = (
+        (part + LEAST).nan_to_num(nan=0.0, posinf=BEYOND).clamp(max=BEYOND).expand(result.shape)
+        for part in (largest, typical)
+    )
+    return Rounded(result, largest, typical, reached.expand(result.shape))

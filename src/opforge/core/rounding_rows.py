@@ -1,0 +1,176 @@
+"""How far the statistics of rows in float32 may be off, and what is made of them: means, variances, normalised rows,
+and gradients summed over all rows.
+
+`core.rounding` says what a sum may be off; here is what becomes of it, to first order. A row's sums are shared by at
+least 32 accumulators; those over all rows may be added one after another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.rounding import EPSILON, FEW, LANES, LARGEST, Errors, few_ulps, finite, sum_errors
+
+
+@dataclass(frozen=True)
+class RoundedRows:
+    """Rows of float64 values x [..., cols] and what float32 knows of them; statistics keep an axis of one.
+
+    mean, centred, scale   scale = 1 / sqrt(mean of squares of `centred` + eps)
+    of_mean                in the unit of x
+    of_variance            of the mean of squares, in the unit of its own
+    of_scale               relative
+    size                   |mean| + |centred|: what is rounded where x * scale - mean * scale is added up
+    takes_the_mean         whether the mean is taken away, which it may be where it is 0
+    """
+
+    mean: Any
+    centred: Any
+    scale: Any
+    of_mean: Errors
+    of_variance: Errors
+    of_scale: Errors
+    size: Any
+    takes_the_mean: bool = True
+
+    @property
+    def h(self) -> Any:
+        """The normalised row, centred * scale."""
+        return self.centred * self.scale
+
+
+def mean_errors(x: Any) -> Errors:
+    """Of the mean over the last axis, which stays as an axis of one."""
+    count = max(1, x.shape[-1])
+    return sum_errors(x).times(1 / count) + few_ulps(finite(x.mean(dim=-1, keepdim=True)).abs(), 1.0, 0.5)
+
+
+def centred_row(x: Any, eps: float) -> RoundedRows:
+    """The mean taken away, as layernorm does: in two passes, or with a mean that is updated (Welford; Chan, Golub and
+    LeVeque 1983).
+
+    The variance carries what its sum of squares does, the square of the mean's error (its first order falls out, as
+    deviations add up to zero), and of an updated mean, rounded at every step, 2 e |mean| * sqrt(variance / cols) with e
+    the relative error of a sum. E[x^2] - E[x]^2 is off by more, and is refused.
+    """
+    x = finite(x)
+    count = max(1, x.shape[-1])
+    mean = x.mean(dim=-1, keepdim=True)
+    of_mean, centred = mean_errors(x), x - mean
+    variance = (centred * centred).mean(dim=-1, keepdim=True)
+    length = count / LANES + max(count, 2).bit_length()
+    updated = 2 * EPSILON * length**0.5 * mean.abs() * (variance / count).sqrt()
+    first = (
+        sum_errors(centred * centred).times(1 / count)
+        + few_ulps(variance, 2.0, 1.0)
+        + Errors(LARGEST * updated, updated)
+    )
+    of_variance = Errors(first.largest + of_mean.largest**2, first.typical + of_mean.typical**2)
+    return RoundedRows(
+        mean,
+        centred,
+        (variance + eps).rsqrt(),
+        of_mean,
+        of_variance,
+        _of_scale(variance + eps, of_variance),
+        mean.abs() + centred.abs(),
+    )
+
+
+def row_of_squares(x: Any, eps: float) -> RoundedRows:
+    """The mean left where it is, as rmsnorm does: squares are positive, so that nothing cancels."""
+    x = finite(x)
+    count = max(1, x.shape[-1])
+    squares = (x * x).mean(dim=-1, keepdim=True)
+    of_variance = sum_errors(x * x).times(1 / count) + few_ulps(squares, 2.0, 1.0)
+    none = squares.new_zeros(squares.shape)
+    return RoundedRows(
+        none,
+        x,
+        (squares + eps).rsqrt(),
+        Errors(none, none),
+        of_variance,
+        _of_scale(squares + eps, of_variance),
+        x.abs(),
+        takes_the_mean=False,
+    )
+
+
+def _of_scale(under_the_root: Any, of_variance: Errors) -> Errors:
+    """Half of the relative error under the root; the root itself within two units of its last place (CUDA's
+    rsqrt.approx), eps added with one rounding.
+    """
+    half = of_variance.times(0.5 / under_the_root)
+    return half + few_ulps(under_the_root.new_ones(()), 2.5, 1.0)
+
+
+def normalised_errors(row: RoundedRows, weight: Any, bias: Any = 0.0) -> Errors:
+    """Of h * weight + bias."""
+    scaled = finite(weight).abs() * row.scale
+    rounded = few_ulps(scaled * row.size + abs(bias), 2.0, 1.0)
+    return row.of_mean.times(scaled) + row.of_scale.times(scaled * row.centred) + rounded
+
+
+def gradient_errors(row: RoundedRows, g: Any) -> Errors:
+    """Of (g - mean(g) - h * mean(g * h)) * scale, the first mean only where the row's was taken away; g [..., cols] in
+    float64, itself rounded once.
+
+    mean(g * h) may be made of the sums of g * x and of g (as PyTorch does on a CPU), which lie as far apart as the mean
+    lies from zero.
+    """
+    g = finite(g)
+    count = max(1, g.shape[-1])
+    h, size = row.h, row.scale * row.size
+    slope = (g * h).mean(dim=-1, keepdim=True).abs()
+    level = g.mean(dim=-1, keepdim=True).abs() * float(row.takes_the_mean)
+    of_level = mean_errors(g).times(float(row.takes_the_mean))
+    of_slope = (
+        mean_errors(g * h)
+        + of_level.times(row.mean * row.scale)
+        + row.of_mean.times(row.scale * level)
+        + row.of_scale.times(slope)
+    )
+    # each product of the sum was rounded, h and its terms with it
+    of_slope = of_slope + few_ulps((g * size).square().sum(dim=-1, keepdim=True).sqrt() / count, 3.0, 1.0)
+    of_h = row.of_mean.times(row.scale) + row.of_scale.times(h) + few_ulps(size, 2.0, 1.0)
+    whole = of_level + of_slope.times(size) + of_h.times(slope) + few_ulps(g.abs() + level + size * slope, 2.0, 1.0)
+    return (whole + row.of_scale.times(g.abs() + level + h.abs() * slope)).times(row.scale)
+
+
+def column_sum_errors(terms: Any, *carried: tuple[Any, Errors]) -> Errors:
+    """Of the sum of `terms` [..., cols] over all rows, one after another, and of what rows carry into it: (factor of
+    either sign, Errors of a row).
+    """
+    own = sum_errors(_columns(finite(terms)), lanes=1)
+    found = Errors(own.largest[..., 0], own.typical[..., 0])
+    for factor, errors in carried:
+        largest, typical = (
+            _together(_columns((finite(factor) * finite(part)).expand(terms.shape)))
+            for part in (errors.largest, errors.typical)
+        )
+        found = found + Errors(largest, typical)
+    return found
+
+
+def gradient_of_weight(row: RoundedRows, dy: Any) -> Errors:
+    """Of sum(dy * h) over all rows; dy * scale is what a row's mean, and what its scale, are multiplied by."""
+    dy = finite(dy)
+    terms = dy * row.h
+    # the roundings of each term have random signs
+    sizes = _columns(dy * row.scale * row.size).abs()
+    each = few_ulps(sizes.sum(dim=-1) if sizes.shape[-1] <= FEW else sizes.square().sum(dim=-1).sqrt(), 3.0, 1.0)
+    return column_sum_errors(terms, (dy * row.scale, row.of_mean), (terms, row.of_scale)) + each
+
+
+def _columns(values: Any) -> Any:
+    return values.reshape(-1, values.shape[-1]).T
+
+
+def _together(errors: Any) -> Any:
+    """Of rows' errors, with the signs of their factors: each row's own (the root of the sum of squares), and those of
+    one sign in all rows.
+    """
+    if errors.shape[-1] <= FEW:
+        return errors.abs().sum(dim=-1)
+    return errors.square().sum(dim=-1).sqrt() + errors.sum(dim=-1).abs()

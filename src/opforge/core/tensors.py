@@ -1,0 +1,70 @@
+"""TensorSpec: one input or output of an operator, its shape, its dtype and what its values may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.fields import check_fields, wrong_field
+
+ScalarValue = bool | int | float | str
+
+DOMAINS = {"any": "", "nonzero": "never 0", "positive": "above 0"}
+"""The domains that an input may declare, in words."""
+
+
+TIES = ("any", "first", "last")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ties:
+    """Which index is right where several have the same score.
+
+    rule     "any" of them (each once in a row), the "first" or the "last"
+    scores   what is chosen from, along its last axis: the name of an input, or `scores(inputs, scalars)` in float64
+    near     for scores that are computed: a relative difference, in units of eps(float32), up to which two of them
+             count as equal under "any"
+    """
+
+    rule: str
+    scores: str | Callable[[Mapping[str, Any], Mapping[str, ScalarValue]], Any]
+    near: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.near < math.inf:
+            raise wrong_field(self, "near", "must be finite and not below 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One input or output: its name, its shape expression, and its dtype ("T" is the dtype of the case; the name of a
+    parameter whose choices are dtypes leaves it to that parameter).
+
+    below       for an input of whole numbers: an expression over the axes; values are drawn from 0 up to it, not
+                including it, whatever the distribution of a case ("classes": valid indices of a class)
+    sometimes   further values that are mixed in among those, as expressions over axes and scalars ("ignore_index")
+    domain      which numbers a caller may give: "any", "nonzero" (what is divided by) or "positive" (a variance). No
+                case, the operator's own or a hidden one, has others; NaN and infinities stay, where a distribution has
+                them: they have a place in every domain
+    ties        for an output of indices: which of several equal ones is right. Whole numbers are compared exactly;
+                without it, with the reference's own
+    """
+
+    name: str
+    shape: str
+    dtype: str = "T"
+    about: str = ""
+    below: str | None = None
+    sometimes: tuple[str, ...] = ()
+    domain: str = "any"
+    ties: Ties | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def dtype_for(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
+        """The dtype this tensor has in a case of `dtype` with these parameters."""
+        return dtype if self.dtype == "T" else str(scalars.get(self.dtype, self.dtype))

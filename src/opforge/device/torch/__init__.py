@@ -1,0 +1,1 @@
+"""What PyTorch files of several operators have in common."""

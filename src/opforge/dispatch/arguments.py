@@ -1,0 +1,122 @@
+"""The arguments of a call held against the operator's definition: how many, of which kind, shapes, dtypes, devices and
+parameters. What does not fit is refused with what would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+
+from opforge.core.errors import UsageError
+from opforge.core.operator import Operator, ScalarValue
+from opforge.core.shapes import Axes
+
+
+def fitting(
+    operator: Operator, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]
+) -> tuple[Axes, str]:
+    """The axes and the dtype of a call; raises UsageError where shapes, dtypes, devices or parameters do not fit
+    the operator.
+    """
+    try:
+        axes = operator.bind(
+            {spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}, scalars
+        )
+    except UsageError as error:
+        raise UsageError(
+            f"{operator.name}: {error} It takes {_signature(operator)}; see: opforge show {operator.name}"
+        ) from error
+    dtype = _dtype(operator, tensors)
+    for spec, tensor in zip(operator.inputs, tensors, strict=True):
+        if spec.dtype != "T" and str(tensor.dtype).removeprefix("torch.") != spec.dtype_for(dtype, scalars):
+            wanted = spec.dtype_for(dtype, scalars)
+            raise UsageError(
+                f"{operator.name} takes {spec.name} as {wanted}, not {tensor.dtype}. Convert it with "
+                f"{spec.name}.to(torch.{wanted})."
+            )
+    violated = operator.violated(axes, dtype, scalars)
+    if violated is not None:
+        raise UsageError(f"{operator.name}: {violated.name} does not hold ({violated.expression}): {violated.about}.")
+    return axes, dtype
+
+
+def _dtype(operator: Operator, tensors: Sequence[torch.Tensor]) -> str:
+    names = {
+        str(tensor.dtype).removeprefix("torch.")
+        for spec, tensor in zip(operator.inputs, tensors, strict=True)
+        if spec.dtype == "T"
+    }
+    if len(names) != 1:
+        raise UsageError(
+            f"{operator.name} takes tensors of one dtype, not {', '.join(sorted(names))}. Convert them first, "
+            "e.g. x.to(y.dtype)."
+        )
+    (name,) = names
+    if name not in operator.dtypes:
+        raise UsageError(f"{operator.name} takes {', '.join(operator.dtypes)}, not {name}.")
+    if len({tensor.device for tensor in tensors}) != 1:
+        raise UsageError(
+            f"{operator.name} takes tensors on one device, not "
+            f"{', '.join(sorted({str(tensor.device) for tensor in tensors}))}."
+        )
+    return name
+
+
+def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> UsageError:
+    """What is wrong with arguments that are too many, too few, or no tensors in plain memory; or with parameters
+    that are no plain values.
+    """
+    wanted = (
+        f"{operator.name} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)})"
+    )
+    strange = [tensor for tensor in tensors if not isinstance(tensor, torch.Tensor)]
+    if strange:
+        by_name = (
+            f"; parameters go by name: {', '.join(f'{scalar.name}={scalar.default!r}' for scalar in operator.scalars)}"
+            if operator.scalars
+            else ""
+        )
+        return UsageError(
+            f"{wanted}, and {strange[0]!r:.60} is a {type(strange[0]).__name__}{by_name}. See: opforge show "
+            f"{operator.name}"
+        )
+    if len(tensors) != len(operator.inputs):
+        return UsageError(f"{wanted}, not {len(tensors)}. See: opforge show {operator.name}")
+    for name, value in scalars.items():
+        if not isinstance(value, bool | int | float | str):
+            return UsageError(
+                f"{operator.name}: {name} is a {type(value).__name__}; it takes a plain value. See: opforge show "
+                f"{operator.name}"
+            )
+    layouts = {str(tensor.layout) for tensor in tensors} - {"torch.strided"}
+    return UsageError(
+        f"{wanted} in plain memory, not {', '.join(sorted(layouts)) or 'these'}. Convert them first, e.g. with "
+        "x.to_dense() or x.to_padded_tensor(0.0)."
+    )
+
+
+def checked_scalars(operator: Operator, given: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
+    """Every parameter's value, of the kind that its default has; raises UsageError for another kind."""
+    values = operator.scalar_values(given)
+    for scalar in operator.scalars:
+        value, kind = values[scalar.name], type(scalar.default)
+        if kind is float and isinstance(value, Real) and not isinstance(value, bool):
+            values[scalar.name] = float(value)
+        elif type(value) is not kind:
+            raise UsageError(
+                f"{operator.name}: {scalar.name} is {value!r:.60}, a {type(value).__name__}; it takes a "
+                f"{kind.__name__}, e.g. {scalar.name}={scalar.default!r}."
+            )
+        elif kind is int and not -(2**63) <= int(value) < 2**63:
+            raise UsageError(
+                f"{operator.name}: {scalar.name} is {value}; it takes 64 bits with a sign. Leave its upper "
+                f"ones away: {scalar.name} % 2**63."
+            )
+    return values
+
+
+def _signature(operator: Operator) -> str:
+    return ", ".join(f"{spec.name} ({spec.shape})" for spec in operator.inputs)

@@ -1,0 +1,150 @@
+"""What dispatch knows of an operator on a device: beliefs from one's own records and from what the package brings, and
+the model over their times.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from opforge.core.device import DeviceSpec
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import EnvironmentLacks
+from opforge.core.implementation import Implementation
+from opforge.core.operator import Operator, ScalarValue
+from opforge.core.shapes import Axes, collapsed_shape
+from opforge.core.timing_terms import CALL, MAKES_ITS_RESULT, OUT
+from opforge.dispatch.time_model import Manner, Model, Place, TimedCall, manner_of, place_of, tells
+from opforge.runner.arena import strides_for
+from opforge.store import Beliefs, Evidence, Fact, Installation, Store, believed
+from opforge.store.evidence_facts import Adopted
+from opforge.store.shipped import day_of, is_shipped, shipped, wanted
+
+COLD_FIRST = ("cold", "warm")
+"""Times with flushed caches are taken where there are any: a call seldom finds its inputs as the last one left them."""
+
+
+@dataclass(frozen=True)
+class OperatorBeliefs:
+    """Beliefs of one operator on one device, and the device."""
+
+    operator: Operator
+    device: DeviceSpec
+    beliefs: Beliefs
+    implementations: Sequence[Implementation]
+
+    def whose(self, implementation: str, dtype: str) -> str:
+        """Whose evidence an implementation's newest Pass is, in words."""
+        newest = next(
+            (
+                item
+                for item in reversed(self.beliefs.evidence)
+                if (item.implementation, item.dtype) == (implementation, dtype)
+            ),
+            None,
+        )
+        return self.origin(newest) if newest is not None else "not verified"
+
+    def origin(self, item: Evidence) -> str:
+        """Whose evidence it is, in words."""
+        did = "verified" if item.median_s is None else "verified and timed"
+        if not is_shipped(item.record):
+            return f"{did} here on {day_of(item.created_at)}, record {item.record[:8]}"
+        return f"{did} on an {title(self.device)} on {day_of(item.created_at)}; not on this machine"
+
+    def model(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> Model:
+        """The model over the times that tell of calls in this dtype with parameters of this kind."""
+        form, kind = self.operator.compute_dtype_of(dtype, scalars), self.operator.kind_of_call(scalars)
+        timed = self.beliefs.timed()
+        cache = next((cache for cache in COLD_FIRST if any(item.cache == cache for item in timed)), "")
+        fitting = [item for item in timed if set(item.axes) == set(self.operator.axes)]
+        telling = [
+            item
+            for item in fitting
+            if item.cache == cache and tells(self.operator, item.dtype, item.scalars, dtype, form)
+        ]
+        alike = [item for item in telling if self.operator.kind_of_call(item.scalars) == kind] or telling
+        alike = on_one_terms(alike)
+        places: dict[tuple[object, ...], Place] = {}
+        seen = []
+        for item in alike:
+            key = (item.dtype, item.layout, tuple(item.axes.items()), tuple(item.scalars.items()))
+            if key not in places:
+                manner = manner_as(self.operator, item.axes, item.dtype, item.scalars, item.layout)
+                places[key] = place_of(self.operator, item.axes, item.dtype, item.scalars, manner, self.device)
+            what = f"{item.workload or 'its times'} ({self.origin(item)})"
+            seen.append(TimedCall(item.implementation, item.config, places[key], item.ranked_s or 0.0, what))
+        return Model(self.operator, self.implementations, [item for item in seen if item.seconds > 0])
+
+
+def on_one_terms(timed: Iterable[Evidence]) -> list[Evidence]:
+    """Of these times those that may be ranked beside one another: as a caller gets them, where half of the
+    implementations that can be called on either terms were timed so; else those with `out=` given.
+
+    Among the latter PyTorch's times as a caller gets them stay where it has no other. They are no less than what it
+    would take with `out=` given, so it is taken where it is the faster for certain, and a time of ours never
+    looks better than it is.
+    """
+    kept = list(timed)
+    either = {item.implementation for item in kept if item.backend not in MAKES_ITS_RESULT}
+    as_called = {item.implementation for item in kept if item.terms == CALL}
+    if 2 * len(either & as_called) >= len(either):
+        return [item for item in kept if item.terms == CALL]
+    into = {item.implementation for item in kept if item.terms == OUT}
+    return [
+        item
+        for item in kept
+        if item.terms == OUT or (item.backend in MAKES_ITS_RESULT and item.implementation not in into)
+    ]
+
+
+def manner_as(operator: Operator, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], layout: str) -> Manner:
+    """How the inputs of a workload lie, whose layout is in words (core.operator.Workload)."""
+    words = layout.split()
+    words = words if len(words) == len(operator.inputs) else words[:1] * len(operator.inputs)
+    found = []
+    for word, spec in zip(words, operator.inputs, strict=True):
+        shape = collapsed_shape(spec.shape, axes)
+        strides, skip = strides_for(word, shape)
+        found.append((shape, strides, DTYPES[spec.dtype_for(dtype, scalars)].itemsize, skip == 0))
+    return manner_of(found)
+
+
+def title(device: DeviceSpec) -> str:
+    """A device as people call it.
+
+    "nvidia-h200" is an NVIDIA H200.
+    """
+    maker, _, model = device.name.partition("-")
+    return f"{maker.upper()} {model.replace('-', ' ').upper()}" if maker in ("nvidia", "amd") else device.name
+
+
+def look(
+    operator: Operator,
+    device: DeviceSpec,
+    here: Installation,
+    implementations: Sequence[Implementation],
+    store_url: str | None,
+) -> OperatorBeliefs:
+    """What is known of an operator here. On a CPU one's own records count alone: its kernels are compiled for the very
+    processor, and how long they
+    take is decided by cores, memory and quotas as much as by the model."""
+    facts, adoptions = _own(operator, here, store_url)
+    brought = shipped(operator.name, here.device) if device.kind != "cpu" and wanted() else []
+    return OperatorBeliefs(operator, device, believed([*brought, *facts], here, adoptions), implementations)
+
+
+def _own(operator: Operator, here: Installation, store_url: str | None) -> tuple[list[Fact], list[Adopted]]:
+    """One's own records of an operator. None, with a warning, where the user's own folder takes no store: a model must
+    run under a read-only home directory. A store that was named and is not to be had is an error.
+    """
+    try:
+        with Store.open(store_url) as store:
+            return store.facts(operator.name, here)
+    except EnvironmentLacks as error:
+        if store_url is not None or os.environ.get("OPFORGE_STORE"):
+            raise
+        warnings.warn(f"opforge looks at no records of yours: {error}", stacklevel=2)
+        return [], []

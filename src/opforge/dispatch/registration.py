@@ -1,0 +1,151 @@
+"""Operators as torch.library knows them: `opforge::NAME`, with schema, shapes without contents (fake), gradients and a
+rule for torch.vmap.
+
+Only the definition is needed for it. Which kernel a call takes is asked of a Function when the first call comes. So a
+program of torch.export is loaded, and `torch.ops.opforge.NAME` is there, before any kernel or record is looked at.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.core.errors import OpforgeError
+from opforge.core.operator import Operator, Scalar, ScalarValue
+from opforge.core.shapes import full_shape
+from opforge.dispatch.batching import Batching
+
+NAMESPACE = "opforge"
+_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+_LOCK = threading.RLock()
+_registered: dict[str, Registered] = {}
+
+
+def schema_of(operator: Operator) -> str:
+    """The operator's schema in PyTorch's notation, without its name: `(Tensor x, Tensor weight, float eps=1e-06) ->
+    Tensor`.
+    """
+    arguments = [f"Tensor {spec.name}" for spec in operator.inputs]
+    arguments += [f"{_TYPES[type(scalar.default)]} {scalar.name}={_literal(scalar)}" for scalar in operator.scalars]
+    results = ", ".join("Tensor" for _ in operator.outputs)
+    return f"({', '.join(arguments)}) -> {results if len(operator.outputs) == 1 else f'({results})'}"
+
+
+def _literal(scalar: Scalar) -> str:
+    return f'"{scalar.default}"' if isinstance(scalar.default, str) else repr(scalar.default)
+
+
+@dataclass
+class Registered:
+    """One custom operator.
+
+    operator   its definition
+    function   gives the dispatch.Function that computes it; asked when a call comes
+    custom     what torch.library.custom_op returned
+    """
+
+    operator: Operator
+    function: Callable[[], Any]
+    custom: Any = None
+
+    def split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], dict[str, ScalarValue]]:
+        """Tensors, and every parameter by name: PyTorch leaves trailing ones away that have their default."""
+        count = len(self.operator.inputs)
+        given = dict(zip((scalar.name for scalar in self.operator.scalars), arguments[count:], strict=False))
+        return arguments[:count], {
+            scalar.name: given.get(scalar.name, scalar.default) for scalar in self.operator.scalars
+        }
+
+    def real(self, *arguments: Any) -> Any:
+        """The result, by the chosen implementation."""
+        tensors, scalars = self.split(arguments)
+        return self.function().compute(tensors, scalars)
+
+    def fake(self, *arguments: Any) -> Any:
+        """Outputs of the right shapes and dtypes, without contents."""
+        operator = self.operator
+        tensors, scalars = self.split(arguments)
+        shapes = {spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}
+        axes = operator.bind(shapes, scalars)
+        kinds = [
+            tensors[0].dtype if spec.dtype == "T" else getattr(torch, spec.dtype_for("", scalars))
+            for spec in operator.outputs
+        ]
+        outputs = [
+            tensors[0].new_empty(full_shape(spec.shape, axes), dtype=kind)
+            for spec, kind in zip(operator.outputs, kinds, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep for `backward` what it asks for."""
+        from opforge.dispatch.gradients import remember
+
+        tensors, scalars = self.split(inputs)
+        ctx.opforge_arguments = len(inputs)
+        remember(ctx, self.function().backward, scalars, tensors, output)
+
+    def backward(self, ctx: Any, *incoming: Any) -> Any:
+        """One gradient for each tensor, None for each parameter."""
+        from opforge.dispatch.gradients import come_back
+
+        found = come_back(ctx, incoming, ctx.needs_input_grad)
+        return *found, *(None for _ in range(ctx.opforge_arguments - len(found)))
+
+    def batched(self, info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+        """The rule of torch.vmap."""
+        tensors, scalars = self.split(arguments)
+        return self._batching(info, in_dims[: len(tensors)], *tensors, *scalars.values())
+
+    def serve(self, operator: Operator, function: Callable[[], Any]) -> None:
+        """From here on it is `function` that computes it."""
+        self.operator, self.function = operator, function
+        self._batching = Batching(operator=operator, call=lambda *arguments: self.custom(*arguments))
+
+
+def register(operator: Operator, function: Callable[[], Any]) -> Registered:
+    """The custom operator `opforge::NAME`, computed by what `function` gives.
+
+    One of that name and schema that is there already is kept, with this definition and function from here on:
+    compiled and exported programs hold it. Of another schema it is made anew.
+    """
+    with _LOCK:
+        known = _registered.get(operator.name)
+        schema = schema_of(operator)
+        if known is None or schema != schema_of(known.operator):
+            known = Registered(operator, function)
+            # entry points as functions of their own: PyTorch keeps attributes on them, which methods refuse
+            made = known
+            custom = torch.library.custom_op(
+                f"{NAMESPACE}::{operator.name}", lambda *given: made.real(*given), mutates_args=(), schema=schema
+            )
+            custom.register_fake(lambda *given: made.fake(*given))
+            custom.register_autograd(
+                lambda ctx, *incoming: made.backward(ctx, *incoming),
+                setup_context=lambda ctx, inputs, output: made.setup(ctx, inputs, output),
+            )
+            custom.register_vmap(lambda info, in_dims, *given: made.batched(info, in_dims, *given))
+            known.custom = custom
+            _registered[operator.name] = known
+        known.serve(operator, function)
+    return known
+
+
+def register_all(operators: Iterable[Callable[[], Operator]], function: Callable[[str], Any]) -> None:
+    """Every operator that isn't registered yet. One whose definition cannot be loaded is left out: whoever asks for it
+    by name is told what is wrong with it.
+
+    function   gives the Function of a name
+    """
+    with _LOCK:
+        for load in operators:
+            try:
+                operator = load()
+            except OpforgeError:
+                continue
+            if operator.name not in _registered:
+                register(operator, lambda name=operator.name: function(name))  # type: ignore[misc]

@@ -1,0 +1,82 @@
+"""The reference, and PyTorch's baseline: the same expressions, once on what is given, once in float32."""
+
+from __future__ import annotations
+
+from opforge.core.errors import UsageError
+from opforge.forge.definition import TAKEN, Definition
+from opforge.forge.emit import TORCH, Writer, call
+from opforge.forge.families import WAY_OUT, Layout
+from opforge.forge.ir import Program
+
+
+def reference_text(program: Program, layout: Layout) -> str:
+    """`def reference(inputs, parameters)`, in methods of tensors alone."""
+    arguments = [*(name for name, _ in program.reads), *(name for name, _ in program.parameters)]
+    return call("def reference", arguments, tail=":") + "\n" + _body(program, layout, narrow="")
+
+
+def torch_text(definition: Definition, program: Program, layout: Layout) -> str:
+    """`torch_eager.py`: the baseline, in float32 between its inputs and its outputs."""
+    names = [name for name, _ in program.reads]
+    arguments = [f"{name}: Tensor" for name in names] + [f"{name}: float" for name, _ in program.parameters]
+    count = len(program.writes)
+    returned = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+    widened = f"    dtype = {names[0]}.dtype\n"
+    widened += "".join(f"    {name} = {name}.float()\n" for name in names)
+    return (
+        '"""What a PyTorch user writes: the baseline. torch.compile makes one kernel of it.\n\n'
+        "Intermediates are float32, as in the kernels that it is compared with.\n"
+        '"""\n\nfrom torch import Tensor\n\n\n'
+        + call("def run", arguments, tail=f" -> {returned}:")
+        + "\n"
+        + widened
+        + _body(program, layout, narrow=".to(dtype)")
+    )
+
+
+def _body(program: Program, layout: Layout, narrow: str) -> str:
+    writer = Writer(program, TORCH, TAKEN)
+    lines: list[str] = []
+    for name, axes in program.reads:
+        index = _index(program, axes)
+        if index:
+            lines.append(f"{name} = {name}[{index}]")
+    texts = writer.write([write.value for write in program.writes])
+    results: list[str] = []
+    for write, text in zip(program.writes, texts, strict=True):
+        ending = ".squeeze(-1)" if layout.family == "rows" and layout.tensors[write.name] == (0,) else ""
+        ending += narrow
+        if (ending and not text.isidentifier()) or len(text) > 88:
+            writer.lines.append(f"{_unused(writer, write.name)} = {text}")
+            text = writer.lines[-1].split(" = ")[0]
+        results.append(text + ending)
+    return "".join(f"    {line}\n" for line in (*lines, *writer.lines)) + f"    return {', '.join(results)}\n"
+
+
+def _unused(writer: Writer, name: str) -> str:
+    return name if name not in writer.known.values() else f"{name}_stored"
+
+
+def _index(program: Program, axes: tuple[str, ...]) -> str:
+    """What to put in brackets after an input, so that its axes meet those of the program by position; "" for nothing.
+
+    Raises UsageError where an input lacks the axes of any rank and has axes on both sides of them.
+    """
+    first = program.axes.index(axes[0])
+    behind = program.axes[first:]
+    if all(axis in axes for axis in behind):
+        return ""
+    missing_star = next((axis for axis in behind if axis.startswith("*") and axis not in axes), None)
+    items = ["..." if axis.startswith("*") else ":" if axis in axes else "None" for axis in behind]
+    if missing_star is None:
+        # what a leading ... stands for is said by it alone
+        return ", ".join(items)
+    full = next((name for name, has in program.reads if has == program.axes), None)
+    if full is None:
+        raise UsageError(
+            f"An input without {missing_star} needs another one with all axes ({', '.join(program.axes)}) beside it. "
+            f"{WAY_OUT}"
+        )
+    ones = f"*(None,) * ({full}.ndim - {len(program.axes) - 1})"
+    words = [ones if axis == missing_star else "slice(None)" if axis in axes else "None" for axis in behind]
+    return f"({', '.join(words)})"

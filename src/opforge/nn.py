@@ -1,0 +1,135 @@
+"""Modules in the place of torch.nn's: the same constructors, parameters and state_dict, on opforge's operators.
+
+    from opforge import nn
+
+    norm = nn.RMSNorm(4096, eps=1e-5, device="cuda", dtype=torch.bfloat16)
+    norm.load_state_dict(theirs.state_dict())
+
+Each is a subclass of torch.nn's module of that name and overrides `forward` alone, so what asks for the type
+(initialisation, wrapping policies, quantisation) finds what it knows. What opforge.ops.functional leaves to PyTorch is
+computed by PyTorch here too: `functional.NAME.why(...)` says what and why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.ops import functional
+
+
+class Linear(torch.nn.Linear):
+    """torch.nn.Linear on the operators linear and matmul; with gradients wanted it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """x @ weight.T + bias."""
+        result: torch.Tensor = functional.linear(input, self.weight, self.bias)
+        return result
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """torch.nn.RMSNorm on the operator rmsnorm."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """RMS norm over the last axes."""
+        result: torch.Tensor = functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return result
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """torch.nn.LayerNorm on the operator layernorm."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Layer norm over the last axes."""
+        result: torch.Tensor = functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+        return result
+
+
+class Softmax(torch.nn.Softmax):
+    """torch.nn.Softmax on the operator softmax."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Softmax along `dim`."""
+        result: torch.Tensor = functional.softmax(input, self.dim, _stacklevel=5)
+        return result
+
+
+class LogSoftmax(torch.nn.LogSoftmax):
+    """torch.nn.LogSoftmax on the operator log_softmax."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Logarithm of softmax along `dim`."""
+        result: torch.Tensor = functional.log_softmax(input, self.dim, _stacklevel=5)
+        return result
+
+
+class GELU(torch.nn.GELU):
+    """torch.nn.GELU on the operator gelu."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """GELU, element by element."""
+        result: torch.Tensor = functional.gelu(input, approximate=self.approximate)
+        return result
+
+
+class SiLU(torch.nn.SiLU):
+    """torch.nn.SiLU on the operator silu; with gradients wanted it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """SiLU, element by element."""
+        result: torch.Tensor = functional.silu(input, inplace=self.inplace)
+        return result
+
+
+class ReLU(torch.nn.ReLU):
+    """torch.nn.ReLU on the operator relu; with gradients wanted it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """ReLU, element by element."""
+        result: torch.Tensor = functional.relu(input, inplace=self.inplace)
+        return result
+
+
+class CrossEntropyLoss(torch.nn.CrossEntropyLoss):
+    """torch.nn.CrossEntropyLoss on the operator cross_entropy."""
+
+    def forward(self, input: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The loss of scores for targets."""
+        result: torch.Tensor = functional.cross_entropy(
+            input,
+            target,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            label_smoothing=self.label_smoothing,
+        )
+        return result
+
+
+class SwiGLU(torch.nn.Module):
+    """The feed-forward layer of Llama and its kin: down_proj(silu(gate_proj(x)) * up_proj(x)), on the operators linear,
+    matmul and silu_mul. Its parameters have the names that such models' checkpoints have.
+
+    hidden_size, intermediate_size   widths outside and inside
+    bias                             whether the three projections have one
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool = False, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        self.hidden_size, self.intermediate_size = hidden_size, intermediate_size
+        self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias, device=device, dtype=dtype)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias, device=device, dtype=dtype)
+
+    def reset_parameters(self) -> None:
+        """The three projections as Linear begins them."""
+        for projection in (self.gate_proj, self.up_proj, self.down_proj):
+            projection.reset_parameters()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (…, hidden_size); returns the same shape."""
+        result: torch.Tensor = self.down_proj(functional.swiglu(self.gate_proj(x), self.up_proj(x)))
+        return result

@@ -1,0 +1,42 @@
+// The packed product of ../matmul/cpp_blocked; bias, activation and residual are applied to a register tile before it is stored.
+//
+// moves     x and w are packed once, y is written once where k <= DEPTH, else read and written once per DEPTH terms
+// code      the product is in opforge/gemm/host.h, the epilogue in opforge/gemm/linear_host.h
+// limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products
+/* opforge
+layouts = ["contiguous", "rows", "strided"]
+
+[space]
+DEPTH = [128, 192, 256, 320, 384]
+BLOCK = [6, 12, 24, 36]
+STRIP = [512, 1024, 2048, 4096]
+ISA = [0, 1, 2, 3]
+
+[default]
+DEPTH = 256
+BLOCK = 12
+STRIP = 2048
+ISA = 0
+*/
+#include "opforge/gemm/host_tunables.h"
+#include "opforge/gemm/linear_host.h"
+
+namespace {
+
+void linear_add(opforge::TensorView x, opforge::TensorView w, opforge::TensorView bias, opforge::TensorView residual, opforge::TensorView y, int64_t activation) {
+  const opforge::Matrix left = OPFORGE_MATRIX(x), right = OPFORGE_MATRIX(w).transposed(), out = OPFORGE_MATRIX(y);
+  opforge::check_product(left, right, out);
+  OPFORGE_CHECK_SAME_DTYPE(x, bias);
+  opforge::check_same_dtype(left, out);
+  const opforge::Matrix added = OPFORGE_MATRIX(residual);
+  opforge::linear::check_residual(added, out);
+  if (out.numel() == 0) return;
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    const opforge::linear::Residual<T> after{added.typed<const T>(), added.row, added.col};
+    opforge::gemm::multiply<opforge::gemm::Tuned, T, T>(left, right, out, opforge::linear::Epilogue<T, opforge::linear::Residual<T>>(bias, out, activation, after));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, linear_add)

@@ -1,0 +1,40 @@
+// The packed product of ../matmul/cpp_blocked; bias, activation and scale are applied to a register tile before it is stored.
+//
+// moves     x and w are packed once, y is written once, a byte an element
+// code      the product is in opforge/gemm/host.h, the epilogue in opforge/gemm/linear_host.h
+// limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products
+/* opforge
+layouts = ["contiguous", "rows", "strided"]
+
+[space]
+DEPTH = [128, 192, 256, 320, 384]
+BLOCK = [6, 12, 24, 36]
+STRIP = [512, 1024, 2048, 4096]
+ISA = [0, 1, 2, 3]
+
+[default]
+DEPTH = 256
+BLOCK = 12
+STRIP = 2048
+ISA = 0
+*/
+#include "opforge/gemm/host_tunables.h"
+#include "opforge/gemm/linear_host.h"
+
+namespace {
+
+void linear_fp8(opforge::TensorView x, opforge::TensorView w, opforge::TensorView bias, opforge::TensorView scale, opforge::TensorView y, int64_t activation) {
+  const opforge::Matrix left = OPFORGE_MATRIX(x), right = OPFORGE_MATRIX(w).transposed(), out = OPFORGE_MATRIX(y);
+  opforge::check_product(left, right, out);
+  OPFORGE_CHECK_SAME_DTYPE(x, bias);
+  opforge::linear::check_quantized(y, scale);
+  if (out.numel() == 0) return;
+  const opforge::linear::Quantized after{*opforge::data<const float>(scale)};
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    opforge::gemm::multiply<opforge::gemm::Tuned, T, opforge::float8_e4m3_t>(left, right, out, opforge::linear::Epilogue<T, opforge::linear::Quantized>(bias, out, activation, after));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, linear_fp8)

@@ -1,0 +1,12 @@
+// One row of a tile after the other, in registers where its size is a power of two: to_blocked(x, y).
+#include "opforge/layout/permute_host.h"
+
+namespace {
+
+void to_blocked(opforge::TensorView x, opforge::TensorView y) {
+  opforge::exchange_tensors(x, y);
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, to_blocked)

@@ -1,0 +1,53 @@
+// The row stays on the chip: x is read once, squared and summed in registers, then scaled.
+//
+// moves     2 * rows * cols * itemsize bytes, weight from cache; see opforge/rows/device.h
+// limits    a row longer than a block's shared memory (227 KiB on H100) is read twice
+/* opforge
+layouts = ["contiguous", "rows"]
+*/
+#include "opforge/rows/device.h"
+
+namespace {
+
+template <typename T>
+struct RmsNorm {
+  T* y;
+  int64_t y_stride;
+  const T* weight;
+  float eps;
+
+  template <class Row>
+  __device__ __forceinline__ void operator()(Row& row, int64_t r) const {
+    float squares = 0.0f;
+    row.visit([&](int64_t, auto& x) {
+      for (float v : x) squares += v * v;
+    });
+    const float scale = rsqrtf(row.mean(squares) + eps);
+    T* out = y + r * y_stride;
+    row.visit([&](int64_t c, auto& x) {
+      constexpr int N = sizeof(x) / sizeof(float);
+      float w[N], result[N];
+      opforge::load_constant<T, N>(weight + c, w);
+#pragma unroll
+      for (int j = 0; j < N; ++j) result[j] = x[j] * scale * w[j];
+      opforge::store_vec<T, N>(out + c, result);
+    });
+  }
+};
+
+void rmsnorm(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView y, double eps) {
+  opforge::check_same_rows({{"x", x}, {"y", y}});
+  opforge::check_columns({{"weight", weight}}, {"x", x});
+  OPFORGE_CHECK_DEVICE(x);
+  OPFORGE_DISPATCH_DTYPE(x, T, {
+    const auto out = opforge::as_rows<T>(y);
+    const RmsNorm<T> op{out.data, out.stride, opforge::data<T>(weight), static_cast<float>(eps)};
+    const bool vectors = opforge::rows_vectorize(out) &&
+                         opforge::can_vectorize(op.weight, out.cols);
+    opforge::launch_rows<T>(op, opforge::as_rows<const T>(x), vectors, opforge::current_stream(x));
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, rmsnorm)

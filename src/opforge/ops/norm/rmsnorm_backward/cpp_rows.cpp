@@ -1,0 +1,23 @@
+// Each thread takes a block of rows: a row's statistics and dx while it is in cache, dweight summed in a buffer of its own.
+//
+// moves     3 * rows * cols * itemsize bytes while three rows of floats fit the cache
+// limits    rows are spread over the threads: a single row runs on one
+/* opforge
+layouts = ["contiguous", "rows"]
+*/
+#include "opforge/norm/backward_host.h"
+
+namespace {
+
+void rmsnorm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
+                      double eps) {
+  opforge::check_same_rows({{"x", x}, {"dy", dy}, {"dx", dx}});
+  opforge::check_columns({{"weight", weight}, {"dweight", dweight}}, {"x", x});
+  OPFORGE_DISPATCH_DTYPE(x, T,
+                         opforge::norm_gradient<false, T>(opforge::as_rows<const T>(x), opforge::data<const T>(weight), opforge::as_rows<const T>(dy),
+                                                          opforge::as_rows<T>(dx), opforge::data<T>(dweight), nullptr, static_cast<float>(eps)));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, rmsnorm_backward)

@@ -1,0 +1,103 @@
+"""A worker's own view of the file system (Linux mount namespaces): everything is read-only but a few folders, some
+files are empty, and /proc shows the worker's own processes alone. Landlock confines what is written; only this keeps
+modes and times of files as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+CLONE_NEWNS = 0x00020000
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    0x1,
+    0x2,
+    0x4,
+    0x8,
+    0x20,
+    0x1000,
+    0x4000,
+    0x40000,
+)
+MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 0x1
+"""The same number on x86-64 and arm64; see linux/mount.h."""
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _mount(source: str, target: Path, kind: str | None, flags: int) -> bool:
+    return (
+        int(
+            _libc().mount(
+                source.encode(), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags), None
+            )
+        )
+        == 0
+    )
+
+
+def _attributes(target: Path, *, add: int = 0, take: int = 0, below: bool = False) -> bool:
+    attributes = struct.pack("=QQQQ", add, take, 0, 0)
+    flags = AT_RECURSIVE if below else 0
+    return (
+        int(
+            _libc().syscall(
+                MOUNT_SETATTR,
+                ctypes.c_int(AT_FDCWD),
+                os.fsencode(target),
+                ctypes.c_uint(flags),
+                attributes,
+                ctypes.c_size_t(len(attributes)),
+            )
+        )
+        == 0
+    )
+
+
+def read_only(writable: Iterable[Path], hidden: Iterable[Path], empty: Path) -> bool:
+    """From now on this process and what it starts see a file system that is read-only outside `writable` folders;
+    whether the kernel allowed it.
+
+    hidden   files and folders that look empty, where they are there
+    empty    a folder in which what hides them is made, not one of `writable`
+    """
+    if not _own_view():
+        return False
+    places = [place.resolve() for place in writable]
+    if not all(_mount(str(place), place, None, MS_BIND) for place in places):
+        return False
+    nothing = empty / ".nothing"
+    for path in hidden:
+        found = path.resolve()
+        if found.is_dir():
+            nothing.with_suffix(".d").mkdir(exist_ok=True)
+            _mount(str(nothing.with_suffix(".d")), found, None, MS_BIND)
+        elif found.exists():
+            nothing.touch()
+            _mount(str(nothing), found, None, MS_BIND)
+    if not _attributes(Path("/"), add=MOUNT_ATTR_RDONLY, below=True):
+        return False
+    done = [_attributes(place, take=MOUNT_ATTR_RDONLY) for place in places]
+    # drivers write there of their own process; what is another's belongs to another namespace, or needs privileges
+    _attributes(Path("/proc"), take=MOUNT_ATTR_RDONLY)
+    with contextlib.suppress(OSError):
+        os.chdir(Path.cwd())  # the folder as it is seen now, not the one beneath it
+    return all(done)
+
+
+def own_proc() -> bool:
+    """Show in /proc the processes of this namespace alone; whether the kernel allowed it (inside some containers it
+    does not). A driver that finds itself
+    in /proc under another number than it has does not work (NVIDIA's, 580: error 304)."""
+    return _own_view() and _mount("proc", Path("/proc"), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+
+
+def _own_view() -> bool:
+    """From now on nobody else sees what is mounted here."""
+    return _libc().unshare(CLONE_NEWNS) == 0 and _mount("none", Path("/"), None, MS_REC | MS_PRIVATE)

@@ -1,0 +1,104 @@
+"""Who wrote a kernel's outputs, where Triton kernels are interpreted. PyTorch's dispatcher shows what one thread asks
+of PyTorch; NumPy, a BLAS, another thread, or PyTorch with its modes off leave one trace that all of them share:
+memory that changed while no kernel ran."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+FOREIGN = ("numpy", "torch", "ctypes", "scipy", "cffi", "tvm_ffi", "threading", "subprocess", "mmap")
+"""Modules that a kernel's own code has no use for: compiled for a device, it could not call them."""
+
+
+class Ledger:
+    """Keeps the contents of all memory that kernels were given as they were when somebody known wrote them last.
+
+    evidence   what was found, as a list of sentences, without those that repeat
+    """
+
+    def __init__(self, known: Sequence[Any], threads: int) -> None:
+        self.contents: dict[int, tuple[Any, Any]] = {}
+        self.threads = threads
+        self.evidence: list[str] = []
+        self.inside = False
+        for tensor in known:
+            self.wrote(tensor)
+
+    def wrote(self, tensor: Any) -> None:
+        """Somebody known has written this tensor's memory, or made it."""
+        import torch
+
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or tensor.device.type != "cpu"
+            or self.inside
+            or not tensor.untyped_storage().nbytes()
+        ):
+            return
+        storage = tensor.untyped_storage()
+        self.contents[storage.data_ptr()] = (_bytes(storage), _bytes(storage).clone())
+
+    def check(self, tensors: Sequence[Any], when: str) -> None:
+        """Has anybody else written these tensors' memory since?"""
+        import torch
+
+        self._threads(when)
+        for tensor in tensors:
+            if (
+                not isinstance(tensor, torch.Tensor)
+                or tensor.device.type != "cpu"
+                or not tensor.untyped_storage().nbytes()
+            ):
+                continue
+            address = tensor.untyped_storage().data_ptr()
+            if address not in self.contents:
+                # inputs, and tables that were made at import, are known from here on
+                self.wrote(tensor)
+                continue
+            now = _bytes(tensor.untyped_storage())
+            before = self.contents[address][1]
+            if now.numel() != before.numel() or not torch.equal(now, before):
+                self._found(f"memory changed while none of its kernels ran ({when})")
+                self.wrote(tensor)
+
+    def _threads(self, when: str) -> None:
+        running = len(sys._current_frames())
+        if running > self.threads:
+            self._found(f"{running - self.threads} threads of its own ran beside its kernels ({when})")
+
+    def _found(self, words: str) -> None:
+        if words not in self.evidence:
+            self.evidence.append(words)
+
+
+def _bytes(storage: Any) -> Any:
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def foreign_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Modules that a kernel's code names and that no device could run: under an interpreter they would do its work."""
+    code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None:
+        return ()
+    used = {name: scope[name] for name in code.co_names if name in scope}
+    roots = {name: _root(value) for name, value in used.items() if callable(value) or type(value).__name__ == "module"}
+    return tuple(sorted(f"{name} of {root}" for name, root in roots.items() if root in FOREIGN))
+
+
+def _root(value: object) -> str:
+    module = (
+        getattr(value, "__name__", "") if type(value).__name__ == "module" else getattr(value, "__module__", "") or ""
+    )
+    return str(module).split(".")[0]
+
+
+def tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The tensors among a launch's arguments, those inside descriptors too."""
+    values = [*args, *kwargs.values()]
+    return [
+        item for value in values for item in (value, getattr(value, "base", None)) if hasattr(item, "untyped_storage")
+    ]

@@ -1,0 +1,301 @@
+"""What is asked of a launch that has just been timed, before its time is believed."""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+from opforge.core import spans
+from opforge.core.operator import Operator
+from opforge.core.timing import Timing, Untimed
+from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
+from opforge.runner.messages import DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
+from opforge.timing import Candidate
+from opforge.trial.baselines import tolerated
+from opforge.trial.setting import Setting
+from opforge.verify import PreparedCase, judge
+
+CONTENTS = 2
+"""Two calls in a row on different contents: of a kernel that computes in every second call only, one is wrong."""
+CLAIMED_S = 0.05
+"""Five times SLACK_S: a claim that is 2.2 times too small is seen, (2 * 50 ms + 10 ms) / 50 ms."""
+TASTE = 256
+"""Calls of the first look where CLAIMED_S would be more: a time of 1 ns that is claimed for calls of 1 ms costs 0.3 s,
+not 50,000 s.
+"""
+MANY = 32
+"""A kernel that leaves out one call in 32 or fewer launches fewer kernels than calls; a trace of 32 calls stays short
+beside the second that the profiler takes to start.
+"""
+SAME_WORK = 0.25
+"""The part of a single call's work that a call in a row does at least. It finds its inputs in the cache and clocks
+raised, so it may honestly be faster; on an H200 reads from a warm cache take 0.6 of the time (8.3 us for 13.8 us,
+docs/timing.md). A quarter leaves more than a factor of two to that.
+"""
+CLAIMED_WORK = 0.5
+"""The same factor of two as DISAGREEMENT: a device that is busy twice as long as is claimed."""
+GRAPH_S = 15e-6
+"""More than the launch of a graph takes between two events: what a single call in a graph has to bear alone."""
+SLACK_S = 0.01
+"""What a request takes besides its calls: the way there and back, and a wait for a processor of two of the
+scheduler's ticks of 4 ms.
+"""
+DISAGREEMENT = 2.0
+"""One process beside a worker on the same processor takes half of it, and doubles the time by the parent's clock."""
+TRIES = 3
+"""An honest kernel is refused only where three looks in a row are disturbed."""
+AHEAD = 512
+"""Half of the thousand launches or so that a stream takes before the caller waits: the events cannot see the wait."""
+ROUNDS = 7
+"""Three disturbed rounds of seven do not move the median."""
+FEW_ROUNDS = 3
+"""For calls that are slow or have much memory: one disturbed round does not move the median."""
+SLOW_S = 0.02
+"""From here seven rounds of two calls take more than 0.28 s, as long as the measurement that they are to confirm."""
+LARGE = 1 << 27
+"""Bytes of memory from which the writing of inputs to a device, before each round, takes much longer than the
+rounds.
+"""
+FASTER_WHEN_SEEN = 2.5
+"""Seen and fresh inputs differ in one element and find the same caches, so 1 is expected. Beyond DISAGREEMENT, which
+one process on the same processor explains.
+"""
+GRAIN_S = 30e-6
+"""Differences that are not told from a wake-up: twice what a graph's launch takes (GRAPH_S)."""
+
+
+@spans.spanned(
+    lambda candidate, timing, unseen, operator, isolation: (
+        "audit",
+        f"{operator.name} {candidate.name} {unseen[-1].case.name} {unseen[-1].dtype}",
+        "",
+    )
+)
+def audit(
+    candidate: Candidate, timing: Timing, unseen: Sequence[PreparedCase], operator: Operator, isolation: str
+) -> Verdict | None:
+    """The failure, if any.
+
+    unseen   the case that was timed, with CONTENTS other contents of the same memory. Two calls in a row on different
+             contents: a kernel that computes in every n-th call only is wrong in one of them
+    """
+    last = unseen[-1]
+
+    for again in unseen:
+        failure = still_right(candidate, again, operator, isolation)
+        if failure is not None:
+            return failure
+    stale = replayed(candidate, unseen[0], operator, isolation)
+    if isinstance(stale, Mismatch):
+        return replace(
+            stale,
+            cause="right when it is called and wrong when its CUDA graph is replayed on new inputs: what was timed "
+            f"is not the work; {stale.cause}",
+        )
+    if stale is not None:
+        return stale
+    reason = (
+        conserved(candidate, timing)
+        or undivided(candidate, timing)
+        or understated(candidate, timing)
+        or remembered(candidate, last, ROUNDS if timing.median_s < SLOW_S and last.arena.size < LARGE else FEW_ROUNDS)
+    )
+    return Broken(case=last.case, dtype=last.dtype, reason=reason, isolation=isolation) if reason else None
+
+
+def still_right(candidate: Candidate, again: PreparedCase, operator: Operator, isolation: str) -> Verdict | None:
+    """The failure, if any, of a launch that was timed, on other content of its memory."""
+    # outputs are NaN again: a call that does nothing because the answer is already there leaves them so
+    again.reset()
+    answer = candidate.ask(Run(launch=candidate.launch))
+    if isinstance(answer, Failure):
+        return Broken(case=again.case, dtype=again.dtype, reason=f"after timing: {answer.reason}", isolation=isolation)
+    outcome = judge(again, operator, isolation, measured=False)
+    if isinstance(outcome, Checked) or tolerated(candidate, outcome, again):
+        return None
+    if isinstance(outcome, Mismatch):
+        kept = (
+            "right before it was timed and wrong after, on new inputs: an answer that was kept, or work that goes "
+            "on after the call?"
+        )
+        return replace(outcome, cause=f"{kept} {outcome.cause}")
+    return outcome
+
+
+def believed(
+    setting: Setting, candidate: Candidate, timing: Timing | Untimed, unseen: Sequence[PreparedCase]
+) -> Verdict:
+    """What stands beside a time: the candidate's proof, or what speaks against it. `unseen` as `audit` takes it."""
+    if isinstance(timing, Untimed):
+        case = setting.prepared.case
+        return Broken(
+            case=case, dtype=setting.prepared.dtype, reason=f"not timed: {timing.reason}", isolation=setting.isolation
+        )
+    return audit(candidate, timing, unseen, setting.cases.operator, setting.isolation) or candidate.proof
+
+
+def unseen_contents(setting: Setting) -> list[PreparedCase]:
+    """The workload with CONTENTS other contents of its memory, for the audits of all that were timed on it."""
+    return [setting.cases.refresh(setting.prepared) for _ in range(CONTENTS)]
+
+
+@spans.spanned(lambda candidate, timing: ("audit: understated", "", ""))
+def understated(candidate: Candidate, timing: Timing) -> str | None:
+    """Whether calls take longer by this process's clock than the worker says; None when they agree."""
+    each = max(timing.median_s, 1e-8)
+    # on a device: events around the launches, since capturing and tracing take time of their own. Work on a stream that
+    # the events do not see is waited for by this process
+    timer = "host" if candidate.timer == "host" else "cuda_event"
+
+    def ask(batch: int) -> tuple[Samples | Failure, float]:
+        started = time.perf_counter()
+        answer = candidate.ask(Sample(launch=candidate.launch, timer=timer, cache="warm", batch=batch))
+        return answer, time.perf_counter() - started
+
+    if CLAIMED_S > TASTE * each:
+        # a claim that is far too small must not become millions of calls
+        each = max(each, ask(TASTE)[1] / TASTE)
+    batch = max(1, math.ceil(CLAIMED_S / each))
+    # few calls too: a stream takes about a thousand launches ahead, then the caller waits for it, and the events see
+    # the wait
+    for calls in sorted({batch, min(batch, AHEAD)}):
+        for _ in range(TRIES):
+            answer, took = ask(calls)
+            if isinstance(answer, Unfit):
+                return None  # events cannot time this; what did was compared with other clocks while it was chosen
+            if isinstance(answer, Failure):
+                return f"after timing: {answer.reason}"
+            claimed = answer.samples[0] * answer.batch
+            if took <= DISAGREEMENT * claimed + SLACK_S:
+                break
+        else:
+            return f"{calls} calls take {took:.3g} s by this process's clock and {claimed:.3g} s by the worker's"
+    return None
+
+
+@spans.spanned(lambda candidate, prepared, operator, isolation: ("audit: replayed", "", ""))
+def replayed(
+    candidate: Candidate, prepared: PreparedCase, operator: Operator, isolation: str
+) -> Mismatch | Broken | None:
+    """The failure of a captured call that is replayed on inputs it has not seen; None when it is right, or no graph had
+    a part in the time.
+
+    prepared   other content than that of the last run: what was captured without being computed is not right for it by
+               chance
+    """
+    if "cuda_graph" not in candidate.seen_by:
+        return None
+    prepared.reset()
+    answer = candidate.ask(Replay(launch=candidate.launch))
+    if isinstance(answer, Unfit):
+        return None
+    if isinstance(answer, Failure):
+        return Broken(
+            case=prepared.case,
+            dtype=prepared.dtype,
+            reason=f"after timing, replayed as a CUDA graph: {answer.reason}",
+            isolation=isolation,
+        )
+    outcome = judge(prepared, operator, isolation, measured=False)
+    return None if isinstance(outcome, Checked) or tolerated(candidate, outcome, prepared) else outcome
+
+
+@spans.spanned(lambda candidate, timing: ("audit: conserved", "", ""))
+def conserved(candidate: Candidate, timing: Timing) -> str | None:
+    """Whether a device does as much for each of many calls in a row as it does for one by itself, and the claimed time
+    is not shorter than that work; None when it does, or nothing can see it.
+
+    Asked where no graph was the clock: what a graph holds is shown by its replay. The profiler takes seconds to start.
+    """
+    if candidate.timer not in ("cuda_event", "cupti"):
+        return None
+    *single, many = (candidate.ask(DeviceWork(launch=candidate.launch, count=count)) for count in (1, 1, 1, MANY))
+    if any(isinstance(answer, Unfit) for answer in single):
+        return None
+    failed = next(
+        (answer for answer in (*single, many) if isinstance(answer, Failure) and not isinstance(answer, Unfit)), None
+    )
+    if failed is not None:
+        return f"after timing: {failed.reason}"
+    # where nothing at all is seen of many calls, while each alone was seen, the work is left out
+    pieces, busy = (many.pieces / MANY, many.busy / MANY) if isinstance(many, Work) else (0.0, 0.0)
+    seen = [answer for answer in single if isinstance(answer, Work)]
+    alone, alone_s = min(work.pieces for work in seen), median(work.busy for work in seen)
+    if pieces < alone or busy < SAME_WORK * alone_s:
+        told = (
+            f"{pieces:.3g} kernels and {busy:.3g} s a call in a row of {MANY}, {alone} and {alone_s:.3g} s in a "
+            "call by itself"
+        )
+        return (
+            f"the device does less for a call among others than for one alone: {told}; work is left out, or goes "
+            "on after the call"
+        )
+    if timing.median_s < CLAIMED_WORK * busy - GRAIN_S / 10:
+        return f"the device is busy for {busy:.3g} s with each call, and {timing.median_s:.3g} s are claimed"
+    return None
+
+
+@spans.spanned(lambda candidate, timing: ("audit: undivided", "", ""))
+def undivided(candidate: Candidate, timing: Timing) -> str | None:
+    """Whether a graph of one call, long after any other, takes about what is claimed for each of many that follow each
+    other at once; None when it does, or no graph was the clock. A kernel may count its calls while they are captured,
+    or look at the device's clock when they run.
+    """
+    if candidate.timer != "cuda_graph":
+        return None
+    answer = candidate.ask(Sample(launch=candidate.launch, timer="cuda_graph", cache="warm", count=ROUNDS, apart=True))
+    if isinstance(answer, Unfit):
+        return None
+    if isinstance(answer, Failure):
+        return f"after timing: {answer.reason}"
+    alone = min(answer.samples)
+    if alone <= DISAGREEMENT * timing.median_s + GRAPH_S:
+        return None
+    return (
+        f"a CUDA graph of one call takes {alone:.3g} s by itself, and {timing.median_s:.3g} s are claimed for "
+        "each of those timed in a row: some of them do nothing"
+    )
+
+
+@spans.spanned(lambda candidate, prepared, rounds=ROUNDS: ("audit: remembered", "", ""))
+def remembered(candidate: Candidate, prepared: PreparedCase, rounds: int = ROUNDS) -> str | None:
+    """Whether a call on inputs that changed a little takes much longer than the same call again; None when it
+    does not.
+    """
+    for _ in range(TRIES):
+        seen: list[float] = []
+        fresh: list[float] = []
+        for _ in range(rounds):
+            # the same is done before either: a pause, and a write into each input, cost a kernel on several threads its
+            # warmth
+            for times, other in ((seen, False), (fresh, True)):
+                _write(prepared, other)
+                timer = "host" if candidate.timer == "host" else "cuda_event"
+                answer = candidate.ask(Sample(launch=candidate.launch, timer=timer, cache="warm", upload=True))
+                if isinstance(answer, Unfit):
+                    return None
+                if isinstance(answer, Failure):
+                    return f"after timing: {answer.reason}"
+                times.append(answer.samples[0])
+        new, old = median(fresh), median(seen)
+        if new <= FASTER_WHEN_SEEN * old or new - old <= GRAIN_S:
+            return None
+    return (
+        f"a call takes {new:.3g} s on inputs it has not seen and {old:.3g} s on the same inputs again: it keeps answers"
+    )
+
+
+def _write(prepared: PreparedCase, other: bool) -> None:
+    """Write one element of each floating-point input: what stands there, or `other`, a value of the same kind (the
+    negative of it, or 1).
+    """
+    for tensor in prepared.arena.tensors("input").values():
+        if tensor.numel() and tensor.dtype.is_floating_point:
+            place = tuple(random.SystemRandom().randrange(extent) for extent in tensor.shape)
+            value = tensor[place].clone()
+            # by way of float32: PyTorch negates no float8
+            tensor[place] = value if not other else -value.float() if bool(value.float()) else 1

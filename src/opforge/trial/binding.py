@@ -1,0 +1,207 @@
+"""Points bound to one workload side by side, and found right there or not. Their compilers and libraries work at the
+same time, not one after another: each is run once on content that nobody judges. After the times have been taken, the
+workers are given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from opforge.backends import Missing, backend
+from opforge.core import spans
+from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.core.verdict import Broken, Inaccurate, Pass, Proof, Unsupported, Verdict
+from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fill, fresh_seed
+from opforge.runner.messages import Failure, LaunchBound, Run
+from opforge.timing import Candidate, MeasurementFailed
+from opforge.timing.worker_requests import asker, on_terms
+from opforge.trial.baselines import on_the_workload
+from opforge.trial.setting import Setting
+from opforge.verify import CaseCache, PreparedCase, bind_blind, run_bound
+from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
+
+BindAnswer = tuple[Worker, LaunchBound | Failure]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What is tried: an implementation in a config (None: its default), with the proof that it has from the operator's
+    cases (None: not asked yet).
+    """
+
+    implementation: Implementation
+    proof: Proof | None = None
+    config: Config | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A point that is right on the workload, bound to it in a process that lives on.
+
+    proof      what its time may rest on, the workload's own check included
+    launch     the number of its launch in the worker; `on_terms`: by terms, the launches that can be timed
+    limit_s    seconds after which it is ended where it does not answer
+    """
+
+    point: Point
+    proof: Proof
+    worker: Worker
+    launch: int
+    on_terms: dict[str, int]
+    limit_s: float
+
+    def candidates(self) -> list[Candidate]:
+        """One for each of the terms, to be measured once."""
+        item, ask = self.point, asker(self.worker, self.limit_s)
+        name = f"{item.implementation.name} [{item.config or item.implementation.default}]"
+        return [
+            Candidate(name=f"{name} · {terms}", proof=self.proof, ask=ask, launch=launch, terms=terms)
+            for terms, launch in self.on_terms.items()
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotReady:
+    """A point that is not timed on the workload: `verdict` says why. Its worker has been given back."""
+
+    point: Point
+    verdict: Verdict
+
+
+def get_ready(host: Host, implementations: Iterable[Implementation], device: str) -> None:
+    """Let the processes that workers come from start side by side now: each imports a toolchain, which takes
+    seconds.
+    """
+    if isinstance(host, Isolated):
+        able = [backend(item.backend) for item in implementations]
+        host.ready([item.environment(device) for item in able if not isinstance(item.execution_mode(device), Missing)])
+
+
+def bind(setting: Setting, points: Sequence[Point]) -> list[Ready | NotReady]:
+    """Each point bound to the workload's memory in a worker of its own, run and judged, in the order given.
+
+    Raises NotNow, after all workers were given back.
+    """
+    workers: dict[int, Worker] = {}
+    outcomes: list[Ready | NotReady] = []
+    try:
+        for place, (point, asked) in enumerate(zip(points, _side_by_side(setting, points, workers), strict=True)):
+            outcomes.append(_on_the_workload(setting, point, asked))
+            if isinstance(outcomes[-1], NotReady) and place in workers:
+                setting.pool.leave(point.implementation, workers.pop(place), whole=False)
+    except BaseException:
+        for place, worker in workers.items():
+            setting.pool.leave(points[place].implementation, worker, whole=False)
+        raise
+    return outcomes
+
+
+def leave(setting: Setting, ready: Iterable[Ready], whole: Collection[Ready] = ()) -> None:
+    """Give the workers back. Those of `whole`, in which nothing went wrong, may be kept by the pool, their launches
+    forgotten.
+    """
+
+    def give(item: Ready) -> None:
+        kept = any(item is other for other in whole)
+        setting.pool.leave(
+            item.point.implementation, item.worker, whole=kept, launches=tuple({item.launch, *item.on_terms.values()})
+        )
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(give, ready))
+
+
+def _on_the_workload(setting: Setting, point: Point, asked: Future[BindAnswer]) -> Ready | NotReady:
+    """What one point is on the workload, once it is bound or could not be."""
+    cases, prepared = setting.cases, setting.prepared
+
+    def broken(reason: str) -> NotReady:
+        return NotReady(
+            point=point,
+            verdict=Broken(case=prepared.case, dtype=prepared.dtype, reason=reason, isolation=setting.isolation),
+        )
+
+    try:
+        worker, answer = asked.result()
+        ran = run_bound(cases, worker, point.implementation, prepared, answer, point.config)
+        if isinstance(ran, Rejected):
+            return NotReady(point=point, verdict=Unsupported(reason=ran.reason))
+        launch, outcome = ran.launch, ran.outcome
+        verdict = on_the_workload(
+            point.implementation, point.proof or Pass(checked=(), not_taken=(), isolation=setting.isolation), outcome
+        )
+        if not isinstance(verdict, Pass | Inaccurate):
+            return NotReady(point=point, verdict=verdict)
+        setting.clock.look(worker)
+        ask = asker(worker, setting.limit_s)
+        numbers = {terms: on_terms(ask, launch, terms) for terms in setting.terms}
+    except NO_ANSWER as error:
+        return NotReady(point=point, verdict=verdict_of(error, prepared.case, prepared.dtype, setting.isolation))
+    except MeasurementFailed as error:
+        return broken(f"not timed: {error}")
+    possible = {terms: number for terms, number in numbers.items() if number is not None}
+    return Ready(point=point, proof=verdict, worker=worker, launch=launch, on_terms=possible, limit_s=setting.limit_s)
+
+
+@spans.spanned(
+    lambda setting, points, workers: (
+        "bind",
+        f"{setting.cases.operator.name} {setting.prepared.case.name} {setting.prepared.dtype}",
+        "",
+    )
+)
+def _side_by_side(setting: Setting, points: Sequence[Point], workers: dict[int, Worker]) -> list[Future[BindAnswer]]:
+    """Each point bound to the memory, in a worker of its own; and, where several may work at once, run once on other
+    values.
+
+    The memory holds nothing while they are bound. `workers` gets every worker that was started, by the point's place.
+    """
+    cases, prepared = setting.cases, setting.prepared
+
+    def start(place: int) -> BindAnswer:
+        point = points[place]
+        workers[place] = worker = setting.pool.take(point.implementation)
+        return worker, bind_blind(
+            cases, worker, point.implementation, prepared.case, prepared.dtype, prepared.arena, point.config
+        )
+
+    if cases.host.guards.blind_bind:
+        prepared.arena.poison(fresh_seed())
+    with ThreadPoolExecutor(max_workers=setting.at_once) as pool:
+        asked = [pool.submit(start, place) for place in range(len(points))]
+    if setting.at_once > 1 and len(points) > 1:
+        # of other values than those that will be judged: an answer that is kept from now is wrong then
+        _other_values(cases, prepared)
+        with ThreadPoolExecutor(max_workers=setting.at_once) as pool:
+            return list(pool.map(lambda future: _run_once(cases, future), asked))
+    return asked
+
+
+def _other_values(cases: CaseCache, prepared: PreparedCase) -> None:
+    """Fill the case's memory with values of a seed of its own, where it is judged: on a device if it is large."""
+    here = prepared.arena if prepared.place.type == "cpu" else prepared.arena.mirror(prepared.place, filled=False)
+    here.poison(fresh_seed())
+    fill(here, cases.operator, prepared.case, fresh_seed())
+    if here is not prepared.arena:
+        prepared.arena.bytes().copy_(here.bytes())
+
+
+def _run_once(cases: CaseCache, future: Future[BindAnswer]) -> Future[BindAnswer]:
+    """The same future, or one that raises what a first call ended the worker with. What else comes of that call nobody
+    looks at.
+    """
+    if future.exception() is not None:
+        return future
+    worker, answer = future.result()
+    if isinstance(answer, Failure):
+        return future
+    try:
+        with spans.span("first run"):
+            worker.request(Run(launch=answer.launch), (), cases.run_limit_s)
+    except (WorkerDied, WorkerLate) as error:
+        ended_now: Future[BindAnswer] = Future()
+        ended_now.set_exception(error)
+        return ended_now
+    return future

@@ -1,0 +1,276 @@
+"""One implementation's part of a tuning: which of its points are tried, in which order, and how far its search has
+come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from opforge.backends import Native, backend
+from opforge.core.dtypes import DTYPES
+from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
+from opforge.core.operator import Operator, Workload
+from opforge.core.record import Record
+from opforge.core.verdict import Broken, Unsupported
+from opforge.machine import detect
+from opforge.registry import Registry
+from opforge.trial import leave
+from opforge.tuning.codes import Codes, CompiledCode, CompileRefused
+from opforge.tuning.compile_queue import LATER, NOW, Compilers, beside_kernels
+from opforge.tuning.earlier import stage_of, traces_of
+from opforge.tuning.exchange import traces_in
+from opforge.tuning.job import Attempt, Job, Passed, attempt, explained
+from opforge.tuning.journal import Entry, Journal
+from opforge.tuning.outcomes import FAILED, SAME_CODE, TuneOptions
+from opforge.tuning.search import AHEAD, Search, valid_points
+from opforge.tuning.strategies import Failure, Measured, Outcome, Trace
+
+REACH = 2.0
+"""An implementation whose default takes so many times as long as the fastest default is searched last, with what time
+is left, and stays out of the final
+unless the search brought it near."""
+
+
+@dataclass(kw_only=True)
+class Space:
+    """One implementation's part of the work: its search, the code of its points, and how far the search has come.
+
+    refused     how many points of the space its limits refused
+    seen        the first point with each code
+    unknown     a point that was tried before its code was known
+    incumbent   its fastest point that passed, until now
+    reference_s the incumbent's time as the strategy was told it: the others' are told as ratios to it, measured side by
+                side, so that a clock that drifts changes nothing
+    journal     where the search is kept while it lasts; None before it has begun
+    """
+
+    implementation: Implementation
+    search: Search
+    codes: Codes
+    one_point: bool
+    refused: int
+    seen: dict[str, Config] = field(default_factory=dict)
+    unknown: Config | None = None
+    incumbent: Passed | None = None
+    reference_s: float = 0.0
+    journal: Journal | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time of its best point until now; infinite where none passed."""
+        return self.incumbent.seconds if self.incumbent is not None else float("inf")
+
+
+def spaces_of(
+    registry: Registry,
+    operator: Operator,
+    workload: Workload,
+    dtype: str,
+    options: TuneOptions,
+    compilers: Compilers,
+    earlier: Sequence[Record] = (),
+) -> list[Space]:
+    """A Space, not yet begun, for each implementation that may be chosen for the workload. `earlier`: records from
+    anywhere.
+    """
+    scalars = operator.scalar_values(workload.scalars)
+    spaces = []
+    for implementation in eligible(registry, operator, workload, dtype, options):
+        points, refused = valid_points(implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
+        search = Search(
+            points,
+            options.trials,
+            f"{options.seed} {implementation.name} {workload.name} {dtype}",
+            name=options.strategy,
+            traces=_traces(operator, implementation, workload, dtype, options, earlier) if len(points) > 1 else (),
+        )
+        codes = Codes(
+            registry,
+            implementation,
+            workload.axes,
+            dtype,
+            scalars,
+            options.device,
+            detect(options.device).target,
+            compilers,
+        )
+        spaces.append(
+            Space(
+                implementation=implementation,
+                search=search,
+                codes=codes,
+                one_point=len(points) == 1,
+                refused=sum(refused.values()),
+            )
+        )
+    return spaces
+
+
+def _traces(
+    operator: Operator,
+    implementation: Implementation,
+    workload: Workload,
+    dtype: str,
+    options: TuneOptions,
+    earlier: Sequence[Record],
+) -> tuple[Trace, ...]:
+    given = [trace for file in options.priors for trace in traces_in(file, axes=workload.axes, dtype=dtype)]
+    return (*given, *traces_of(operator, implementation, workload, dtype, earlier))
+
+
+def eligible(
+    registry: Registry, operator: Operator, workload: Workload, dtype: str, options: TuneOptions
+) -> list[Implementation]:
+    """The implementations that run natively on the device, were asked for, and take the workload. What is only there to
+    be compared with is no choice of dispatch.
+    """
+    chosen = []
+    for item in registry.implementations(operator.name):
+        asked = (not options.implementations or item.name in options.implementations) and (
+            not options.backends or item.backend in options.backends
+        )
+        if (
+            not asked
+            or item.backend in COMPARED_WITH
+            or not isinstance(backend(item.backend).execution_mode(options.device), Native)
+        ):
+            continue
+        if not isinstance(item.accepts(workload.axes, dtype, operator.scalar_values(workload.scalars)), Rejected):
+            chosen.append(item)
+    return chosen
+
+
+def within_reach(seconds: Mapping[str, float]) -> tuple[list[str], list[str]]:
+    """The names in the order of their times, those within REACH of the least apart from the others."""
+    names = sorted(seconds, key=lambda name: seconds[name])
+    near = [name for name in names if seconds[name] <= REACH * seconds[names[0]] < float("inf")]
+    return near, names[len(near) :]
+
+
+def search_space(job: Job, space: Space, until: float, finalists: list[Passed]) -> None:
+    """Go on with one implementation's search: its fastest point that passed is put among the finalists, and its
+    default, which the final holds it against.
+    After `until` no point is begun but the first."""
+    implementation, search, codes = space.implementation, space.search, space.codes
+    beside = beside_kernels(job.options.device)
+
+    def enough() -> bool:
+        return job.stop() or (search.given > 0 and time.monotonic() >= until)
+
+    def given_up() -> bool:
+        return job.stop() or (search.given > 1 and time.monotonic() >= until)
+
+    def half() -> float:
+        """Where compilers and kernels want the same processors, half of the time that is left is the compilers'."""
+        now = time.monotonic()
+        return now + (until - now) / 2 if search.given else float("inf")
+
+    if not enough() and not beside and search.given == 0:
+        compile_ahead(job, space, search.ahead(1), LATER, half())
+    while not enough():
+        # compilers work on what comes next while points are measured; where they want the same processors they go first
+        waiting = search.ahead(min(AHEAD, job.compilers.jobs) if search.given else 1)
+        if fresh := [config for config in waiting if not codes.known(config)]:
+            if beside:
+                compile_ahead(job, space, fresh, NOW)
+            elif len(fresh) == len(waiting):
+                compile_ahead(job, space, fresh, NOW, half())
+        config = search.next(codes.known if beside else lambda config: True)
+        if config is None:
+            break
+        code: CompiledCode | CompileRefused | None = None
+        if beside and search.given == 1 and not codes.known(config):
+            space.unknown = config  # it is tried whatever its code is
+        elif not space.one_point:
+            # a compiler that is given up goes on: beside the final on a CPU it would be timed with it
+            code = codes.of(config, given_up if beside else job.stop)
+            if not codes.known(config):
+                break  # the end came before the compiler's
+        if (
+            space.unknown is not None
+            and codes.known(space.unknown)
+            and isinstance(late := codes.of(space.unknown), CompiledCode)
+        ):
+            space.seen.setdefault(late.sha256, space.unknown)
+        challenger: Passed | None = None
+        ratio: float | None = None
+        taught: Outcome
+        sha256 = code.sha256 if isinstance(code, CompiledCode) else ""
+        if space.journal is not None:
+            space.journal.begin(config)
+        if isinstance(code, CompileRefused):
+            verdict = Broken(
+                case=job.setting.prepared.case, dtype=job.dtype, reason=code.reason, isolation=job.setting.isolation
+            )
+            outcome, reason, code = FAILED, explained(verdict), None
+            record = job.recorded(implementation, config, verdict, None)
+            taught = Failure(stage="compile", reason=reason)
+        elif code is not None and code.sha256 in space.seen:
+            outcome, reason = SAME_CODE, f"the compiler makes what it made of [{space.seen[code.sha256]}]"
+            record = job.recorded(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
+            taught = search.strategy.outcome(space.seen[code.sha256])
+        else:
+            if code is not None:
+                space.seen[code.sha256] = config
+            tried = attempt(job, implementation, config, space.incumbent)
+            challenger, ratio, outcome, reason = tried.passed, tried.ratio, tried.outcome, tried.reason
+            record = job.recorded(
+                implementation, config, tried.verdict, challenger.timing if challenger else None, code
+            )
+            taught = _taught(space, tried)
+        search.tell(config, taught)
+        if space.journal is not None:
+            # before anything else: what is here is not measured again, and its record not lost
+            space.journal.end(Entry(config=config, outcome=outcome, taught=taught, record=record, code_sha256=sha256))
+        job.add(record)
+        job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
+        if challenger is not None:
+            _admit(job, space, challenger, ratio, finalists)
+
+
+def _taught(space: Space, tried: Attempt) -> Outcome:
+    """What an attempt says to the strategy: a time relative to the incumbent's, also of those that are too slow to be
+    looked at any further.
+    """
+    if tried.ratio is None:
+        return Failure(stage=stage_of(tried.verdict), reason=tried.reason)
+    if space.incumbent is None:
+        space.reference_s = tried.passed.seconds if tried.passed else 1.0
+    return Measured(seconds=tried.ratio * space.reference_s)
+
+
+def _admit(job: Job, space: Space, challenger: Passed, ratio: float | None, finalists: list[Passed]) -> None:
+    """Among the finalists in the incumbent's place, beside it where that is the default, or not at all."""
+    incumbent = space.incumbent
+    if incumbent is None:
+        finalists.append(challenger)
+    elif ratio is None or ratio >= 1:
+        leave(job.setting, [challenger.ready])
+        return
+    elif incumbent.config == space.implementation.default:
+        finalists.append(challenger)
+    else:
+        finalists[finalists.index(incumbent)] = challenger
+        leave(job.setting, [incumbent.ready])
+    space.incumbent = challenger
+    space.reference_s *= ratio or 1.0
+
+
+def compile_ahead(job: Job, space: Space, configs: Sequence[Config], urgency: int, until: float = float("inf")) -> None:
+    """Hand the points to the compilers. On a CPU wait for them, because nothing may be timed beside them, and begin
+    none after `until`.
+    """
+    if space.one_point:
+        return
+    if beside_kernels(job.options.device):
+        space.codes.ahead(configs, urgency)
+        return
+    for start in range(0, len(configs), job.compilers.jobs):
+        if job.stop() or time.monotonic() >= until:
+            return
+        together = configs[start : start + job.compilers.jobs]
+        space.codes.ahead(together, urgency)
+        for config in together:
+            space.codes.of(config, job.stop)

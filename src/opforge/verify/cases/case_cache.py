@@ -1,0 +1,228 @@
+"""Cases made ready: memory filled, truth known, shared by every implementation of an operator."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from opforge.core import spans
+from opforge.core.errors import EnvironmentLacks, UsageError
+from opforge.core.operator import Case, Operator
+from opforge.registry import Registry
+from opforge.runner import Arena, Host, allocate, distinct, fill, fresh_seed
+from opforge.verify.cases.extreme_values import EXTREMES, withstands
+from opforge.verify.cases.hidden import Effort, hidden_cases
+from opforge.verify.cases.worker_pool import WorkerPool
+from opforge.verify.judging.threads import WORTH_A_DEVICE, give_back, judging_place, threads_for
+from opforge.verify.oracle.expectation import Truth, consult
+
+BIND_LIMIT_S = 300.0
+RUN_LIMIT_S = 120.0
+
+
+_NOT_MEANT = (UsageError, ArithmeticError, ValueError, RuntimeError)
+"""What comes of axes that nobody declared: of the reference and of rules in op.py a UsageError that says whose it is
+(`its_own_words`), of an expression over the axes an arithmetic error, of torch drawing from an empty range a
+RuntimeError.
+"""
+
+
+_NO_ROOM = ("out of memory", "not enough memory", "t allocate memory")
+"""How torch says on CUDA, on Windows and on Linux that an allocation failed."""
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """The definition leaves this case open, and why."""
+
+    reason: str
+
+
+def _in_a_line(error: BaseException) -> str:
+    """What was raised, in one line. A name for it in the handler would keep its frames, and so the memory."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+@dataclass(kw_only=True)
+class PreparedCase:
+    """A case ready to be run: its arena filled, its truth known, its guarded bytes remembered. Reused between
+    implementations.
+    """
+
+    case: Case
+    dtype: str
+    arena: Arena
+    truth: Truth
+    pristine: Any
+    guarded: Any
+    place: Any
+
+    def seen(self) -> Arena:
+        """The arena as a kernel left it, where it is judged: itself, or its bytes in the memory of the judge's
+        device.
+        """
+        return self.arena if self.place.type == "cpu" else self.arena.mirror(self.place, filled=True)
+
+    def reset(self) -> None:
+        """Bring every byte back to what it was before a kernel saw it."""
+        self.arena.bytes().copy_(self.pristine)
+
+
+@dataclass(kw_only=True)
+class CaseCache:
+    """The cases of one operator on one device, with oracles computed once and shared by its implementations.
+
+    bind_limit_s, run_limit_s   seconds a kernel may take to compile, and to run once
+    pool                        keeps the workers of this operator between verifications; None: each gets a new one,
+                                ended with it
+    """
+
+    registry: Registry
+    operator: Operator
+    host: Host
+    device: str
+    bind_limit_s: float = BIND_LIMIT_S
+    run_limit_s: float = RUN_LIMIT_S
+    prepared: dict[tuple[str, str], PreparedCase] = field(default_factory=dict)
+    successors: dict[tuple[str, str], PreparedCase] = field(default_factory=dict)
+    others: dict[tuple[str, str], PreparedCase] = field(default_factory=dict)
+    withstands: dict[tuple[str, str], bool] = field(default_factory=dict)
+    drawn: dict[tuple[str, int, int], tuple[Case, ...]] = field(default_factory=dict)
+    pool: WorkerPool | None = None
+
+    def workers(self) -> WorkerPool:
+        """Where workers come from: the pool that was given, or one that keeps none."""
+        return self.pool or WorkerPool(host=self.host, device=self.device, kept=False)
+
+    def prepare(self, case: Case, dtype: str) -> PreparedCase:
+        """The case with fresh input values (or those of its recorded seed) and the oracle's answer."""
+        key = (case.name, dtype)
+        if key not in self.prepared:
+            seeded = case if case.seed is not None else dataclasses.replace(case, seed=fresh_seed())
+            assert seeded.seed is not None
+            arena = allocate(self.operator, seeded, dtype)
+            try:
+                self.prepared[key] = self._filled(seeded, dtype, arena)
+            except BaseException:
+                arena.close()
+                raise
+        return self.prepared[key]
+
+    def prepare_if_defined(self, case: Case, dtype: str) -> PreparedCase | Undefined:
+        """As `prepare`, or why not where the reference itself refuses such axes, or float32 cannot bear such values: a
+        drawn case may lie outside what is defined. What says nothing of the case is raised: EnvironmentLacks, OSError,
+        want of memory, and whatever a defect of opforge raises."""
+        try:
+            prepared = self.prepare(case, dtype)
+            if case.distribution in EXTREMES and (case.name, dtype) not in self.withstands:
+                self.withstands[case.name, dtype] = withstands(self.operator, prepared.case, dtype, prepared.truth)
+        except EnvironmentLacks:
+            raise
+        except _NOT_MEANT as error:
+            # torch says so of this machine's memory with a RuntimeError
+            if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_ROOM):
+                raise
+            return Undefined(_in_a_line(error.__cause__ or error))
+        if not self.withstands.get((case.name, dtype), True):
+            return Undefined("float32 cannot bear its values")
+        return prepared
+
+    def refresh(self, prepared: PreparedCase) -> PreparedCase:
+        """The same memory with other input values, nobody has seen before, and the oracle's answer to them. A kernel
+        that
+        remembers an answer, by address, by shape or by having seen the inputs while it was timed, is wrong now."""
+        return self._filled(dataclasses.replace(prepared.case, seed=fresh_seed()), prepared.dtype, prepared.arena)
+
+    def refill(self, prepared: PreparedCase, case: Case) -> PreparedCase:
+        """The same memory with the values of another case of the same axes, dtype and layout: for replays."""
+        return self._filled(case, prepared.dtype, prepared.arena)
+
+    def hidden(self, dtype: str, effort: Effort, emulated: bool) -> tuple[Case, ...]:
+        """Cases drawn at run time, once for all implementations of the operator, so that the oracle is asked once."""
+        most = effort.emulated_elements if emulated else effort.elements
+        key = (dtype, most, effort.hidden)
+        if key not in self.drawn:
+            cases = hidden_cases(self.operator, dtype, count=effort.hidden, most_elements=most)
+            prefix = "small_" if emulated else ""
+            self.drawn[key] = tuple(dataclasses.replace(case, name=prefix + case.name) for case in cases)
+        return self.drawn[key]
+
+    def successor(self, prepared: PreparedCase) -> PreparedCase:
+        """New content for the memory of a case: the other twin, or values of a fresh seed. Asked twice, the same
+        answer.
+        """
+        key = (prepared.case.name, prepared.dtype)
+        if key not in self.successors:
+            seed = (prepared.case.seed or 0) ^ 1 if prepared.case.distribution == "twins" else fresh_seed()
+            self.successors[key] = self._filled(
+                dataclasses.replace(prepared.case, seed=seed), prepared.dtype, prepared.arena
+            )
+        return self.successors[key]
+
+    def repatterned(self, prepared: PreparedCase) -> PreparedCase | None:
+        """The same memory with the same inputs, and the other pattern wherever no input stands. None where that takes
+        long. Asked twice, the same answer.
+        """
+        key = (prepared.case.name, prepared.dtype)
+        arena = prepared.arena
+        if key not in self.others and arena.size < WORTH_A_DEVICE:
+            case = dataclasses.replace(prepared.case, pattern=1 - prepared.case.pattern % 2)
+            assert case.seed is not None
+            prepared.reset()
+            inputs = {
+                slot.name: distinct(slot, arena.tensor(slot.name)) for slot in arena.slots if slot.role == "input"
+            }
+            values = {name: tensor.clone() for name, tensor in inputs.items()}
+            arena.poison(case.seed, case.pattern)
+            for name, tensor in inputs.items():
+                tensor.copy_(values[name])
+            self.others[key] = dataclasses.replace(
+                prepared, case=case, pristine=arena.bytes().clone(), guarded=arena.protected()
+            )
+        return self.others.get(key)
+
+    @spans.spanned(lambda self, case, dtype, arena: ("oracle", f"{self.operator.name} {case.name} {dtype}", ""))
+    def _filled(self, case: Case, dtype: str, arena: Arena) -> PreparedCase:
+        assert case.seed is not None
+        place = judging_place(self.device, arena.size)
+        with threads_for(arena.size):
+            here = arena
+            if place.type != "cpu":
+                arena.pin()
+                here = arena.mirror(place, filled=False)
+            here.poison(case.seed, case.pattern)
+            fill(here, self.operator, case, case.seed)
+            truth = consult(self.operator, case, dtype, here.tensors("input"))
+            pristine = here.bytes().clone() if here is arena else here.bytes()
+            prepared = PreparedCase(
+                case=case,
+                dtype=dtype,
+                arena=arena,
+                truth=truth,
+                pristine=pristine,
+                guarded=here.protected(),
+                place=place,
+            )
+            if here is not arena:
+                prepared.reset()
+            return prepared
+
+    def forget(self, case: Case) -> None:
+        """Give a case's memory back."""
+        for key in [key for key in self.prepared if key[0] == case.name]:
+            gone = self.prepared.pop(key)
+            gone.arena.close()
+            self.successors.pop(key, None)
+            self.others.pop(key, None)
+            if gone.place.type != "cpu":
+                del gone
+                give_back()
+
+    def close(self) -> None:
+        """Give all memory back."""
+        for prepared in self.prepared.values():
+            prepared.arena.close()
+        self.prepared.clear()
+        self.successors.clear()
+        self.others.clear()

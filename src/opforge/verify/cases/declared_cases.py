@@ -1,0 +1,213 @@
+"""Cases that follow from what an implementation says of itself, so that a statement takes nothing away from what it is
+asked.
+
+Each layout that it declares gets a case. Distributions, layouts and parameters that it met only at shapes which it
+refuses are asked again at a shape that it takes. Rows get one case that is longer than all of the operator's cases and
+workloads. Some cases of every implementation with a kernel of its own end where memory ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator, Sequence
+
+from opforge.core.errors import UsageError
+from opforge.core.implementation import Accepted, Implementation
+from opforge.core.operator import Case, Operator, Workload
+from opforge.core.shapes import AxisValue, tokens
+from opforge.verify.cases.hidden import elements, leading_axis
+
+FENCED = 3
+FENCED_ELEMENTS = 1 << 13
+AGAIN = 12
+"""Refused situations that are asked again, at most."""
+AGAIN_ELEMENTS = 1 << 18
+LONGEST_ELEMENTS = 1 << 19
+DECLARED = {"rows": ("sliced",), "strided": ("strided", "transposed")}
+"""The layouts of inputs that show whether a declared one is read rightly."""
+SIZES = tuple(sorted({size + past for power in range(17) for size in (1 << power,) for past in (0, 1)}))
+
+
+def fenced(operator: Operator, own: Sequence[Case]) -> Iterator[Case]:
+    """Some of the operator's plain cases with each tensor up to the end of a page: two small ones with a tail, and the
+    largest that is cheap.
+    """
+    plain = [
+        case
+        for case in own
+        if (case.distribution, case.layout) == ("normal", "contiguous")
+        and 0 < elements(operator, case) <= FENCED_ELEMENTS
+    ]
+    ragged = sorted(
+        (case for case in plain if elements(operator, case) > 1),
+        key=lambda case: (elements(operator, case) % 8 == 0, elements(operator, case)),
+    )
+    chosen = dict.fromkeys(
+        case.name for case in (*ragged[: FENCED - 1], *sorted(plain, key=lambda case: -elements(operator, case))[:1])
+    )
+    for case in plain:
+        if case.name in chosen:
+            yield dataclasses.replace(
+                case, name=f"{case.name}_fenced", layout="fenced", why="each tensor ends where memory ends"
+            )
+
+
+def declared(operator: Operator, implementation: Implementation, checked: Sequence[Case], dtype: str) -> Iterator[Case]:
+    """A case for each layout that the implementation declares, and that none of the checked ones has."""
+    seen = {case.layout for case in checked if elements(operator, case)}
+    wanted = [layout for name in implementation.layouts for layout in DECLARED.get(name, ()) if layout not in seen]
+    for layout in wanted:
+        for case in _taken(operator, implementation, dtype, checked):
+            yield dataclasses.replace(
+                case,
+                name=f"{case.name}_declared_{layout}",
+                layout=layout,
+                seed=None,
+                pattern=0,
+                why=f"{implementation.name} declares that it reads it",
+            )
+            break
+
+
+def again(
+    operator: Operator,
+    implementation: Implementation,
+    dtype: str,
+    refused: Sequence[Case],
+    checked: Sequence[Case],
+    draw: random.Random,
+) -> Iterator[Case]:
+    """Each distribution, layout and set of parameters of the refused cases that no checked one has, at the refused
+    shape made to fit.
+    """
+    seen = {_situation(case) for case in checked}
+    count = 0
+    for case in sorted(refused, key=lambda case: (case.layout != "contiguous", case.name)):
+        if _situation(case) in seen or not elements(operator, case) or _accepts(operator, implementation, dtype, case):
+            continue
+        seen.add(_situation(case))
+        axes = _fitted(operator, implementation, dtype, case, checked, draw)
+        if axes is not None:
+            count += 1
+            sizes = "x".join(
+                str(extent) for value in axes.values() for extent in (value if isinstance(value, tuple) else (value,))
+            )
+            why = f"refused as {case.name}: the same where it is taken"
+            yield dataclasses.replace(case, name=f"{case.name}_again_{sizes}", axes=axes, why=why, seed=None, pattern=0)
+        if count >= AGAIN:
+            return
+
+
+def longest(operator: Operator, implementation: Implementation, dtype: str, draw: random.Random) -> Case | None:
+    """One row longer than any of a case or workload, or as long as the implementation takes; None where an operator has
+    no rows.
+    """
+    lead, shape = leading_axis(operator), tokens(operator.inputs[0].shape)
+    plain = [
+        case
+        for case in operator.cases
+        if case.dtype in (None, dtype)
+        and (case.distribution, case.layout) == ("normal", "contiguous")
+        and elements(operator, case)
+    ]
+    if lead is None or len(shape) != 2 or shape[1] not in operator.free_axes or not plain:
+        return None
+    cols = shape[1]
+    base = min(plain, key=lambda case: elements(operator, case))
+    calls: list[Case | Workload] = [*operator.cases, *operator.workloads]
+    known = [item.axes[cols] for item in calls]
+    most = max(size for size in known if isinstance(size, int))
+
+    def at(size: int) -> Case:
+        axes = operator.completed({**base.axes, lead: (1,), cols: size}, operator.scalar_values(base.scalars))
+        return dataclasses.replace(
+            base, name=f"longest_{size}", axes=axes, why="a row longer than any case or workload", seed=None
+        )
+
+    wanted = at(most + draw.randrange(1, 4096))
+    if _accepts(operator, implementation, dtype, wanted) and elements(operator, wanted) <= LONGEST_ELEMENTS:
+        return wanted
+    # the longest that is taken: statements bound rows from above
+    least, most = 1, min(most, LONGEST_ELEMENTS)
+    if not _accepts(operator, implementation, dtype, at(least)):
+        return None
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if _accepts(operator, implementation, dtype, at(middle)) else (least, middle)
+    return at(least)
+
+
+def _situation(case: Case) -> tuple[object, ...]:
+    return case.distribution, case.layout, tuple(sorted(case.scalars.items()))
+
+
+def _accepts(operator: Operator, implementation: Implementation, dtype: str, case: Case) -> bool:
+    scalars = operator.scalar_values(case.scalars)
+    try:
+        return operator.violated(case.axes, dtype, scalars) is None and isinstance(
+            implementation.accepts(case.axes, dtype, scalars), Accepted
+        )
+    except (UsageError, ArithmeticError, IndexError, TypeError):
+        # an expression without a value for these axes takes nothing
+        return False
+
+
+def _taken(operator: Operator, implementation: Implementation, dtype: str, checked: Sequence[Case]) -> Iterator[Case]:
+    """Plain cases that were taken, those of several hundred elements first."""
+    plain = [
+        case for case in checked if case.distribution in ("normal", "uniform", "twins") and elements(operator, case) > 1
+    ]
+    yield from sorted(
+        plain or [case for case in checked if elements(operator, case)],
+        key=lambda case: abs(elements(operator, case) - 512),
+    )
+
+
+def _fitted(
+    operator: Operator,
+    implementation: Implementation,
+    dtype: str,
+    case: Case,
+    checked: Sequence[Case],
+    draw: random.Random,
+) -> dict[str, AxisValue] | None:
+    """Axes as near to the case's own as the implementation takes: one of them changed, then two, then those of a case
+    that was taken.
+    """
+    scalars = operator.scalar_values(case.scalars)
+
+    def fits(changed: dict[str, AxisValue]) -> dict[str, AxisValue] | None:
+        try:
+            axes = operator.completed({**case.axes, **changed}, scalars)
+            trial = dataclasses.replace(case, axes=axes)
+            small = (
+                0 < elements(operator, trial) <= AGAIN_ELEMENTS
+                and operator.cost(axes, dtype).flops <= 512 * AGAIN_ELEMENTS
+            )
+        except (UsageError, ArithmeticError, IndexError, TypeError):
+            return None
+        return axes if small and _accepts(operator, implementation, dtype, trial) else None
+
+    plain = [name for name in operator.free_axes if not isinstance(case.axes[name], tuple)]
+    calls: list[Case | Workload] = [*checked, *operator.workloads]
+    options = {
+        name: sorted({*SIZES, *(size for item in calls if isinstance(size := item.axes[name], int))}) for name in plain
+    }
+    single = [{name: size} for name in plain for size in options[name]]
+    pairs = [
+        {a: x, b: y}
+        for i, a in enumerate(plain)
+        for b in plain[i + 1 :]
+        for x in options[a][::4]
+        for y in options[b][::4]
+    ]
+    for tries in (single, pairs, [dict(item.axes) for item in checked]):
+        taken = sorted(
+            (axes for changed in tries if (axes := fits(dict(changed))) is not None),
+            key=lambda axes: elements(operator, dataclasses.replace(case, axes=axes)),
+        )
+        if taken:
+            # one of the smallest, and not always the same
+            return draw.choice(taken[:3])
+    return None

@@ -1,0 +1,71 @@
+"""Whether a definition bears values that it has no case with: huge and tiny ones side by side, nothing but zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.operator import Case, Operator, ScalarValue
+from opforge.verify.judging.elements import noise, right_elements
+from opforge.verify.oracle.expectation import Expectation, Truth, its_own_words
+
+EXTREMES = ("zeros", "ones", "float16_range", "exponents")
+"""Distributions that every operator is asked about, where the reference in float32 stays within its own bound: squares
+of 1e30
+overflow in every honest kernel, and a bound is not meant to hold there."""
+
+
+def withstands(operator: Operator, case: Case, dtype: str, truth: Truth) -> bool:
+    """Whether the reference is a right answer to a case when it is computed in float32 (in float64 where that is the
+    call's dtype), and finite where it has to be
+    when every step of it is rounded to
+    the call's own dtypes: an honest kernel may round a sum before it goes on."""
+    import torch
+
+    scalars = operator.scalar_values(case.scalars)
+    if _saturates(operator, scalars, dtype, truth):
+        return False
+    computed = torch.float64 if dtype == "float64" else torch.float32
+    given = [(truth.inputs[spec.name], getattr(torch, spec.dtype_for(dtype, scalars))) for spec in operator.inputs]
+
+    def answered(narrow: list[Any]) -> Iterator[tuple[Any, Expectation]]:
+        with its_own_words(operator, "reference"), torch.no_grad():
+            returned = operator.reference(*narrow, **scalars)
+        for value, expectation in zip(
+            returned if isinstance(returned, tuple) else (returned,), truth.expectations, strict=True
+        ):
+            yield value.to(getattr(torch, expectation.dtype)), expectation
+
+    for stored, expectation in answered(
+        [value.to(computed) if value.dtype == torch.float64 else value for value, _ in given]
+    ):
+        if not bool(right_elements(stored, expectation).all()) or not (noise(stored, expectation) or 0.0) <= 1:
+            return False
+    for stored, expectation in answered([value.to(native) for value, native in given]):
+        wanted = expectation.expected.to(stored.dtype)
+        if stored.is_floating_point() and not torch.equal(
+            torch.isfinite(stored.double()), torch.isfinite(wanted.double())
+        ):
+            return False
+    return True
+
+
+def _saturates(operator: Operator, scalars: Mapping[str, ScalarValue], dtype: str, truth: Truth) -> bool:
+    """Whether what libraries store between two passes overflows in the call's dtype on the way to an output without
+    infinities, which hides it.
+    """
+    if operator.tolerance.rounded is None:
+        return False
+    wide = {spec.name: truth.inputs[spec.name] for spec in operator.inputs}
+    outputs = {
+        expectation.output: expectation.expected
+        for expectation in truth.expectations
+        if expectation.dtype.startswith("float8")
+    }
+    if not outputs:
+        return False
+    between = operator.tolerance.rounded(wide, outputs, scalars)
+    return any(
+        bool((value.abs() > DTYPES[dtype].largest).any()) for name, (value, _) in between.items() if name in outputs
+    )

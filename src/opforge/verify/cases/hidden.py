@@ -1,0 +1,273 @@
+"""Hidden cases: drawn at run time from the operator's definition, so that no kernel can be right for the known cases
+alone.
+
+Axes, values and layouts come from the operating system's randomness; every case carries the seed of its values, and the
+record keeps all of it, so a failure replays exactly. Quotas follow PyTorch's OpInfo samples: about 10 % without an
+element, about 8 % not contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from opforge.core.errors import UsageError
+from opforge.core.operator import Case, Operator
+from opforge.core.shapes import AxisValue, full_shape, tokens
+from opforge.verify.cases.extreme_values import EXTREMES
+
+ZERO_SIZE = 0.10
+NOT_CONTIGUOUS = 0.08
+LAYOUTS = ("transposed", "sliced", "strided", "misaligned", "expanded", "channels_last")
+PLACES = ("fenced", "ordinary", "offset_16", "fenced", "offset_32")
+"""Where the tensors of hidden contiguous cases lie, by turns, besides an aligned address between guards: before pages
+that cannot be touched,
+in allocations as users make them, 16 and 32 bytes past an aligned address."""
+GENERAL = ("normal", "uniform", "integers", "sparse", "skewed", "twins", *EXTREMES)
+"""Distributions that every operator must bear. "large", "tiny", "offset", "constant_rows" and "special" are drawn only
+where
+the operator has a case of its own with them: it is the definition that says where its bound is meant to hold."""
+
+LARGEST_AXIS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How much verification may cost.
+
+    hidden        hidden cases to draw
+    elements      the largest tensor of a hidden case; `emulated_elements` where the device is interpreted or emulated
+    own           False keeps only a selection of the operator's own cases
+    seconds       when this much time has gone into hidden cases and repeats, no more are begun; `least_hidden` are run
+                  in any case
+    repeats       how often one small case is run again, bit by bit compared: a race that shows in 1 % of the calls is
+                  missed with probability 0.99^repeats, 5 % for 300
+    shrink_s      how long a failing case may be shrunk
+    """
+
+    hidden: int
+    elements: int
+    emulated_elements: int
+    own: bool
+    seconds: float
+    least_hidden: int
+    repeats: int
+    shrink_s: float
+
+
+DEFAULT = Effort(
+    hidden=24,
+    elements=1 << 15,
+    emulated_elements=1 << 11,
+    own=True,
+    seconds=2.0,
+    least_hidden=5,
+    repeats=300,
+    shrink_s=4.0,
+)
+BRIEF = Effort(
+    hidden=8,
+    elements=1 << 13,
+    emulated_elements=1 << 9,
+    own=True,
+    seconds=0.5,
+    least_hidden=3,
+    repeats=60,
+    shrink_s=2.0,
+)
+"""Before a bench: all of the operator's own cases, a few hidden ones; the workload itself is verified on top."""
+QUICK = Effort(
+    hidden=8,
+    elements=1 << 12,
+    emulated_elements=1 << 9,
+    own=False,
+    seconds=0.3,
+    least_hidden=2,
+    repeats=40,
+    shrink_s=1.0,
+)
+EXACT = Effort(
+    hidden=0, elements=0, emulated_elements=0, own=True, seconds=0.0, least_hidden=0, repeats=0, shrink_s=0.0
+)
+"""The cases given and nothing else: for replays, and for a tuner that runs the same kernel a hundred times."""
+
+
+def distributions(operator: Operator, dtype: str) -> tuple[str, ...]:
+    """The distributions that hidden cases of this dtype draw from."""
+    own = {case.distribution for case in operator.cases if case.dtype in (None, dtype)}
+    return tuple(dict.fromkeys((*GENERAL, *sorted(own))))
+
+
+def elements(operator: Operator, case: Case) -> int:
+    """Elements of the largest tensor of a case."""
+    return max(math.prod(full_shape(spec.shape, case.axes)) for spec in (*operator.inputs, *operator.outputs))
+
+
+def hidden_cases(
+    operator: Operator, dtype: str, *, count: int, most_elements: int, source: random.Random | None = None
+) -> tuple[Case, ...]:
+    """`count` cases that satisfy the operator's constraints, or fewer when the constraints leave few.
+
+    most_elements   the largest tensor of a case
+    source          randomness; the operating system's by default
+    """
+    draw = source or random.SystemRandom()
+    own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
+    kinds = [kind for kind in distributions(operator, dtype) if kind != "exponents"]
+    draw.shuffle(kinds)
+    # among the first, which are run whatever time is left
+    kinds.insert(draw.randrange(2), "exponents")
+    places = list(PLACES)
+    draw.shuffle(places)
+    # channels last means something for four axes; elsewhere it would be one more contiguous case
+    layouts = [
+        layout
+        for layout in LAYOUTS
+        if layout != "channels_last"
+        or any(len(tokens(spec.shape)) == 4 and "*" not in spec.shape for spec in operator.inputs)
+    ]
+    zeros = round(count * ZERO_SIZE)
+    irregular = round(count * NOT_CONTIGUOUS)
+    cases: list[Case] = []
+    for number in range(count):
+        empty = number >= count - zeros
+        kind = kinds[number % len(kinds)]
+        # few elements have few exponents
+        tries = 6 if kind == "exponents" and not empty else 1
+        drawn = [
+            axes
+            for _ in range(tries)
+            if (axes := _drawn_axes(operator, dtype, draw, own, most_elements, empty)) is not None
+        ]
+        if not drawn:
+            continue
+        base, sizes = max(drawn, key=lambda item: elements(operator, Case(name="", axes=item[1], why="")))
+        layout = places[number] if number < len(places) and not empty else "contiguous"
+        if count - zeros - irregular <= number < count - zeros:
+            layout = draw.choice(layouts)
+        if kind in ("special", "large", "offset", "tiny", "constant_rows"):
+            # an operator that restricts these values to some scalars says so by its own cases
+            base = draw.choice([case for case in own if case.distribution == kind])
+            sizes = operator.completed(sizes, operator.scalar_values(base.scalars))
+            if kind == "special" and not empty:
+                # which rows and columns a NaN reaches depends on the shape: the definition's own shape was chosen for
+                # it
+                sizes = dict(base.axes)
+        case = Case(
+            name=f"hidden_{number}_{kind}"
+            + (f"_{layout}" if layout != "contiguous" else "")
+            + ("_empty" if empty else ""),
+            axes=sizes,
+            why="drawn at run time",
+            distribution=kind,
+            layout=layout,
+            scalars=base.scalars,
+            seed=draw.randrange(1 << 62) * 2,
+        )
+        if operator.violated(case.axes, dtype, operator.scalar_values(case.scalars)) is None:
+            cases.append(case)
+    return tuple(cases)
+
+
+def reduced(operator: Operator, cases: Sequence[Case], most_elements: int) -> tuple[Case, ...]:
+    """A selection of an operator's own cases: of each distribution, layout and set of scalars the smallest that is
+    worth
+    running, and the largest plain one, all with at most `most_elements` in a tensor (or the smallest of all)."""
+    kept: dict[object, Case] = {}
+    small = [case for case in cases if elements(operator, case) <= most_elements] or list(cases)[:1]
+    for case in sorted(small, key=lambda case: (elements(operator, case) < 64, elements(operator, case))):
+        kept.setdefault(
+            (case.distribution, case.layout, tuple(case.scalars.items()), elements(operator, case) == 0), case
+        )
+    plain = [case for case in small if case.distribution == "normal" and case.layout == "contiguous"]
+    if plain:
+        kept["largest"] = max(plain, key=lambda case: elements(operator, case))
+    chosen = {case.name for case in kept.values()}
+    return tuple(case for case in cases if case.name in chosen)
+
+
+def _sizes(draw: random.Random, most: int) -> Iterator[int]:
+    """Sizes that show what a kernel assumes: one, odd, prime, a power of two, one past it, one short of it."""
+    while True:
+        power = 1 << draw.randrange(1, max(2, most.bit_length()))
+        kind = draw.choice(("one", "odd", "prime", "power", "past", "short", "any"))
+        size = {
+            "one": 1,
+            "odd": 2 * draw.randrange(max(1, power)) + 1,
+            "prime": _prime_up_to(max(2, draw.randrange(1, 2 * power + 1))),
+            "power": power,
+            "past": power + 1,
+            "short": max(1, power - 1),
+            "any": draw.randrange(1, 2 * power + 1),
+        }[kind]
+        if size <= most:
+            yield size
+
+
+def _prime_up_to(n: int) -> int:
+    return next((p for p in range(n, 1, -1) if all(p % q for q in range(2, math.isqrt(p) + 1))), 2)
+
+
+def _drawn_axes(
+    operator: Operator, dtype: str, draw: random.Random, own: Sequence[Case], most: int, empty: bool
+) -> tuple[Case, dict[str, AxisValue]] | None:
+    """A case of the operator's own, for its scalars, and axes near nothing it has; None when no draw satisfies the
+    constraints.
+    """
+    variadic = {
+        token[1:]
+        for spec in (*operator.inputs, *operator.outputs)
+        for token in tokens(spec.shape)
+        if token.startswith("*")
+    }
+    sizes = _sizes(draw, min(most, LARGEST_AXIS))
+    for attempt in range(200):
+        base = draw.choice(own)
+        axes: dict[str, AxisValue] = {}
+        for name in operator.free_axes:
+            # after a hundred misses the constraints are narrow: then most axes stay as the operator's own case has them
+            if name in base.axes and (draw.random() < (0.1 if attempt < 100 else 0.7)):
+                axes[name] = base.axes[name]
+            elif name in variadic:
+                axes[name] = tuple(max(1, int(next(sizes) ** 0.5)) for _ in range(draw.choice((0, 1, 1, 2, 2, 3))))
+            else:
+                axes[name] = next(sizes)
+        if empty:
+            name = draw.choice(operator.free_axes)
+            value = axes[name]
+            axes[name] = (0, *value[1:]) if isinstance(value, tuple) else 0
+        try:
+            axes = operator.completed(axes, operator.scalar_values(base.scalars))
+            if operator.violated(axes, dtype, operator.scalar_values(base.scalars)) is not None:
+                continue
+            candidate = Case(name="", axes=axes, why="")
+            size = elements(operator, candidate)
+            work = operator.cost(axes, dtype).flops
+        except (UsageError, ArithmeticError, IndexError, TypeError):
+            # an expression that cannot be evaluated for these axes is a constraint told in another way
+            continue
+        if size <= most and work <= 512 * most and (size == 0 or not empty) and (empty or size > 0):
+            # zero-size: some tensor is empty; elsewhere none is
+            shapes = [math.prod(full_shape(spec.shape, axes)) for spec in operator.inputs]
+            if empty == (0 in shapes):
+                return base, axes
+    return None
+
+
+def leading_axis(operator: Operator) -> str | None:
+    """The variadic axis that leads the first input and every output, and stands nowhere else: rows of a batch. None
+    without one.
+    """
+    first = tokens(operator.inputs[0].shape)
+    if not first or not first[0].startswith("*"):
+        return None
+    lead = first[0]
+    for spec in (*operator.inputs, *operator.outputs):
+        row = tokens(spec.shape)
+        if lead in row and (row[0] != lead or lead in row[1:]):
+            return None
+        if spec in operator.outputs and lead not in row:
+            return None
+    return lead[1:]

@@ -1,0 +1,68 @@
+"""Workers that are kept: one process of an implementation serves its verification, its workloads and its audits.
+
+A new process costs a toolchain's import and a device context, seconds on a GPU, each time. A kept one has run the
+implementation's own cases before, as in every verification; whatever it kept of them, the audit's unseen contents ask
+for.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+from opforge.backends import backend
+from opforge.core.implementation import Implementation
+from opforge.runner import Host, Worker, WorkerDied, WorkerLate
+from opforge.runner.messages import Failure, Release
+
+
+@dataclass(kw_only=True)
+class WorkerPool:
+    """The idle workers of one operator on a device, at most one an implementation. With `kept` False each is closed
+    when it is left.
+    """
+
+    host: Host
+    device: str
+    kept: bool = True
+    idle: dict[str, Worker] = field(default_factory=dict)
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, implementation: Implementation) -> Worker:
+        """The implementation's idle worker, or a new one. Raises NotNow or EnvironmentLacks."""
+        with self.lock:
+            worker = self.idle.pop(implementation.name, None)
+        return (
+            worker if worker is not None else self.host.worker(backend(implementation.backend).environment(self.device))
+        )
+
+    def leave(
+        self, implementation: Implementation, worker: Worker, *, whole: bool, launches: tuple[int, ...] = ()
+    ) -> None:
+        """Give a worker back. It is kept where nothing went wrong in it (`whole`) and it forgets the launches that are
+        left; else closed.
+        """
+        if whole and self.kept:
+            try:
+                whole = all(
+                    not isinstance(worker.request(Release(launch=launch)), Failure)
+                    for launch in sorted(launches, reverse=True)
+                )
+            except (WorkerDied, WorkerLate):
+                whole = False
+            if whole:
+                with self.lock:
+                    if not self.closed and implementation.name not in self.idle:
+                        self.idle[implementation.name] = worker
+                        return
+        worker.close()
+
+    def close(self) -> None:
+        """End the idle ones."""
+        with self.lock:
+            self.closed = True
+            idle = list(self.idle.values())
+            self.idle.clear()
+        for worker in idle:
+            worker.close()

@@ -1,0 +1,1 @@
+"""Why it failed: the likely cause, the neighbourhood of an element, a smaller case, the same values again."""

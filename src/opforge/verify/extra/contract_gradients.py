@@ -1,0 +1,170 @@
+"""The promises about gradients: those of the reference in float64, and finite differences."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opforge.core.dtypes import DTYPES
+from opforge.core.gradient import wire
+from opforge.core.operator import Operator
+from opforge.verify.cases.hidden import elements
+from opforge.verify.extra.contract_subject import ClauseBroken, Open, Subject
+from opforge.verify.judging.elements import compare
+from opforge.verify.oracle.expectation import Expectation, half_ulp, reduction_length
+
+GRADIENT_FACTOR = 16.0
+
+
+def gradients(subject: Subject) -> str:
+    import torch
+
+    operator, dtype = subject.operator, subject.dtype
+    tensors = subject.inputs()
+    leaves = subject.floating(tensors)
+    if not leaves:
+        raise Open("no input is declared differentiable")
+    for leaf in leaves:
+        leaf.requires_grad_(True)
+    outputs = subject.call(tensors)
+    seeds = [
+        torch.randn(output.shape, dtype=torch.float64, device=output.device).to(output.dtype) for output in outputs
+    ]
+    got = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+    wide = [tensor.detach().cpu().double() if tensor.is_floating_point() else tensor.cpu() for tensor in tensors]
+    wide_leaves = subject.floating(wide)
+    for leaf in wide_leaves:
+        leaf.requires_grad_(True)
+    returned = operator.reference(*wide, **subject.scalars)
+    references = returned if isinstance(returned, tuple) else (returned,)
+    wanted = torch.autograd.grad(references, wide_leaves, [seed.cpu().double() for seed in seeds], allow_unused=True)
+    root = reduction_length(operator, subject.case, dtype) ** 0.5
+    worst = 0.0
+    stored_outputs = _of_stored_outputs(subject, wide, references, seeds) or [0.0] * len(leaves)
+    for number, (mine, true, kept) in enumerate(zip(got, wanted, stored_outputs, strict=True)):
+        if (mine is None) != (true is None):
+            raise ClauseBroken(
+                f"gradient {number} is {'missing' if mine is None else 'there'}, the reference's is "
+                f"{'missing' if true is None else 'there'}"
+            )
+        if mine is None or true is None:
+            continue
+        stored = str(mine.dtype).removeprefix("torch.")
+        # the sums of a backward run over other axes than those of the forward: the largest gradient stands for their
+        # magnitude
+        bound = (
+            GRADIENT_FACTOR * DTYPES["float32"].epsilon * root * max(1.0, float(true.abs().max()))
+            + half_ulp(true, stored)
+            + kept
+        )
+        errors = compare(
+            mine.detach().cpu(), Expectation(output=f"gradient {number}", dtype=stored, expected=true, bound=bound)
+        )
+        if not errors.agrees:
+            m = errors.metrics
+            raise ClauseBroken(
+                f"gradient {number} at {list(m.worst_index)} is {m.worst_actual:.6g}, expected "
+                f"{m.worst_expected:.6g} within {m.worst_bound:.2g}"
+            )
+        worst = max(worst, errors.metrics.worst_ratio)
+    return f"within {worst:.0%} of the bound of the reference's gradient in float64"
+
+
+def _of_stored_outputs(
+    subject: Subject, wide: Sequence[Any], references: Sequence[Any], seeds: Sequence[Any]
+) -> list[Any] | None:
+    """How far each gradient moves when the outputs that it is computed from have been rounded to their dtype, twice
+    over; None where it is computed from inputs alone. Asked of the gradient operator's reference on both sides, so that
+    a wrong formula earns nothing.
+    """
+    import torch
+
+    if subject.gradient is None:
+        return None
+    operator, gradient = subject.operator, subject.gradient
+    wiring = wire(operator, gradient)
+    if not wiring.keeps_outputs:
+        return None
+
+    def results(outputs: Sequence[Any]) -> tuple[Any, ...]:
+        sources = {"input": wide, "output": outputs, "incoming": [seed.cpu().double() for seed in seeds]}
+        with torch.no_grad():
+            returned = gradient.reference(
+                *(sources[kind][place] for kind, place in wiring.takes),
+                **{name: subject.scalars[name] for name in wiring.scalars},
+            )
+        return returned if isinstance(returned, tuple) else (returned,)
+
+    exact = [reference.detach() for reference in references]
+    rounded = [
+        value.to(getattr(torch, spec.dtype_for(subject.dtype, subject.scalars))).double()
+        for spec, value in zip(operator.outputs, exact, strict=True)
+    ]
+    moved = [2 * (a - b).abs() for a, b in zip(results(exact), results(rounded), strict=True)]
+    leaves = [id(leaf) for leaf in subject.floating(wide)]
+    return [
+        0.0 if place is None else moved[place]
+        for place, tensor in zip(wiring.gives, wide, strict=True)
+        if id(tensor) in leaves
+    ]
+
+
+def gradcheck(subject: Subject) -> str:
+    import torch
+
+    small = min(
+        (case for case in subject.operator.cases if elements(subject.operator, case) > 1),
+        key=lambda case: elements(subject.operator, case),
+    )
+    tensors = [
+        tensor.cpu().double() if tensor.is_floating_point() else tensor.cpu()
+        for tensor in subject.inputs(dataclasses.replace(small, distribution="normal", layout="contiguous", dtype=None))
+    ]
+    leaves = subject.floating(tensors)
+    if not leaves:
+        raise Open("no input is declared differentiable")
+    for leaf in leaves:
+        leaf.requires_grad_(True)
+    scalars = subject.operator.scalar_values(small.scalars)
+    if "float64" in subject.operator.dtypes:
+        through, words = subject.function, ""
+    elif subject.gradient is not None:
+        through, words = (
+            _joined(subject.operator, subject.gradient),
+            f", through the reference of {subject.gradient.name}",
+        )
+    else:
+        through, words = subject.operator.reference, ", through the reference that the backward differentiates"
+    torch.autograd.gradcheck(lambda *given: through(*given, **scalars), tensors)
+    return f"finite differences in float64 agree{words}"
+
+
+def _joined(operator: Operator, gradient: Operator) -> Callable[..., Any]:
+    """The operator's reference, with the reference of its gradient operator for a backward pass."""
+    import torch
+
+    wiring = wire(operator, gradient)
+
+    def through(*tensors: Any, **scalars: Any) -> Any:
+        def forward(ctx: Any, *given: Any) -> Any:
+            returned = operator.reference(*given, **scalars)
+            ctx.kept = (given, returned if isinstance(returned, tuple) else (returned,))
+            return returned
+
+        def backward(ctx: Any, *incoming: Any) -> Any:
+            inputs, outputs = ctx.kept
+            sources = {"input": inputs, "output": outputs, "incoming": incoming}
+            returned = gradient.reference(
+                *(sources[kind][place] for kind, place in wiring.takes),
+                **{name: scalars[name] for name in wiring.scalars},
+            )
+            results = returned if isinstance(returned, tuple) else (returned,)
+            return tuple(None if place is None else results[place] for place in wiring.gives)
+
+        joined: Any = type(
+            "Joined", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        )
+        return joined.apply(*tensors)
+
+    return through

@@ -1,0 +1,100 @@
+"""The function whose promises are checked, with fresh inputs for it, and the ways in which a clause does not hold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.core.operator import Case, Operator
+from opforge.core.shapes import full_shape
+from opforge.runner import allocate, fill, fresh_seed
+from opforge.verify.cases.hidden import elements
+from opforge.verify.judging.elements import compare
+from opforge.verify.oracle.expectation import consult
+
+
+class ClauseBroken(Exception):
+    """A promise that does not hold; the message says how."""
+
+
+class Elsewhere(Exception):
+    """This machine cannot tell; the message says what it lacks."""
+
+
+class Open(Exception):
+    """The operator does not promise this."""
+
+
+@dataclass(kw_only=True)
+class Subject:
+    """A function, the operator that it computes, and where and in which dtype it is called."""
+
+    operator: Operator
+    function: Callable[..., Any]
+    custom: Any
+    dtype: str
+    device: str
+    compiler: str
+    gradient: Operator | None = None
+
+    @property
+    def case(self) -> Case:
+        """The smallest plain case with at least 16 elements and no axis of one, or the nearest to that."""
+        plain = [
+            case
+            for case in self.operator.cases
+            if case.dtype in (None, self.dtype) and case.distribution == "normal" and elements(self.operator, case)
+        ]
+
+        def rank(case: Case) -> tuple[int, bool, int]:
+            ones = sum(extent < 2 for spec in self.operator.inputs for extent in full_shape(spec.shape, case.axes))
+            return ones, elements(self.operator, case) < 16, elements(self.operator, case)
+
+        ranked = sorted(plain or self.operator.cases, key=rank)
+        return dataclasses.replace(ranked[0], layout="contiguous", seed=fresh_seed())
+
+    @property
+    def scalars(self) -> dict[str, Any]:
+        return self.operator.scalar_values(self.case.scalars)
+
+    def inputs(self, case: Case | None = None) -> list[Any]:
+        """Fresh tensors on the device."""
+        case = case or self.case
+        arena = allocate(self.operator, case, self.dtype)
+        try:
+            fill(arena, self.operator, case, fresh_seed())
+            tensors = arena.tensors("input")
+            return [tensors[spec.name].clone().to(self.device) for spec in self.operator.inputs]
+        finally:
+            arena.close()
+
+    def call(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        returned = self.function(*tensors, **self.case.scalars)
+        return returned if isinstance(returned, tuple) else (returned,)
+
+    def require_right(self, tensors: Sequence[Any], outputs: Sequence[Any], what: str) -> None:
+        case = self.case
+        axes = self.operator.bind(
+            {spec.name: tuple(tensor.shape) for spec, tensor in zip(self.operator.inputs, tensors, strict=True)},
+            self.operator.scalar_values(case.scalars),
+        )
+        named = {spec.name: tensor.detach().cpu() for spec, tensor in zip(self.operator.inputs, tensors, strict=True)}
+        truth = consult(self.operator, dataclasses.replace(case, axes=axes), self.dtype, named)
+        for expectation, output in zip(truth.expectations, outputs, strict=True):
+            errors = compare(output.detach().cpu(), expectation)
+            if not errors.agrees:
+                m = errors.metrics
+                raise ClauseBroken(
+                    f"{what}: {m.output}{list(m.worst_index)} is {m.worst_actual:.6g}, expected "
+                    f"{m.worst_expected:.6g} within {m.worst_bound:.2g}"
+                )
+
+    def floating(self, tensors: Sequence[Any]) -> list[Any]:
+        wanted = self.operator.differentiable
+        return [
+            tensor
+            for spec, tensor in zip(self.operator.inputs, tensors, strict=True)
+            if tensor.is_floating_point() and (wanted is None or spec.name in wanted)
+        ]

@@ -1,0 +1,1 @@
+"""What came out: each element against its bound, guards, repeats, library calls."""

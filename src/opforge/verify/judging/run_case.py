@@ -1,0 +1,325 @@
+"""One case run in a worker, and what its memory says afterwards: contract, bound, laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from opforge.backends.imported_symbols import foreign_code
+from opforge.core import spans
+from opforge.core.errors import EnvironmentLacks, NotNow, UsageError
+from opforge.core.fields import shown
+from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.core.operator import Case, Law, Operator, ScalarValue
+from opforge.core.verdict import Broken, Checked, LibraryFallback, Mismatch
+from opforge.runner import Arena, Worker, fresh_seed, refused
+from opforge.runner.dispatch_trace import LAUNCHES
+from opforge.runner.messages import Bind, Failure, Lacks, LaunchBound, Refused, Run
+from opforge.verify.cases.case_cache import CaseCache, PreparedCase
+from opforge.verify.explain.cause import likely_cause
+from opforge.verify.explain.window import window
+from opforge.verify.judging.elements import compare
+from opforge.verify.judging.fallback import library_calls
+from opforge.verify.judging.threads import threads_for
+from opforge.verify.oracle.expectation import its_own_words
+
+OUT_OF_MEMORY = ("out of memory", "memoryerror", "can't allocate memory", "cannot allocate memory", "bad_alloc")
+"""What Python, torch, CUDA and C++ say when memory is short."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A launch that is bound and has run once; what it left in the arena is not judged yet."""
+
+    launch: int
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A launch that ran, and what was found. `launch` is 0 where there is none that could run again."""
+
+    launch: int
+    outcome: Checked | Mismatch | Broken | LibraryFallback
+
+
+@spans.spanned(
+    lambda prepared, operator, isolation, **_: ("judge", f"{operator.name} {prepared.case.name} {prepared.dtype}", "")
+)
+def judge(
+    prepared: PreparedCase, operator: Operator, isolation: str, *, measured: bool = True
+) -> Checked | Mismatch | Broken:
+    """What the arena says after a run: contract, bound, laws, in this order. `measured` False: a Checked comes without
+    metrics, which cost
+    more than the judgement on a large output, and which nobody keeps of an audit."""
+    with threads_for(prepared.arena.size):
+        return _judge(prepared, operator, isolation, measured)
+
+
+def _judge(prepared: PreparedCase, operator: Operator, isolation: str, measured: bool) -> Checked | Mismatch | Broken:
+    arena = prepared.seen()
+    violations = arena.violations(prepared.guarded)
+    if violations:
+        return Broken(case=prepared.case, dtype=prepared.dtype, reason="; ".join(violations), isolation=isolation)
+    outputs = arena.tensors("output")
+    measured_outputs = []
+    for expectation in prepared.truth.expectations:
+        comparison = compare(outputs[expectation.output], expectation)
+        if not comparison.agrees:
+            metrics = comparison.metrics
+            actual = outputs[expectation.output].double()
+            return Mismatch(
+                case=prepared.case,
+                dtype=prepared.dtype,
+                output=expectation.output,
+                index=metrics.worst_index,
+                expected=metrics.worst_expected,
+                actual=metrics.worst_actual,
+                tolerance=metrics.worst_bound,
+                wrong=int(comparison.wrong.sum()),
+                total=metrics.elements,
+                law=None,
+                cause=likely_cause(actual, expectation.expected, comparison.wrong, prepared.truth.inputs)
+                if bool(comparison.wrong.any())
+                else too_noisy(metrics.noise or 0.0),
+                metrics=metrics,
+                isolation=isolation,
+                window=window(expectation.output, metrics.worst_index, expectation.expected, actual, comparison.wrong),
+            )
+        if measured:
+            measured_outputs.append(comparison.metrics)
+    broken = _broken_law(prepared, operator, outputs, isolation)
+    return broken or Checked(case=prepared.case, dtype=prepared.dtype, metrics=tuple(measured_outputs))
+
+
+def too_noisy(noise: float) -> str:
+    """The cause where every element is within its bound, and all together are not."""
+    return (
+        f"no element is beyond its bound, and together they are {noise:.1f} times as far off as float32 "
+        "arithmetic explains: factors or sums of fewer digits, "
+        "or an approximation of exp that is too coarse"
+    )
+
+
+def _broken_law(prepared: PreparedCase, operator: Operator, outputs: dict[str, Any], isolation: str) -> Mismatch | None:
+    import torch
+
+    if not operator.laws or not prepared.truth.finite_inputs:
+        return None
+    wide = {name: tensor.double() for name, tensor in outputs.items()}
+    if any(not tensor.numel() or not bool(torch.isfinite(tensor).all()) for tensor in wide.values()):
+        return None
+    scalars = operator.scalar_values(prepared.case.scalars)
+    for law in operator.laws:
+        with its_own_words(operator, f"law {law.name}", prepared.case):
+            sentence = law.holds(prepared.truth.inputs, wide, scalars)
+        if sentence is not None and not isinstance(sentence, str):
+            raise UsageError(
+                f"The law {law.name} of {operator.name} answers {shown(sentence)}. A law returns None where it holds, "
+                "or one sentence. Correct op.py."
+            )
+        if sentence is not None:
+            _ask_of_reference(law, operator, prepared, scalars)
+            first = operator.outputs[0].name
+            return Mismatch(
+                case=prepared.case,
+                dtype=prepared.dtype,
+                output=first,
+                index=(),
+                expected=float("nan"),
+                actual=float("nan"),
+                tolerance=float("nan"),
+                wrong=0,
+                total=wide[first].numel(),
+                law=law.name,
+                cause=sentence,
+                metrics=None,
+                isolation=isolation,
+            )
+    return None
+
+
+def _ask_of_reference(law: Law, operator: Operator, prepared: PreparedCase, scalars: Mapping[str, ScalarValue]) -> None:
+    """A law that the reference itself breaks speaks of no kernel: raises UsageError."""
+    right = {expectation.output: expectation.expected for expectation in prepared.truth.expectations}
+    if any(spec.name not in right for spec in operator.outputs):
+        return
+    with its_own_words(operator, f"law {law.name}", prepared.case):
+        sentence = law.holds(prepared.truth.inputs, right, scalars)
+    if sentence is not None:
+        raise UsageError(
+            f"The law {law.name} of {operator.name} does not hold for its own reference in case {prepared.case.name}: "
+            f"{sentence}. Correct op.py."
+        )
+
+
+def start(
+    bench: CaseCache,
+    worker: Worker,
+    implementation: Implementation,
+    case: Case,
+    dtype: str,
+    arena: Arena,
+    config: Config | None,
+) -> Started | Rejected | Broken | LibraryFallback:
+    """Bind an arena and run once on what it holds.
+
+    The arena holds nothing but poison while the kernel is bound: what it computes, it computes when it runs.
+    Raises WorkerDied, WorkerLate or EnvironmentLacks.
+    """
+    content = arena.bytes().clone()
+    if bench.host.guards.blind_bind:
+        arena.poison(fresh_seed())
+    answer = bind_blind(bench, worker, implementation, case, dtype, arena, config)
+    arena.bytes().copy_(content)
+    return first_run(bench, worker, implementation, case, dtype, arena, answer, config)
+
+
+def bind_blind(
+    bench: CaseCache,
+    worker: Worker,
+    implementation: Implementation,
+    case: Case,
+    dtype: str,
+    arena: Arena,
+    config: Config | None,
+) -> LaunchBound | Failure:
+    """The worker's answer to a request to bind an arena, whose content its owner has taken away. Raises WorkerDied or
+    WorkerLate.
+    """
+    operator = bench.operator
+    question = Bind(
+        homes=tuple(str(home.path) for home in bench.registry.homes),
+        operator=operator.name,
+        implementation=implementation.name,
+        axes=case.axes,
+        dtype=dtype,
+        scalars=operator.scalar_values(case.scalars),
+        device=bench.device,
+        config=config,
+        arena=arena.describe(),
+    )
+    return worker.request(question, [arena.fd], bench.bind_limit_s)
+
+
+def first_run(
+    bench: CaseCache,
+    worker: Worker,
+    implementation: Implementation,
+    case: Case,
+    dtype: str,
+    arena: Arena,
+    answer: LaunchBound | Failure,
+    config: Config | None = None,
+) -> Started | Rejected | Broken | LibraryFallback:
+    """What became of a request to bind, once the arena holds its content again: as `start`."""
+    host = bench.host
+    if isinstance(answer, Refused):
+        scalars = bench.operator.scalar_values(case.scalars)
+        known = refused(
+            bench.operator, implementation, arena.tensors("input"), arena.tensors("output"), scalars, case.axes, dtype
+        )
+        if known is not None:
+            return known
+        # what is not taken is no part of a Pass: that is for the file to say, and not for the process in which the
+        # kernel runs
+        return Broken(
+            case=case,
+            dtype=dtype,
+            reason=f"its process refuses what its file takes: {answer.reason}",
+            isolation=host.isolation,
+        )
+    if isinstance(answer, Lacks):
+        raise (NotNow if answer.later else EnvironmentLacks)(answer.reason)
+    if isinstance(answer, LaunchBound):
+        ran = worker.request(Run(launch=answer.launch), (), bench.run_limit_s)
+        if not isinstance(ran, Failure):
+            evidence = library_calls(ran.operations)
+            if evidence:
+                reason = (
+                    f"it is written for {implementation.backend} and has PyTorch compute: {', '.join(evidence[:4])}"
+                )
+            elif (
+                host.guards.trace
+                and implementation.backend == "triton"
+                and not ran.operations.get(LAUNCHES)
+                and any(tensor.numel() for tensor in arena.tensors("output").values())
+            ):
+                reason, evidence = "it is written for triton and launched no Triton kernel", ("no launch",)
+            elif foreign := (*ran.foreign, *(foreign_code(implementation, config) if host.guards.ledger else ())):
+                reason, evidence = (
+                    f"it is written for {implementation.backend} and something else computes: {'; '.join(foreign[:3])}",
+                    tuple(foreign),
+                )
+            else:
+                return Started(answer.launch)
+            return LibraryFallback(case=case, dtype=dtype, reason=reason, evidence=evidence, isolation=host.isolation)
+        answer = ran
+    return Broken(case=case, dtype=dtype, reason=_in_short(answer.reason), isolation=host.isolation)
+
+
+def _in_short(reason: str) -> str:
+    """What a kernel raised. Want of memory, which says nothing of its arithmetic, is called by its name."""
+    short = any(sign in reason.lower() for sign in OUT_OF_MEMORY)
+    return (
+        f"out of memory: the kernel asks for more than it may have, or than the device has left ({reason})"
+        if short
+        else reason
+    )
+
+
+def run_once(
+    bench: CaseCache, worker: Worker, implementation: Implementation, prepared: PreparedCase, config: Config | None
+) -> Ran | Rejected:
+    """Bind and run a prepared case in `worker`, and judge it.
+
+    Raises WorkerDied, WorkerLate or EnvironmentLacks.
+    """
+    prepared.reset()
+    return _judged(
+        bench, prepared, start(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, config)
+    )
+
+
+def run_bound(
+    bench: CaseCache,
+    worker: Worker,
+    implementation: Implementation,
+    prepared: PreparedCase,
+    answer: LaunchBound | Failure,
+    config: Config | None = None,
+) -> Ran | Rejected:
+    """As `run_once`, where `bind_blind` has been answered already: several workers may be bound to one arena, and run
+    interleaved.
+    """
+    prepared.reset()
+    return _judged(
+        bench,
+        prepared,
+        first_run(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, answer, config),
+    )
+
+
+def _judged(
+    bench: CaseCache, prepared: PreparedCase, started: Started | Rejected | Broken | LibraryFallback
+) -> Ran | Rejected:
+    if isinstance(started, Rejected):
+        return started
+    if isinstance(started, Broken):
+        return Ran(0, started)
+    outcome = judge(prepared, bench.operator, bench.host.isolation)
+    if isinstance(started, LibraryFallback):
+        # a wrong answer is a wrong answer, whoever computed it
+        return Ran(0, started if isinstance(outcome, Checked) else outcome)
+    return Ran(started.launch, outcome)
+
+
+def run_again(bench: CaseCache, worker: Worker, launch: int, prepared: PreparedCase) -> Broken | None:
+    """Run a launch once more on a prepared case that uses the same memory, outputs poisoned before. None: it ran; judge
+    it.
+    """
+    prepared.reset()
+    answer = worker.request(Run(launch=launch), (), bench.run_limit_s)
+    if not isinstance(answer, Failure):
+        return None
+    return Broken(case=prepared.case, dtype=prepared.dtype, reason=answer.reason, isolation=bench.host.isolation)

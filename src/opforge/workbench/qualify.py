@@ -1,0 +1,112 @@
+"""What `opforge qualify` does: evidence for dispatch on a device that the package brings none for, by the bench, most
+used operators first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from opforge.backends import Native, backend
+from opforge.backends.shared_code import source_sha256
+from opforge.core.implementation import COMPARED_WITH
+from opforge.core.operator import Operator, Workload
+from opforge.core.shape_classes import shape_grid
+from opforge.machine import detect
+from opforge.machine.versions import versions
+from opforge.registry import Registry
+from opforge.store import Installation, Store
+from opforge.timing import Plan
+from opforge.verify import QUICK
+from opforge.workbench.bench import BenchOptions
+
+MOST_USED = (
+    "softmax",
+    "rmsnorm",
+    "layernorm",
+    "matmul",
+    "linear",
+    "silu_mul",
+    "gelu",
+    "cross_entropy",
+    "add_rmsnorm",
+    "vector_add",
+)
+"""The order in which operators are qualified where none is named: what language models call most."""
+TIMED_BY = Plan(samples=10, budget_s=0.05)
+"""Implementations of an operator differ by a quarter where a wrong choice matters; ten samples tell that, and their
+intervals say when not.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One call of the bench: an operator in one dtype, on the shapes and with the implementations that nothing is
+    believed of yet.
+    """
+
+    operator: str
+    options: BenchOptions
+
+
+def main_dtype(device: str) -> str:
+    """The dtype that calls on a device have most often: bfloat16, and on a CPU float32. Times in it tell of others of
+    its width too.
+    """
+    return "float32" if device == "cpu" else "bfloat16"
+
+
+def steps(
+    registry: Registry, names: Sequence[str], dtypes: Collection[str], device: str, store: Store
+) -> Iterator[Step]:
+    """What is left to do, most used operators first. Nothing for what is believed: run again after an interruption, it
+    goes on.
+    """
+    order = {name: place for place, name in enumerate(MOST_USED)}
+    for name in sorted(names, key=lambda name: (order.get(name, len(order)), name)):
+        operator = registry.operator(name)
+        for dtype in operator.dtypes:
+            if dtype in (dtypes or (main_dtype(device),)):
+                step = _step(registry, operator, dtype, device, store)
+                if step is not None:
+                    yield step
+
+
+def shapes(operator: Operator, dtype: str, device: str) -> tuple[Workload, ...]:
+    """The shapes that are timed: the first workload that models run, and the shape classes."""
+    scale = "laptop" if device == "cpu" else "gpu"
+    named = [workload for workload in operator.workloads if workload.scale == scale][:1]
+    return tuple(
+        workload for workload in (*named, *shape_grid(operator, cpu=device == "cpu")) if operator.takes(workload, dtype)
+    )
+
+
+def _step(registry: Registry, operator: Operator, dtype: str, device: str, store: Store) -> Step | None:
+    items = [
+        item
+        for item in registry.implementations(operator.name)
+        if item.backend not in COMPARED_WITH and isinstance(backend(item.backend).execution_mode(device), Native)
+    ]
+    if not any(item.backend != "torch" for item in items):
+        return None
+    sources = {item.name: source_sha256(item.source) for item in items}
+    beliefs = store.beliefs(
+        operator.name, Installation(device=detect(device).name, sources=sources, versions=versions())
+    )
+    told = {item.workload for item in beliefs.timed() if item.dtype == dtype}
+    left = tuple(workload for workload in shapes(operator, dtype, device) if workload.name not in told)
+    if not left:
+        return None
+    return Step(
+        operator=operator.name,
+        options=BenchOptions(
+            device=device,
+            dtypes=(dtype,),
+            implementations=tuple(item.name for item in items),
+            workloads=tuple(workload.name for workload in left),
+            effort=QUICK,
+            plan=Plan(
+                samples=TIMED_BY.samples, budget_s=TIMED_BY.budget_s, cache="warm" if device == "cpu" else "cold"
+            ),
+        ),
+    )

@@ -1,0 +1,128 @@
+"""What to measure again on a device, what users would be given wrongly first: the order of `make gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from opforge.core.operator import Operator, Workload
+from opforge.core.record import Record
+from opforge.core.verdict import Pass
+
+WRONGLY, MISSING, STALE, OLD = (
+    "dispatch would pick a stale row",
+    "not measured",
+    "stale rows",
+    "all rows are of today's code",
+)
+NEEDS = (WRONGLY, MISSING, STALE, OLD)
+"""Why a batch is measured, most urgent first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One call of `bench`: an operator in one dtype with all its workloads and implementations, which are to be timed
+    side by side.
+
+    need      one of NEEDS: the most urgent of its workloads
+    urgent    how many of its workloads have that need
+    oldest    ISO time of its oldest row, "" where a row is missing
+    rows      implementations × workloads
+    """
+
+    operator: str
+    dtype: str
+    workloads: tuple[str, ...]
+    need: str
+    urgent: int
+    oldest: str
+    rows: int
+
+
+def batches(
+    operators: Iterable[Operator],
+    implementations: Callable[[str], Sequence[str]],
+    workloads: Callable[[Operator], Sequence[Workload]],
+    records: Callable[[str], Sequence[Record]],
+    current: Callable[[str, Record], bool],
+    dtypes: Collection[str] = (),
+) -> list[Batch]:
+    """The batches of these operators, most urgent first; those of equal need by the number of urgent workloads, then
+    the oldest first.
+
+    implementations   of an operator, those that this device can run
+    workloads         of an operator, those sized for this device
+    records           of an operator on this device, in any order
+    current           whether a record of an operator speaks of what is there now
+    """
+    planned: list[Batch] = []
+    for operator in operators:
+        names = implementations(operator.name)
+        newest = _newest(records(operator.name))
+        for dtype in operator.dtypes:
+            taken = (
+                [workload for workload in workloads(operator) if operator.takes(workload, dtype)]
+                if not dtypes or dtype in dtypes
+                else []
+            )
+            if not taken or not names:
+                continue
+            rows = {workload.name: [newest.get((name, workload.name, dtype)) for name in names] for workload in taken}
+            needs = [_need(operator.name, of_one, current) for of_one in rows.values()]
+            need = min(needs, key=NEEDS.index)
+            dates = [record.created_at if record is not None else "" for of_one in rows.values() for record in of_one]
+            planned.append(
+                Batch(
+                    operator=operator.name,
+                    dtype=dtype,
+                    workloads=tuple(rows),
+                    need=need,
+                    urgent=needs.count(need),
+                    oldest=min(dates, default=""),
+                    rows=len(names) * len(rows),
+                )
+            )
+    return sorted(
+        planned,
+        key=lambda batch: (
+            NEEDS.index(batch.need),
+            -batch.urgent if batch.need != OLD else 0,
+            batch.oldest,
+            batch.operator,
+            batch.dtype,
+        ),
+    )
+
+
+def _newest(records: Sequence[Record]) -> dict[tuple[str, str, str], Record]:
+    newest: dict[tuple[str, str, str], Record] = {}
+    for record in sorted(records, key=lambda record: record.created_at):
+        if record.workload:
+            newest[record.implementation, record.workload, record.dtype] = record
+            continue
+        # it did not come as far as a workload: this is what is known of all of them
+        for key in [key for key in newest if key[0] == record.implementation and key[2] == record.dtype]:
+            newest[key] = record
+        newest[record.implementation, "", record.dtype] = record
+    return _Newest(newest)
+
+
+class _Newest(dict[tuple[str, str, str], Record]):
+    """By implementation, workload and dtype; where a workload has none, the verification alone counts: what is refused,
+    or unsupported, has no time.
+    """
+
+    def get(self, key: tuple[str, str, str], default: Record | None = None) -> Record | None:  # type: ignore[override]
+        return super().get(key) or super().get((key[0], "", key[2])) or default
+
+
+def _need(operator: str, rows: Sequence[Record | None], current: Callable[[str, Record], bool]) -> str:
+    """What one workload in one dtype needs."""
+    known = [record for record in rows if record is not None]
+    timed = [record for record in known if isinstance(record.verdict, Pass) and record.timing is not None]
+    best = min(timed, key=lambda record: record.timing.median_s if record.timing else 0.0, default=None)
+    if best is not None and (not current(operator, best) or (best.timing is not None and best.timing.suspect)):
+        return WRONGLY
+    if len(known) < len(rows) or not timed:
+        return MISSING
+    return OLD if all(current(operator, record) for record in known) else STALE

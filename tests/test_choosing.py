@@ -1,0 +1,304 @@
+"""What dispatch chooses for calls that nobody timed, and by whose evidence."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from opforge.backends import Native
+from opforge.backends.shared_code import source_sha256
+from opforge.core.implementation import Config
+from opforge.core.shape_classes import PREFIX, shape_grid
+from opforge.dispatch import Chooser, beliefs as knowing, choose as choosing, installation as holding
+from opforge.dispatch.beliefs import manner_as
+from opforge.dispatch.time_model import Model, TimedCall, layout_word, manner_of, pick, place_of
+from opforge.machine import descriptors
+from opforge.registry import load
+from opforge.store import Fact, shipped as shipping
+from opforge.store.shipped import day_of, packed, shipped
+
+ROOT = Path(__file__).resolve().parent.parent
+H200 = descriptors()["nvidia-h200"]
+VERSIONS = {"torch": "2.11.0", "triton": "3.6.0", "nvcc": "13.0.88"}
+
+
+def fact(
+    implementation,
+    cols,
+    median_s,
+    *,
+    rows=4096,
+    operator="softmax",
+    dtype="bfloat16",
+    versions=VERSIONS,
+    layout="contiguous",
+    **changed,
+):
+    """A believed Pass with a time on an H200, of the source as it is now."""
+    registry = load()
+    item = registry.implementation(operator, implementation)
+    fields = {
+        "id": f"{abs(hash((implementation, rows, cols, median_s))):032x}"[:32],
+        "created_at": "2026-11-22T08:00:00.000000+00:00",
+        "workload": f"rows_{cols}",
+        "axes": {"lead": (rows,), "cols": cols},
+        "scalars": registry.operator(operator).scalar_values({}),
+        **dict.fromkeys(("median_s", "low_s", "high_s"), median_s),
+        "operator": operator,
+        "implementation": implementation,
+        "backend": item.backend,
+        "dtype": dtype,
+        "device": H200.name,
+        "config": item.default,
+        "source_sha256": source_sha256(item.source),
+        "code_sha256": "",
+        "versions": versions,
+        "verdict": "Pass",
+        "cache": "cold",
+        "suspect": False,
+        "steady": True,
+        "trial": False,
+        "layout": layout,
+    }
+    return Fact(**{**fields, **changed})
+
+
+TIMES = (
+    *(fact("triton_onepass", cols, seconds) for cols, seconds in ((4096, 17e-6), (16384, 73e-6), (65536, 480e-6))),
+    *(fact("cuda_slices", cols, seconds) for cols, seconds in ((4096, 60e-6), (16384, 68e-6), (65536, 270e-6))),
+    *(fact("torch_eager", cols, seconds) for cols, seconds in ((4096, 50e-6), (16384, 126e-6), (65536, 530e-6))),
+)
+
+
+@pytest.fixture
+def on_h200(tmp_path, monkeypatch):
+    """`on_h200(facts, versions)`: a chooser in a fresh environment that takes itself for an H200, with this evidence in
+    the package.
+    """
+
+    def made(facts=TIMES, versions=VERSIONS):
+        folder = tmp_path / "shipped"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{H200.name}.json").write_text(packed(facts, H200.name))
+        shipping._file.cache_clear()
+        monkeypatch.setattr(knowing, "shipped", lambda operator, device: shipped(operator, device, folder))
+        monkeypatch.setattr(choosing, "detect", lambda device: H200)
+        monkeypatch.setattr(holding, "versions", lambda: versions)
+        chooser = Chooser(load(), str(tmp_path / "store.sqlite"))
+        chooser._modes.update(
+            {(backend, "cuda"): Native(how="simulated") for backend in ("torch", "triton", "cuda", "tilelang")}
+        )
+        return chooser
+
+    monkeypatch.delenv("OPFORGE_EVIDENCE", raising=False)
+    yield made
+    shipping._file.cache_clear()
+
+
+def asked(chooser, cols, rows=4096, operator="softmax"):
+    found = chooser.registry.operator(operator)
+    return chooser.choose(
+        found,
+        {"lead": (rows,), "cols": cols},
+        "bfloat16",
+        found.scalar_values({}),
+        "cuda",
+        ["contiguous"] * len(found.inputs),
+    )
+
+
+def test_a_fresh_machine_chooses_by_the_evidence_that_came_with_the_package(on_h200):
+    """The six shapes' fault: 65536 columns went to a kernel that is good at 4096."""
+    chooser = on_h200()
+    wide, short = asked(chooser, 65536), asked(chooser, 4096)
+    assert (wide.implementation.name, short.implementation.name) == ("cuda_slices", "triton_onepass")
+    assert "verified and timed on an NVIDIA H200 on 2026-11-22; not on this machine" in wide.why
+    # between two times, and beside them: no record is of these
+    assert [asked(chooser, cols).implementation.name for cols in (50256, 40000, 3000, 5000)] == [
+        "cuda_slices",
+        "cuda_slices",
+        "triton_onepass",
+        "triton_onepass",
+    ]
+
+
+def test_ones_own_evidence_can_be_asked_for(on_h200, monkeypatch):
+    """OPFORGE_EVIDENCE=here: nothing was verified here, so PyTorch computes."""
+    monkeypatch.setenv("OPFORGE_EVIDENCE", "here")
+    found = asked(on_h200(), 65536)
+    assert found.implementation.backend == "torch"
+    assert "opforge qualify softmax" in found.why
+
+
+def test_a_toolchain_that_is_not_compatible_says_so(on_h200):
+    """What Triton 3.5 would make of the source is not what was verified."""
+    found = asked(on_h200(versions={**VERSIONS, "triton": "3.5.1"}), 4096)
+    assert found.implementation.name == "torch_eager"
+    assert any(
+        "with triton 3.6.0, and here is 3.5.1" in reason
+        for name, reason in found.passed_over
+        if name == "triton_onepass"
+    )
+
+
+def test_times_on_other_terms_are_not_ranked_beside_one_another(on_h200):
+    """A kernel's time with `out=` given says nothing beside one in which another makes its result."""
+    into = {
+        name: fact(name, 4096, seconds, terms="out")
+        for name, seconds in (("triton_onepass", 40e-6), ("cuda_slices", 50e-6), ("tilelang_onepass", 60e-6))
+    }
+    called = {
+        name: fact(name, 4096, seconds, terms="call")
+        for name, seconds in (("triton_onepass", 57e-6), ("cuda_slices", 55e-6), ("torch_eager", 58e-6))
+    }
+
+    def chosen(*facts):
+        return asked(on_h200(facts), 4096).implementation.name
+
+    assert chosen(*into.values()) == "triton_onepass"
+    assert chosen(*called.values()) == "cuda_slices"
+    assert chosen(*into.values(), *called.values()) == "cuda_slices", "as a caller gets them, where they were timed so"
+    assert chosen(*into.values(), called["cuda_slices"]._replace(median_s=10e-6)) == "triton_onepass", (
+        "one that was timed anew alone"
+    )
+    # what PyTorch takes as a caller gets it is no less than what it would take with `out=` given
+    assert chosen(*into.values(), called["torch_eager"]._replace(median_s=39e-6)) == "torch_eager"
+    assert chosen(*into.values(), called["torch_eager"]._replace(median_s=41e-6)) == "triton_onepass"
+    # records from before terms were stated: PyTorch made its result, our kernels did not
+    unstated = [item._replace(terms="") for item in (*into.values(), called["torch_eager"])]
+    assert chosen(*unstated) == "triton_onepass"
+
+
+def test_other_sources_are_not_what_was_timed(on_h200):
+    """Planted: the evidence is of another text of the kernel."""
+    found = asked(
+        on_h200(
+            [item._replace(source_sha256="0" * 64) if item.implementation == "cuda_slices" else item for item in TIMES]
+        ),
+        65536,
+    )
+    assert found.implementation.name == "triton_onepass"
+    assert any("another version of its source" in reason for name, reason in found.passed_over if name == "cuda_slices")
+
+
+def test_what_was_found_here_goes_before_what_came_along(on_h200):
+    """An own failure, older by its date than the package's Pass, takes the kernel out; an own time replaces the
+    package's.
+    """
+    from opforge.core.verdict import Crash
+    from opforge.store import Store
+    from simulated import record
+
+    chooser = on_h200()
+    item = chooser.registry.implementation("softmax", "cuda_slices")
+    crash = Crash(case=None, dtype="bfloat16", status="signal 11", stderr="", isolation="none")
+    own = dataclasses.replace(
+        record(implementation="cuda_slices", verdict=crash), timing=None, workload="", axes={}, dtype="bfloat16",
+        device=H200.name, config=item.default,
+        source_sha256=source_sha256(item.source),
+    )  # fmt: skip
+    assert own.created_at < TIMES[0].created_at
+    with Store.open(chooser.store_url) as store:
+        store.add([own])
+    found = asked(chooser, 65536)
+    assert found.implementation.name == "triton_onepass", found
+    assert any("is a Crash" in reason for name, reason in found.passed_over if name == "cuda_slices")
+
+
+def test_how_inputs_lie_decides_beside_how_large_they_are():
+    """A kernel that is fast on whole vectors is not chosen where none fits, once a time says so."""
+    registry = load()
+    operator = registry.operator("softmax")
+    items = [registry.implementation("softmax", name) for name in ("triton_onepass", "cuda_onchip")]
+
+    def seen(name, cols, seconds):
+        axes = {"lead": (8192,), "cols": cols}
+        return TimedCall(
+            name,
+            Config(),
+            place_of(operator, axes, "bfloat16", {}, manner_as(operator, axes, "bfloat16", {}, "contiguous"), H200),
+            seconds,
+            "",
+        )
+
+    model = Model(
+        operator,
+        items,
+        [
+            seen("triton_onepass", 2048, 20e-6),
+            seen("cuda_onchip", 2048, 16e-6),
+            seen("triton_onepass", 1023, 10e-6),
+            seen("cuda_onchip", 1023, 20e-6),
+        ],
+    )
+    for cols, expected in (
+        (2040, "cuda_onchip"),
+        (2041, "triton_onepass"),
+        (1024, "cuda_onchip"),
+        (1021, "triton_onepass"),
+    ):
+        axes = {"lead": (8000,), "cols": cols}
+        place = place_of(operator, axes, "bfloat16", {}, manner_as(operator, axes, "bfloat16", {}, "contiguous"), H200)
+        assert pick(model, items, place).implementation.name == expected, cols
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "expected"),
+    [
+        ((4, 8), (8, 1), "contiguous"),
+        ((4, 8), (11, 1), "rows"),
+        ((4, 8), (1, 4), "transposed"),
+        ((4, 8), (16, 2), "strided"),
+        ((4, 1), (1, 7), "contiguous"),
+        ((), (), "contiguous"),
+    ],
+)
+def test_layouts_have_their_words(shape, strides, expected):
+    """As torch says it of the same strides."""
+    torch = pytest.importorskip("torch")
+    assert layout_word(shape, strides) == expected
+    assert (expected == "contiguous") == torch.empty(200).as_strided(shape, strides).is_contiguous()
+    assert manner_of([(shape, strides, 2, True)])[0][0] == expected
+
+
+def test_grids_are_few_shapes_that_differ_from_the_named_workloads():
+    """Every grid shape is taken by its operator, none repeats a workload, and all of them are few enough for one
+    machine's minutes.
+    """
+    registry = load()
+    total = 0
+    for name in registry.names():
+        operator = registry.operator(name)
+        for cpu in (True, False):
+            grid = shape_grid(operator, cpu=cpu)
+            assert all(
+                workload.name.startswith(PREFIX) and set(workload.axes) == set(operator.axes) for workload in grid
+            )
+            assert len({workload.name for workload in grid}) == len(grid) <= 13
+            total += 0 if cpu else len(grid)
+    assert total <= 220
+    assert any("transposed" in workload.layout for workload in shape_grid(registry.operator("matmul"), cpu=False))
+
+
+def test_what_comes_with_the_package_is_of_todays_sources():
+    """Stale rows are dropped by the command that makes the files, and never shipped."""
+    done = subprocess.run(
+        [sys.executable, "scripts/ship.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(file.stat().st_size for file in shipping.FOLDER.glob("*.json")) <= shipping.MOST_BYTES
+
+
+def test_facts_come_out_of_a_file_as_they_went_in(tmp_path):
+    """But for their ids and moments, which say that they came along; times keep four digits."""
+    (tmp_path / f"{H200.name}.json").write_text(packed(TIMES, H200.name))
+    back = shipped("softmax", H200.name, tmp_path)
+    assert json.loads((tmp_path / f"{H200.name}.json").read_text())["device"] == H200.name
+    assert {
+        (item.implementation, item.axes["cols"], item.median_s, item.source_sha256, item.config) for item in back
+    } == {(item.implementation, item.axes["cols"], item.median_s, item.source_sha256, item.config) for item in TIMES}
+    assert {day_of(item.created_at) for item in back} == {"2026-11-22"}
+    assert max(item.created_at for item in back) < "1"

@@ -1,0 +1,104 @@
+"""What is measured again, and what is not: the order of `make gpu`, and verifications that stand."""
+
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from opforge.core.verdict import Pass, Statement
+from opforge.registry import load
+from opforge.store import Store, read_file, read_lines
+from opforge.trial import verified_before as proven_of
+from opforge.workbench.renewal import MISSING, OLD, STALE, WRONGLY, batches
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """A timed record of a real run, to make others from."""
+    lines = read_file(Path(__file__).parent.parent / "results" / "cpu.jsonl.gz")
+    return next(
+        record
+        for record in read_lines(lines)
+        if record.timing is not None and isinstance(record.verdict, Pass) and record.backend in ("torch", "cpp")
+    )
+
+
+def order_of(rows, now=("a", "b")):
+    """The batches of one operator with one workload in float32, of which `rows` (records) are known and sources `now`
+    are current.
+    """
+    workload = SimpleNamespace(name="w")
+    operator = SimpleNamespace(name="op", dtypes=("float32",), takes=lambda workload, dtype: True)
+    return batches(
+        [operator],
+        lambda name: ["a", "b"],
+        lambda item: [workload],
+        lambda name: rows,
+        lambda name, record: record.source_sha256 in now,
+    )
+
+
+def row(recorded, name, median_s, source, created_at="2026-01-02", workload="w", suspect=()):
+    timing = dataclasses.replace(recorded.timing, samples_s=(median_s,) * 5, suspect=suspect)
+    return dataclasses.replace(recorded, id=f"{name}{source}{created_at}", operator="op", implementation=name,
+    workload=workload, dtype="float32", source_sha256=source,
+                               created_at=created_at, timing=timing)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "need"),
+    [
+        (("a", "old"), ("b", "b"), WRONGLY),
+        (("a", "a"), ("b", "old"), STALE),
+        (("a", "a"), ("b", "b"), OLD),
+        (("a", "a"), None, MISSING),
+    ],
+)
+def test_what_users_would_be_given_wrongly_is_first(recorded, fast, slow, need):
+    """The fastest row is what dispatch would pick if it were of today's code; a stale slower one misleads nobody."""
+    rows = [row(recorded, fast[0], 1e-3, fast[1])] + ([row(recorded, slow[0], 2e-3, slow[1])] if slow else [])
+    (batch,) = order_of(rows)
+    assert (batch.need, batch.rows) == (need, 2)
+
+
+def test_a_newer_row_takes_the_place_of_a_stale_one(recorded):
+    """A slice that went before is not measured again first."""
+    rows = [
+        row(recorded, "a", 1e-3, "old"),
+        row(recorded, "b", 2e-3, "b"),
+        row(recorded, "a", 1e-3, "a", created_at="2026-02-02"),
+    ]
+    assert order_of(rows)[0].need == OLD
+    assert order_of(rows[::-1])[0].need == OLD
+
+
+def test_a_verification_stands_until_code_cases_or_verifier_change(recorded, tmp_path, monkeypatch):
+    """And a bench with fewer cases, a record without its version, or another config is no such verification."""
+    registry = load(())
+    operator = registry.operator(recorded.operator)
+    implementation = registry.implementation(recorded.operator, recorded.implementation)
+    source = proven_of.source_sha256(implementation.source)
+    monkeypatch.setattr(proven_of, "versions", dict)
+    verdict = dataclasses.replace(recorded.verdict, statements=())
+    today = dataclasses.replace(
+        recorded, source_sha256=source, config=implementation.default, verdict=proven_of.stated(verdict, operator)
+    )
+
+    def stands(record):
+        with Store.open(tmp_path / f"{record.id}.sqlite") as store:
+            store.add([record])
+            return proven_of.proven(store, registry, [recorded.operator], today.device)
+
+    def other(number, **changes):
+        return dataclasses.replace(today, id=f"{number:032x}", **changes)
+
+    found = stands(other(1))[(recorded.operator, recorded.implementation, recorded.dtype)]
+    assert {case.case.name for case in found.checked}.isdisjoint(workload.name for workload in operator.workloads)
+    assert found.checked
+    assert found.states(proven_of.BEFORE)
+    assert not stands(other(2, source_sha256="0" * 64))
+    assert not stands(other(3, verdict=verdict))
+    stale = Statement(name=proven_of.VERSION, holds=True, detail="0" * 16)
+    assert not stands(other(4, verdict=dataclasses.replace(verdict, statements=(stale,))))
+    assert not stands(other(5, device="another"))

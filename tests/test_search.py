@@ -1,0 +1,273 @@
+"""How points are chosen: every strategy hands out each legal point at most once, learns from what it is told, and finds
+a good one sooner than chance does. Times are made up; nothing is compiled.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+from opforge.core.errors import UsageError
+from opforge.core.implementation import Config, Implementation
+from opforge.tuning.modelled import modelled_spaces
+from opforge.tuning.replay import measured_spaces, replay, trace_of
+from opforge.tuning.search import Search, valid_points
+from opforge.tuning.strategies import (
+    NAMES,
+    Failure,
+    Legal,
+    Measured,
+    ModelBased,
+    Trace,
+    pareto_front,
+    strategy,
+    weighted_scores,
+)
+from opforge.tuning.strategies.gaussian import GaussianProcess, expected_improvement
+from opforge.tuning.strategies.prior import performance
+
+
+def points(**space):
+    source = Implementation(name="x", operator="x", backend="cpp", source=None, idea="", space=space)
+    return list(source.configs())
+
+
+GRID = points(BLOCK_M=(16, 32, 64, 128), BLOCK_N=(16, 32, 64, 128), WARPS=(1, 2, 4), MODE=("a", "b"))
+
+
+def seconds_of(config):
+    """Fastest at 64 × 32 with 4 warps in mode b; 128 × 128 fails."""
+    named = config.as_dict()
+    if named["BLOCK_M"] == named["BLOCK_N"] == 128:
+        return None
+    off = abs(np.log2(named["BLOCK_M"] / 64)) + abs(np.log2(named["BLOCK_N"] / 32)) + abs(np.log2(named["WARPS"] / 4))
+    return (1 + 0.2 * off) * (1.3 if named["MODE"] == "a" else 1.0)
+
+
+def outcome(config):
+    seconds = seconds_of(config)
+    return Failure(stage="launch") if seconds is None else Measured(seconds=seconds)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_strategy_hands_out_every_legal_point_once(name):
+    """A point tried twice is paid for twice, and the best may be the last that is left. Failures are no end."""
+    search = strategy(name, Legal(GRID), 3, trials=24)
+    asked = []
+    while configs := search.ask(5):
+        for config in configs:
+            asked.append(config)
+            search.tell(config, outcome(config))
+    assert len(asked) == len(GRID) and set(asked) == set(GRID)
+    assert search.best.as_dict() == {"BLOCK_M": 64, "BLOCK_N": 32, "WARPS": 4, "MODE": "b"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_space_in_which_nothing_passes_is_walked_to_its_end(name):
+    """No time is no ground for a model, and no reason to stop."""
+    search = strategy(name, Legal(GRID[:20]), 3)
+    count = 0
+    while configs := search.ask(3):
+        count += len(configs)
+        for config in configs:
+            search.tell(config, Failure(stage="compile"))
+    assert count == 20 and search.best is None
+
+
+def test_the_model_needs_fewer_points_than_chance():
+    """On a made-up space of a thousand points, twenty of which say little, the median of five searches: within 5 % of
+    the optimum where a random search is not.
+    """
+    space = modelled_spaces()[0]
+    needed = {
+        name: np.median(
+            [replay(space, strategy(name, space.legal, seed), 60).evaluations_to(0.95) for seed in range(3)]
+        )
+        for name in ("model", "random")
+    }
+    assert needed["model"] <= 30 < needed["random"]
+
+
+def test_what_another_device_found_is_where_a_search_begins_and_not_where_it_ends():
+    """The best point of the other device is not the best here, and the search leaves it."""
+    here, there = modelled_spaces()
+    trace = trace_of(there, replay(there, strategy("model", there.legal, 1), 60).asked)
+    warm = [replay(here, strategy("model", here.legal, seed, traces=(trace,)), 40) for seed in range(3)]
+    cold = [replay(here, strategy("model", here.legal, seed), 40) for seed in range(3)]
+    assert np.mean([run.fractions[9] for run in warm]) > np.mean([run.fractions[9] for run in cold])
+    other = here.seconds[there.seconds.argmin()]
+    assert np.mean([run.fractions[-1] for run in warm]) > here.best_s / other
+
+
+def test_a_prior_that_lies_is_left():
+    """A trace that praises the worst points costs some trials, and not the search."""
+    legal = Legal(GRID)
+    lies = Trace(
+        origin="nowhere",
+        outcomes=[(config, Measured(seconds=1 / seconds)) for config in GRID if (seconds := seconds_of(config))],
+    )
+    search = ModelBased(legal, 1, (lies,))
+    for _ in range(40):
+        for config in search.ask(1):
+            search.tell(config, outcome(config))
+    assert seconds_of(search.best) <= 1.2
+
+
+def test_a_trace_of_another_space_is_no_prior():
+    """Points that are not legal here say nothing; a single winner says where it was good."""
+    foreign = Trace(origin="elsewhere", outcomes=[(Config((("A", 1),)), Measured(seconds=1.0))])
+    search = ModelBased(Legal(GRID), 1, (foreign,))
+    assert search.ask(1) and search.expected is None
+    winner = Trace(origin="elsewhere", outcomes=[(GRID[17], Measured(seconds=1.0))])
+    assert ModelBased(Legal(GRID), 1, (winner,)).ask(1) == [GRID[17]]
+
+
+def test_what_is_under_way_is_not_asked_for_twice():
+    """Compilers in parallel want several points before the first of them is measured."""
+    search = ModelBased(Legal(GRID), 5)
+    for config in search.ask(10):
+        search.tell(config, outcome(config))
+    together = search.ask(6)
+    assert len(set(together)) == 6
+
+
+def test_a_process_says_what_it_knows_and_how_little_elsewhere():
+    """At known points the mean is the value and the deviation small; far away the deviation is the whole."""
+    draw = np.random.default_rng(1)
+    where = draw.random((30, 2)).astype(np.float32)
+    values = np.sin(4 * where[:, 0]) + 0.1 * where[:, 1]
+    model = GaussianProcess(2)
+    model.learn(where, values, steps=30)
+    assert model.scales[1] > model.scales[0], "what matters less has the longer scale"
+    model.condition(where, values)
+    mean, deviation = model.predict(where)
+    assert np.abs(mean - values).max() < 0.02 and deviation.max() < 0.1
+    _, far = model.predict(np.full((1, 2), 50, dtype=np.float32))
+    assert far[0] == pytest.approx(np.sqrt(model.variance), rel=0.01)
+
+
+def test_expected_improvement_is_that_of_the_normal_distribution():
+    """Against a million draws; an acquisition with a wrong sign searches the slow end."""
+    draw = np.random.default_rng(2).normal(0.3, 0.5, 1_000_000)
+    exact = np.maximum(0.1 - draw, 0).mean()
+    (gain,) = expected_improvement(np.array([0.3]), np.array([0.5]), 0.1)
+    assert gain == pytest.approx(exact, rel=0.01)
+
+
+def test_failures_count_as_the_slowest_that_passed():
+    assert performance(np.array([2.0, 1.0, np.inf])).tolist() == [-0.5, -1.0, -0.5]
+    assert performance(np.array([np.inf])).tolist() == [0.0]
+
+
+def test_features_are_ratios_and_the_product_of_a_tile():
+    """BLOCK_M × BLOCK_N is a feature of its own, a word gets a column for each value, a constant gets none."""
+    legal = Legal(points(BLOCK_M=(1, 2, 4), BLOCK_N=(1, 4), MODE=("a", "b"), FIXED=(3,)))
+    assert legal.features.shape == (12, 2 + 2 + 1)
+    assert legal.features[:, 0].tolist() == pytest.approx([0.0] * 4 + [0.5] * 4 + [1.0] * 4)
+    assert legal.features[-1, -1] == 1.0 and legal.features[0, -1] == 0.0
+
+
+def test_the_default_comes_first_and_no_point_comes_twice():
+    """Every ratio leads back to the default, and a point tried twice would count for two."""
+    tried = list(Search(GRID, 0, 1).walk())
+    assert tried[0] == GRID[0] and sorted(map(str, tried)) == sorted(map(str, GRID))
+
+
+def test_a_sample_looks_around_the_default_first():
+    """It was chosen by someone who measured: of the first points half differ from it in one parameter."""
+    grid = points(A=tuple(range(8)), B=tuple(range(8)), C=tuple(range(8)))
+    search = Search(grid, 24, 3)
+    changes = [sum(value != 0 for _, value in search.next().values) for _ in range(8)]
+    assert changes[0] == 0 and changes.count(1) >= 3 and max(changes) > 1
+
+
+def test_every_second_point_after_the_sample_is_a_neighbour_of_the_best():
+    """A model may be wrong about the whole space; one step from the best is seldom wrong."""
+    search = Search(GRID, 40, 3)
+    steps = []
+    for _ in range(24):
+        best = search.strategy.best
+        config = search.next()
+        if search.given > 9 and best is not None:
+            steps.append(sum(config.as_dict()[name] != value for name, value in best.values))
+        search.tell(config, outcome(config))
+    assert steps.count(1) >= len(steps) // 2
+
+
+def test_who_is_compiled_comes_before_who_is_waited_for():
+    """Nobody waits for a compiler while another point could be measured; the default comes first all the same."""
+    search = Search(GRID, 10, 3)
+    waiting = search.ahead(5)
+    assert search.next(lambda config: config == waiting[3]) == waiting[0]
+    assert search.next(lambda config: config == waiting[3]) == waiting[3]
+    assert search.next(lambda config: False) == waiting[1]
+
+
+def test_what_was_measured_before_counts_and_is_not_handed_out_again():
+    """A search that goes on has fewer trials left, and what ended the last run comes at the end."""
+    search = Search(GRID, 12, 3)
+    for config in GRID[:5]:
+        search.recall(config, outcome(config))
+    search.defer(GRID[40])
+    tried = list(search.walk())
+    assert len(tried) == 7 and not set(tried) & set(GRID[:5])
+    assert tried[-1] == GRID[40]
+
+
+def test_a_limit_that_cannot_be_evaluated_refuses_the_point():
+    """A division by zero at one point of a space must not end the search of the others; the count says how many."""
+    source = Implementation(
+        name="x",
+        operator="x",
+        backend="cpp",
+        source=None,
+        idea="",
+        space={"A": (0, 1, 2), "B": (1, 2)},
+        limits={"lies": "B % A == 0"},
+        default=Config((("A", 1), ("B", 1))),
+    )
+    legal, refused = valid_points(source, {"n": 1}, "float32", 4, {})
+    assert {config.as_dict()["A"] for config in legal} == {1, 2} and sum(refused.values()) == 6 - len(legal) == 3
+
+
+def test_no_other_point_beats_one_of_the_front():
+    """By comparing all with all, on costs with ties, gaps and NaN."""
+    draw = random.Random(4)
+    costs = [{"time": draw.randrange(5), "memory": draw.randrange(5)} for _ in range(40)] + [
+        {"time": 0},
+        {"time": float("nan")},
+    ]
+    front = pareto_front(costs)
+    best = {cost["memory"]: cost["time"] for cost in costs if cost["time"] == 0 and "memory" in cost}
+    for place in front:
+        mine = costs[place]
+        assert not any(
+            other.get("time", 9) <= mine["time"]
+            and other.get("memory", 9) <= mine.get("memory", 9)
+            and (other["time"], other.get("memory", 9)) != (mine["time"], mine.get("memory", 9))
+            for other in costs
+        )
+    assert len(costs) - 1 not in front and (not best or len(costs) - 2 not in front)
+
+
+def test_a_weighted_score_does_not_depend_on_units():
+    """1 / seconds and 1 / bytes cannot be added: the score is relative to the least of each."""
+    costs = [{"time": 1e-3, "memory": 4e6}, {"time": 2e-3, "memory": 1e6}]
+    scores = weighted_scores(costs, {"time": 0.6, "memory": 0.4})
+    assert scores == pytest.approx([0.6 + 0.4 / 4, 0.6 / 2 + 0.4])
+    assert weighted_scores(
+        [{key: 1e6 * value for key, value in cost.items()} for cost in costs], {"time": 0.6, "memory": 0.4}
+    ) == pytest.approx(scores)
+    with pytest.raises(ValueError, match="above 0"):
+        weighted_scores(costs, {"time": 0.0})
+
+
+def test_a_table_is_read_and_one_without_times_is_refused(tmp_path):
+    """NAME@DEVICE.csv, as projected from the auto-tuning community's measurements."""
+    (tmp_path / "k@gpu.csv").write_text("a,b,status,time_median_ms\n1,x,ok,2.0\n2,x,ok,1.0\n2,y,error,\n")
+    (space,) = measured_spaces(tmp_path)
+    assert (space.name, len(space.legal), space.best_s) == ("k@gpu", 3, 1e-3)
+    assert [type(space.outcome(config)) for config in space.legal.configs] == [Measured, Measured, Failure]
+    (tmp_path / "k@gpu.csv").write_text("a,status\n1,ok\n")
+    with pytest.raises(UsageError, match="time_median_ms"):
+        measured_spaces(tmp_path)

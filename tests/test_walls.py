@@ -1,0 +1,141 @@
+"""What stands around a worker: who is out of its reach, and what its death or its hang may cost."""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import contextlib
+
+from opforge.core.verdict import Timeout
+from opforge.registry import load
+from opforge.runner import Arena, Isolated, processes, seccomp
+from opforge.runner.messages import Overhead
+from opforge.runner.process_limits import changed, limits_of, privileged
+from opforge.runner.watchdog import HANG_S
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import EXACT
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces, seals and filters are Linux's")
+
+
+@linux
+def test_nobody_can_cut_an_arena_short():
+    """Whoever has it mapped would be ended by SIGBUS, the parent too."""
+    arena = Arena.allocate([("x", "input", "float32", (1 << 16,), "contiguous")])
+    for size in (0, 1 << 24):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, size)
+    arena.close()
+
+
+@linux
+def test_a_worker_that_dies_newborn_costs_a_moment():
+    """Its end of the socket was held by the parent itself, who waited for 300 s for the first word of a dead
+    process.
+    """
+    with Isolated() as host:
+        host.worker({}).close()
+        server = next(iter(host.servers.values()))
+        known, stop = set(processes.children(server.pid)), threading.Event()
+
+        def hunt() -> None:
+            while not stop.is_set():
+                processes.kill(set(processes.children(server.pid)) - known)
+
+        hunter = threading.Thread(target=hunt)
+        hunter.start()
+        slowest = 0.0
+        try:
+            for _ in range(8):
+                began = time.monotonic()
+                with contextlib.suppress(Exception):
+                    host.worker({}).request(Overhead(batch=1, count=1), (), 20.0)
+                slowest = max(slowest, time.monotonic() - began)
+        finally:
+            stop.set()
+            hunter.join()
+        assert slowest < 5.0
+        # and the next one is fine
+        host.worker({}).close()
+
+
+def test_a_filter_jumps_only_to_where_it_has_steps():
+    """A jump past the end is refused by the kernel, and then nothing would be filtered; every call has its number on
+    both machines.
+    """
+    for machine in seccomp.ARCHITECTURES:
+        for own, signals in ((None, False), (4321, True)):
+            program = seccomp.program(machine, own, signals=signals)
+            steps = [program[place : place + 8] for place in range(0, len(program), 8)]
+            assert len(steps) < 4096 and len(program) % 8 == 0
+            for place, step in enumerate(steps):
+                code, then, otherwise = int.from_bytes(step[:2], "little"), step[2], step[3]
+                assert code == seccomp.RETURN or place + 1 + max(then, otherwise) < len(steps)
+        assert len(set(seccomp.refused_calls(machine).values())) == len(seccomp.refused_calls(machine))
+
+
+@linux
+def test_a_changed_server_is_left_for_a_new_one():
+    """Workers inherit what their server may use: a time taken on half of the processors at nice 19 is nobody's."""
+    with Isolated() as host:
+        host.worker({}).close()
+        server = next(iter(host.servers.values()))
+        os.setpriority(os.PRIO_PROCESS, server.pid, 5)
+        worker = host.worker({})
+        assert server.closed and any("nice 0 became 5" in note or "nice" in note for note in host.notes)
+        assert os.getpriority(os.PRIO_PROCESS, worker.pid) == os.getpriority(os.PRIO_PROCESS, 0)
+        worker.close()
+
+
+@linux
+def test_who_takes_more_than_it_is_given_is_not_timed():
+    """Priority over rivals is time taken from them; less of it is a kernel's own business."""
+    here = limits_of(os.getpid())
+    assert here is not None and changed(here, here) == "" and privileged(here, here) == ""
+    from dataclasses import replace
+
+    assert "nice" in changed(here, replace(here, nice=here.nice + 1)) and not privileged(
+        here, replace(here, nice=here.nice + 1)
+    )
+    assert "nice" in privileged(here, replace(here, nice=here.nice - 1)) and "processors" in privileged(
+        here, replace(here, processors=here.processors | {4096})
+    )
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("where", ["run", "import"])
+def test_a_hang_costs_half_a_minute(where, tmp_path):
+    """It cost four minutes in a call, and ten at import, once for the case and once for a smaller one."""
+    folder = tmp_path / "doubled"
+    folder.mkdir()
+    body = "def run(x):\n    while True:\n        pass\n" if where == "run" else "while True:\n    pass\n"
+    (folder / "torch_guest.py").write_text(body)
+    (folder / "op.py").write_text(
+        textwrap.dedent("""
+            from opforge.core.operator import Case, Operator, TensorSpec
+            operator = Operator(name="doubled", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),),
+            outputs=(TensorSpec(name="y", shape="n"),),
+                reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={"n": 64},
+                why="small"),), implementations=("torch_guest",))
+        """)
+    )
+    registry = load([tmp_path])
+    with Isolated() as host:
+        host.worker({}).close()
+        bench = CaseCache(registry=registry, operator=registry.operator("doubled"), host=host, device="cpu")
+        bench.prepare(registry.operator("doubled").cases[0], "float32")
+        began = time.monotonic()
+        verdict = verify(bench, registry.implementation("doubled", "torch_guest"), "float32", effort=EXACT)
+        bench.close()
+    assert isinstance(verdict, Timeout) and verdict.limit_s <= HANG_S + 1
+    # twice as long where others have the processors; half a minute on a quiet machine
+    assert time.monotonic() - began < 2 * HANG_S + 5
