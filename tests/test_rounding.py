@@ -196,3 +196,18 @@ def test_a_long_row_of_few_values_added_by_eight_lanes_is_within_the_bound():
     assert judged(softmax, axes, "bfloat16", {"x": x}, y).agrees
     # off by a thousandth, a quarter of a bfloat16 step: too much
     assert not judged(softmax, axes, "bfloat16", {"x": x}, y * 1.001).agrees
+
+
+@pytest.mark.first_only
+def test_rows_whose_squares_leave_float32_are_asked_for_nothing_and_the_others_for_all():
+    """Parts of a row are joined by the squares of their means, which overflow beyond 1.8e19 also where the variance
+    is 0: PyTorch's result is NaN there, on a CPU.
+    """
+    operator, generator = load().operator("layernorm"), torch.Generator().manual_seed(3)
+    x = torch.logspace(-30, 38, 69, dtype=torch.float64).float().unsqueeze(-1).expand(69, 3).contiguous()
+    inputs = {"x": x, "weight": torch.randn(3, generator=generator), "bias": torch.randn(3, generator=generator)}
+    axes = {"lead": (69,), "cols": 3}
+    theirs = torch.nn.functional.layer_norm(x, (3,), inputs["weight"], inputs["bias"], 1e-5)
+    assert judged(operator, axes, "float32", inputs, theirs).agrees
+    nothing = judged(operator, axes, "float32", inputs, torch.full_like(theirs, float("nan"))).wrong.all(dim=-1)
+    assert nothing[:48].all() and not nothing[50:].any(), nothing

@@ -24,6 +24,9 @@ from typing import Any
 EPSILON = 2.0**-23
 """The distance between 1 and the next float32."""
 
+BEYOND = 1e150
+"""An error or an intermediate without bound. Its square is still a float64."""
+
 FEW = 64
 """Up to here nothing is left to chance: the running sum is at most the sum of the absolute terms."""
 
@@ -73,8 +76,8 @@ class Errors:
 
     largest   the most that an element may be off
     typical   the most that the root mean square over many elements may be
-    reached   how large the numbers are that are added up; where that leaves the range of float32, an infinity is right.
-              None: as the result
+    reached   how large the numbers are that are added up on the way; where that leaves the range of float32, an
+              infinity or NaN is right. None: as the result
     """
 
     largest: Any
@@ -86,13 +89,21 @@ class Errors:
         return Errors(
             self.largest + other.largest,
             (self.typical * self.typical + other.typical * other.typical) ** 0.5,
-            self.reached,
+            _larger(self.reached, other.reached),
         )
 
     def times(self, weight: Any) -> Errors:
-        """What `weight`, a factor or a derivative, makes of them."""
+        """What `weight`, a factor or a derivative, makes of them. A small one brings no sum back into the range."""
         size = abs(weight)
-        return Errors(self.largest * size, self.typical * size, None if self.reached is None else self.reached * size)
+        reached = None if self.reached is None else _larger(self.reached, self.reached * size)
+        return Errors(self.largest * size, self.typical * size, reached)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    """Element by element; None knows of nothing."""
+    if a is None or b is None:
+        return a if b is None else b
+    return a.maximum(b)
 
 
 def few_ulps(size: Any, largest: float, typical: float) -> Errors:

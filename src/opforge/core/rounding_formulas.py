@@ -12,14 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.rounding import EPSILON, Errors, sum_errors
+from opforge.core.rounding import BEYOND, EPSILON, Errors, sum_errors
 from opforge.core.tensors import ScalarValue
 
 LEAST = 2.0**-126
 """The smallest normal float32: hardware may flush what is smaller at any operation."""
-
-BEYOND = 1e150
-"""An error or an intermediate without bound. Its square is still a float64."""
 
 
 @dataclass(frozen=True, eq=False)

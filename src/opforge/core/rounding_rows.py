@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.rounding import EPSILON, FEW, LANES, LARGEST, Errors, few_ulps, finite, sum_errors
+from opforge.core.dtypes import DTYPES
+from opforge.core.rounding import BEYOND, EPSILON, FEW, LANES, LARGEST, Errors, few_ulps, finite, sum_errors
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class RoundedRows:
     of_variance            of the mean of squares, in the unit of its own
     of_scale               relative
     size                   |mean| + |centred|: what is rounded where x * scale - mean * scale is added up
+    squares                how large the squares are that a variance is made of, [..., 1]
     takes_the_mean         whether the mean is taken away, which it may be where it is 0
     """
 
@@ -32,6 +34,7 @@ class RoundedRows:
     of_variance: Errors
     of_scale: Errors
     size: Any
+    squares: Any
     takes_the_mean: bool = True
 
     @property
@@ -75,6 +78,7 @@ def centred_row(x: Any, eps: float) -> RoundedRows:
         of_variance,
         _of_scale(variance + eps, of_variance),
         mean.abs() + centred.abs(),
+        4 * (x * x).sum(dim=-1, keepdim=True),
     )
 
 
@@ -93,6 +97,7 @@ def row_of_squares(x: Any, eps: float) -> RoundedRows:
         of_variance,
         _of_scale(squares + eps, of_variance),
         x.abs(),
+        (x * x).sum(dim=-1, keepdim=True),
         takes_the_mean=False,
     )
 
@@ -103,6 +108,27 @@ def _of_scale(under_the_root: Any, of_variance: Errors) -> Errors:
     """
     half = of_variance.times(0.5 / under_the_root)
     return half + few_ulps(under_the_root.new_ones(()), 2.5, 1.0)
+
+
+def where_squares_fit(errors: Errors, squares: Any, reached: Any) -> Errors:
+    """`errors` of what a variance leads to; where float32 cannot hold the `squares` that it is made of, whatever
+    comes.
+
+    Parts of a row are joined by the squares of their means (Chan, Golub and LeVeque 1983), also of a row with one
+    value or of equal ones: inf * 0 is NaN, and 1 / sqrt(inf) is 0.
+
+    reached     what is added up besides
+    """
+    beyond = BEYOND * (squares > DTYPES["float32"].largest).double()
+    largest = errors.largest + beyond
+    return Errors(largest, errors.typical, (reached + beyond).expand(largest.shape))
+
+
+def unscaled_sums(x: Any, g: Any) -> Any:
+    """How large the sums of g * x and of g over a row become, [..., 1], where a kernel takes them before it scales the
+    row, as PyTorch's do on a CPU.
+    """
+    return 4 * ((1 + x.abs()) * g.abs()).sum(dim=-1, keepdim=True)
 
 
 def normalised_errors(row: RoundedRows, weight: Any, bias: Any = 0.0) -> Errors:

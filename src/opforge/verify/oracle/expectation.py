@@ -142,6 +142,9 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 once = half_ulp(value, stored) * weight.abs()
                 error = error + once
                 typical = None if typical is None else (typical.square() + once.square()).sqrt()
+                # what is stored between two passes may overflow there
+                overflows = (value.abs() >= DTYPES[stored].largest).double()
+                magnitude = magnitude.maximum(2 * arithmetic.largest * overflows)
                 # what is stored at last may have been moved past a power of two, from where on a rounding may be twice
                 # as large
                 reached = expected.abs() + error

@@ -13,8 +13,7 @@ from opforge.core.cases import (
     row_ranks,
 )
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import centred_row, normalised_errors
+from opforge.core.rounding_rows import centred_row, normalised_errors, where_squares_fit
 from opforge.core.workloads import LAYER_NORMS, ROW_SWEEP
 
 
@@ -33,8 +32,9 @@ def magnitude(inputs, outputs, scalars):
 
 
 def errors(inputs, outputs, scalars, dtype):
-    found = normalised_errors(centred_row(inputs["x"], scalars["eps"]), inputs["weight"], inputs["bias"])
-    return {"y": Errors(found.largest, found.typical, magnitude(inputs, outputs, scalars)["y"])}
+    row = centred_row(inputs["x"], scalars["eps"])
+    found = normalised_errors(row, inputs["weight"], inputs["bias"])
+    return {"y": where_squares_fit(found, row.squares, magnitude(inputs, outputs, scalars)["y"])}
 
 
 def no_outlier_beyond_samuelson(inputs, outputs, scalars):

@@ -3,7 +3,14 @@
 from opforge.core.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, OFFSET_SQUARES, ONE_PAST_A_WARP, row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
 from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import centred_row, column_sum_errors, gradient_errors, gradient_of_weight
+from opforge.core.rounding_rows import (
+    centred_row,
+    column_sum_errors,
+    gradient_errors,
+    gradient_of_weight,
+    unscaled_sums,
+    where_squares_fit,
+)
 from opforge.core.workloads import LAYER_NORMS
 
 
@@ -41,7 +48,12 @@ def errors(inputs, outputs, scalars, dtype):
         "dbias": column_sum_errors(dy),
     }
     sizes = magnitude(inputs, outputs, scalars)
-    return {name: Errors(errors.largest, errors.typical, sizes[name]) for name, errors in found.items()}
+    sizes["dx"] = sizes["dx"].maximum(unscaled_sums(inputs["x"], inputs["weight"] * dy))
+    # dweight has a share of every row, dbias none of their statistics
+    found["dx"] = where_squares_fit(found["dx"], row.squares, sizes["dx"])
+    found["dweight"] = where_squares_fit(found["dweight"], row.squares.sum(), sizes["dweight"])
+    found["dbias"] = Errors(found["dbias"].largest, found["dbias"].typical, sizes["dbias"])
+    return found
 
 
 def shift_moves_nothing(inputs, outputs, scalars):

@@ -6,7 +6,7 @@ from opforge.core.cases import LARGE_SQUARES, OFFSET_SQUARES, ONE_PAST_A_WARP, S
 from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.philox import threshold, words
 from opforge.core.rounding import Errors, few_ulps
-from opforge.core.rounding_rows import centred_row, normalised_errors
+from opforge.core.rounding_rows import centred_row, normalised_errors, where_squares_fit
 
 
 def mask(x, p, seed):
@@ -34,10 +34,11 @@ def magnitude(inputs, outputs, scalars):
 
 def errors(inputs, outputs, scalars, dtype):
     kept = (~mask(inputs["x"], scalars["p"], scalars["seed"])).double() / (1 - scalars["p"])
-    found = normalised_errors(centred_row(inputs["x"], scalars["eps"]), inputs["weight"], inputs["bias"]).times(
-        kept
-    ) + few_ulps(outputs["y"].abs(), 2.0, 1.0)
-    return {"y": Errors(found.largest, found.typical, magnitude(inputs, outputs, scalars)["y"])}
+    row = centred_row(inputs["x"], scalars["eps"])
+    found = where_squares_fit(normalised_errors(row, inputs["weight"], inputs["bias"]), row.squares, 0.0).times(kept)
+    sizes = magnitude(inputs, outputs, scalars)["y"].maximum(found.reached * (kept > 0))
+    found = found + few_ulps(outputs["y"].abs(), 2.0, 1.0)
+    return {"y": Errors(found.largest, found.typical, sizes)}
 
 
 def rounded(inputs, outputs, scalars):

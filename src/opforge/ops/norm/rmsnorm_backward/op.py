@@ -3,7 +3,7 @@
 from opforge.core.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import gradient_errors, gradient_of_weight, row_of_squares
+from opforge.core.rounding_rows import gradient_errors, gradient_of_weight, row_of_squares, unscaled_sums
 from opforge.core.workloads import RMS_NORMS
 
 
@@ -29,6 +29,7 @@ def errors(inputs, outputs, scalars, dtype):
     row, dy = row_of_squares(inputs["x"], scalars["eps"]), inputs["dy"]
     found = {"dx": gradient_errors(row, inputs["weight"] * dy), "dweight": gradient_of_weight(row, dy)}
     sizes = magnitude(inputs, outputs, scalars)
+    sizes["dx"] = sizes["dx"].maximum(unscaled_sums(inputs["x"], inputs["weight"] * dy))
     return {name: Errors(errors.largest, errors.typical, sizes[name]) for name, errors in found.items()}
 
 

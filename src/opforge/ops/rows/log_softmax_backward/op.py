@@ -19,8 +19,12 @@ def errors(inputs, outputs, scalars, dtype):
         + few_ulps((2 + finite(y).abs()) * product, 3.0, 1.0)
         + few_ulps(finite(dy).abs(), 1.0, 0.5)
     )
-    # an infinite sum meets what is subtracted from it
-    reached = (dy.abs() + y.exp() * 4 * dy.abs().sum(dim=-1, keepdim=True)).nan_to_num(nan=0.0)
+    total = dy.abs().sum(dim=-1, keepdim=True)
+    # an exponential below 2^-126 may be flushed to 0 before it meets the sum
+    flushed = 2.0**-125 * finite(total)
+    found = found + Errors(flushed, flushed)
+    # an infinite sum meets what is subtracted from it, and an exponential that is 0
+    reached = (dy.abs() + y.exp() + (1 + y.exp()) * 4 * total).nan_to_num(nan=0.0)
     return {"dx": Errors(found.largest, found.typical, reached)}
 
 

@@ -11,7 +11,7 @@ from opforge.core.cases import (
 )
 from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import centred_row
+from opforge.core.rounding_rows import centred_row, where_squares_fit
 
 
 def reference(x):
@@ -26,11 +26,10 @@ def errors(inputs, outputs, scalars, dtype):
     # pass). A sum or square beyond float32 reaches what is kept here.
     x = inputs["x"]
     row = centred_row(x, 0.0)
-    found = {"mean": row.of_mean, "var": row.of_variance}
-    sizes = {"mean": x.abs().mean(dim=-1), "var": outputs["var"].abs()}
+    mean, var = (Errors(each.largest.squeeze(-1), each.typical.squeeze(-1)) for each in (row.of_mean, row.of_variance))
     return {
-        name: Errors(errors.largest.squeeze(-1), errors.typical.squeeze(-1), sizes[name])
-        for name, errors in found.items()
+        "mean": Errors(mean.largest, mean.typical, x.abs().sum(dim=-1)),
+        "var": where_squares_fit(var, row.squares.squeeze(-1), outputs["var"].abs()),
     }
 
 

@@ -16,7 +16,8 @@ def errors(inputs, outputs, scalars, dtype):
     difference = finite(dy).abs() + finite(terms.sum(dim=-1, keepdim=True)).abs()
     found = (sum_errors(terms) + few_ulps(difference, 2.0, 1.0)).times(finite(y))
     # an infinite sum meets what is subtracted from it
-    reached = (y.abs() * (dy.abs() + 4 * terms.abs().sum(dim=-1, keepdim=True))).nan_to_num(nan=0.0)
+    total = 4 * terms.abs().sum(dim=-1, keepdim=True)
+    reached = (total + y.abs() * (dy.abs() + total)).nan_to_num(nan=0.0)
     return {"dx": Errors(found.largest, found.typical, reached)}
 
 
