@@ -1,6 +1,8 @@
 # opforge. `make demo` and `make test` set everything up first; nothing else is needed than Python >= 3.11 and g++.
 SHELL := /bin/bash
 BIN := .venv/bin
+# many containers keep no byte code: every process of the tests would compile torch and Inductor again, seconds each
+unexport PYTHONDONTWRITEBYTECODE
 # what takes long is in the campaigns, or in test-all alone
 EVERYDAY := not slow and not campaign and not offline
 # files that find much for little: without a compiler and almost without a worker, less than half a minute together

@@ -163,13 +163,15 @@ operator = Operator(
     dtypes=("float32", "float16"),
     cases=(Case(name="wide", axes={"rows": 3, "experts": 50257}, why="an index beyond what a bound tells apart"),
     Case(name="small", axes={"rows": 9, "experts": 33}, why="ties")),
-    implementations=("torch_right", "torch_off", "torch_unwritten"),
+    implementations=("torch_right", "torch_off", "torch_turned"),
 )
 """
 
 
 def test_a_kernel_of_indices_and_booleans_is_judged_exactly(tmp_path):
-    """As a user runs it: the right one passes, one index off and a boolean that is left as it was do not."""
+    """As a user runs it: the right one passes, one index off and a boolean that is turned over do not. Both are wrong
+    for nearly every draw of the inputs: three maxima of 50257 lie below 1000 once in 126 thousand.
+    """
     folder = tmp_path / "rt_route"
     folder.mkdir()
     (folder / "op.py").write_text(DEFINITION)
@@ -178,8 +180,8 @@ def test_a_kernel_of_indices_and_booleans_is_judged_exactly(tmp_path):
         "index, positive\n"
     )
     (folder / "torch_right.py").write_text(right.format("pass"))
-    (folder / "torch_off.py").write_text(right.format("index = torch.where(index > 40000, index - 1, index)"))
-    (folder / "torch_unwritten.py").write_text(right.format("positive.view(-1)[-1:] = False"))
+    (folder / "torch_off.py").write_text(right.format("index = torch.where(index > 1000, index - 1, index)"))
+    (folder / "torch_turned.py").write_text(right.format("positive.view(-1)[-1:] ^= True"))
     registry = load([tmp_path])
     with Isolated() as host:
         bench = CaseCache(registry=registry, operator=registry.operator("rt_route"), host=host, device="cpu")
@@ -189,4 +191,4 @@ def test_a_kernel_of_indices_and_booleans_is_judged_exactly(tmp_path):
             if item.backend == "torch"
         }
         bench.close()
-    assert found == {"torch_right": "Pass", "torch_off": "Mismatch", "torch_unwritten": "Mismatch"}
+    assert found == {"torch_right": "Pass", "torch_off": "Mismatch", "torch_turned": "Mismatch"}

@@ -14,6 +14,7 @@ from opforge.runner import Arena, Host, allocate, distinct, fill, fresh_seed
 from opforge.verify.cases.extreme_values import EXTREMES, withstands
 from opforge.verify.cases.hidden import Effort, hidden_cases
 from opforge.verify.cases.worker_pool import WorkerPool
+from opforge.verify.judging.pages import pages_kept
 from opforge.verify.judging.threads import WORTH_A_DEVICE, give_back, judging_place, threads_for
 from opforge.verify.oracle.expectation import Truth, consult
 
@@ -186,7 +187,7 @@ class CaseCache:
     def _filled(self, case: Case, dtype: str, arena: Arena) -> PreparedCase:
         assert case.seed is not None
         place = judging_place(self.device, arena.size)
-        with threads_for(arena.size):
+        with threads_for(arena.size), pages_kept():
             here = arena
             if place.type != "cpu":
                 arena.pin()

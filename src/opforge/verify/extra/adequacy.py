@@ -25,6 +25,7 @@ from opforge.runner import allocate, fill
 from opforge.verify.cases.hidden import elements
 from opforge.verify.extra.reduced_precision import IMPOSTORS as COARSE, Coarse, outputs_of
 from opforge.verify.judging.elements import noise, right_elements
+from opforge.verify.judging.pages import pages_kept
 from opforge.verify.judging.threads import threads_for
 from opforge.verify.oracle.expectation import UNDERFLOW, Expectation, Truth, consult, half_ulp
 
@@ -87,7 +88,7 @@ def adequacy(operator: Operator, *, dtypes: Sequence[str] = (), most_elements: i
     operator's).
     """
     impostors: list[Impostor] = []
-    with threads_for(most_elements - 1):
+    with threads_for(most_elements - 1), pages_kept():
         for dtype in dtypes or operator.dtypes:
             for case in situations(operator, dtype, most_elements):
                 impostors += _offered(operator, case, dtype)

@@ -21,6 +21,7 @@ from opforge.verify.explain.cause import likely_cause
 from opforge.verify.explain.window import window
 from opforge.verify.judging.elements import compare
 from opforge.verify.judging.fallback import library_calls
+from opforge.verify.judging.pages import pages_kept
 from opforge.verify.judging.threads import threads_for
 from opforge.verify.oracle.expectation import its_own_words
 
@@ -52,7 +53,7 @@ def judge(
     """What the arena says after a run: contract, bound, laws, in this order. `measured` False: a Checked comes without
     metrics, which cost
     more than the judgement on a large output, and which nobody keeps of an audit."""
-    with threads_for(prepared.arena.size):
+    with threads_for(prepared.arena.size), pages_kept():
         return _judge(prepared, operator, isolation, measured)
 
 
