@@ -3,7 +3,10 @@ wrongly comes first.
 
 One process for the whole slice: servers, contexts and compiled kernels serve all of it. Each record is kept as soon as
 it is found. Run it again with the same store (or with the exported records imported) and it goes on: what was renewed
-is the newest, and comes last.
+is the newest, and comes last. A time that does not state its terms is stale: it stands beside none of today's.
+
+`--prepare N` works on N operators side by side first, each in a process of its own: it verifies what has no
+verification that stands, and runs each call to be timed once, so that compilers are not waited for between times.
 """
 
 from __future__ import annotations
@@ -12,16 +15,23 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from opforge.backends import Missing, backend
 from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
 from opforge.cli.progress import Watcher, tracing
 from opforge.core.errors import OpforgeError
+from opforge.core.timing_terms import CALL
+from opforge.core.verdict import Inaccurate, Pass
 from opforge.core.operator import Operator, Workload
+from opforge.core.record import Record
 from opforge.machine import detect
 from opforge.registry import Registry, load
 from opforge.runner import Isolated
@@ -29,8 +39,9 @@ from opforge.store import Store
 from opforge.timing import Plan
 from opforge.trial.verified_before import proven
 from opforge.verify import BRIEF
-from opforge.workbench import BenchOptions, bench, workloads_for
-from opforge.workbench.renewal import NEEDS, OLD, Batch, batches
+from opforge.workbench import BenchOptions, bench, verify_all, workloads_for
+from opforge.workbench.rehearsal import rehearse
+from opforge.workbench.renewal import NEEDS, Batch, batches
 
 LEAST_S = 15.0
 """With less time left no batch is begun: its workers would hardly be there."""
@@ -40,6 +51,10 @@ DEFECTS = (RuntimeError, OSError, ValueError, TypeError, LookupError, AttributeE
 """What a defect of one operator raises, in its definition or in what measures it: it costs no other its records, and is
 printed and counted. A name or a module that is missing is a defect of all, and ends the slice.
 """
+
+
+PROOFS = (Pass, Inaccurate)
+"""Verdicts after which a kernel is timed."""
 
 
 class Over(KeyboardInterrupt):
@@ -52,7 +67,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=0.0, help="seconds after which the slice ends; 0: none")
     parser.add_argument("--budget", type=float, default=0.25, help="seconds of measuring for each row")
     parser.add_argument("--operators", nargs="*", default=[])
-    parser.add_argument("--dtype", nargs="*", default=["float32", "float16", "bfloat16"])
+    parser.add_argument("--dtype", nargs="*", default=[], help="default: all")
     parser.add_argument(
         "--share", default="0/1", help="i/n: every n-th batch from the i-th, for n devices side by side"
     )
@@ -62,6 +77,12 @@ def main() -> int:
         action="store_true",
         help="the operators' shape classes too: what dispatch chooses by for calls that are no workload of a model",
     )
+    parser.add_argument(
+        "--need", nargs="*", type=int, default=[], help=f"of {', '.join(f'{at}: {need}' for at, need in enumerate(NEEDS))}"
+    )
+    parser.add_argument("--prepare", type=int, default=0, metavar="N", help="verify first, N operators side by side")
+    parser.add_argument("--prepare-limit", type=float, default=300.0, help="seconds that this may take")
+    parser.add_argument("--prepare-only", action="store_true", help="prepare one after another, here; time nothing")
     parser.add_argument("--plan", action="store_true", help="print what would be measured, and end")
     parser.add_argument("--trace", default=None)
     asked = parser.parse_args()
@@ -72,13 +93,15 @@ def main() -> int:
     hashes: dict[tuple[str, str], str] = {}
     cache = "warm" if asked.device == "cpu" else "cold"
 
-    def current(operator: str, record: object) -> bool:
-        key = (operator, record.implementation)  # type: ignore[attr-defined]
+    def current(operator: str, record: Record) -> bool:
+        if record.timing is not None and record.timing.terms != CALL:
+            return False
+        key = (operator, record.implementation)
         if key not in hashes:
             hashes[key] = source_sha256(registry.implementation(*key).source)
-        if hashes[key] == record.source_sha256:  # type: ignore[attr-defined]
+        if hashes[key] == record.source_sha256:
             return True
-        code = record.code_sha256  # type: ignore[attr-defined]
+        code = record.code_sha256
         return bool(code) and program_sha256(registry.implementation(*key)) == code
 
     def able(operator: str) -> list[str]:
@@ -106,16 +129,116 @@ def main() -> int:
         told = ", ".join(f"{counted[need]}: {need}" for need in NEEDS if counted[need])
         print(f"{len(found)} batches, {sum(batch.rows for batch in found)} rows on {device} ({told})", flush=True)
         index, count = map(int, asked.share.split("/"))
-        mine = found[index::count]
+        mine = [batch for batch in found if not asked.need or NEEDS.index(batch.need) in asked.need][index::count]
         if asked.plan:
             for batch in mine:
-                urgent = f" ({batch.urgent} workloads)" if batch.need != OLD else ""
+                calls = f"{len(batch.calls)} calls in {', '.join(batch.dtypes)}"
                 print(
-                    f"  {batch.operator:<24} {batch.dtype:<9} {batch.rows:>4} rows  {batch.need}{urgent}, oldest "
+                    f"  {batch.operator:<24} {batch.rows:>4} rows, {calls}: {batch.need}, oldest "
                     f"{batch.oldest[:10] or '-'}"
                 )
             return 0
+        if asked.prepare_only:
+            return prepare(store, registry, mine, asked, begun)
+        if asked.prepare:
+            prepare_side_by_side(mine, asked)
         return renew(store, registry, mine, asked, begun)
+
+
+def prepare_side_by_side(mine: list[Batch], asked: argparse.Namespace) -> None:
+    """Prepare the operators of these batches, `asked.prepare` of them at a time, those with most rows first. What is
+    not done when the time is up is verified while it is renewed.
+    """
+    begun, rows = time.monotonic(), collections.Counter[str]()
+    for batch in mine:
+        rows[batch.operator] += batch.rows
+
+    def one(name: str) -> None:
+        left = asked.prepare_limit - (time.monotonic() - begun)
+        if left < LEAST_S:
+            print(f"prepare {name}: not begun for want of time", flush=True)
+            return
+        words = ["--operators", name, "--device", asked.device, "--limit", f"{left:.0f}", "--prepare-only"]
+        for option, values in (("--dtype", asked.dtype), ("--need", asked.need)):
+            words += [option, *map(str, values)] if values else []
+        words += [option for option, given in (("--again", asked.again), ("--grid", asked.grid)) if given]
+        child = subprocess.Popen([sys.executable, __file__, *words], stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            code = child.wait(left + 30)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            code = child.wait()
+        took = time.monotonic() - begun
+        print(f"{took:5.0f} s  prepare {name}: {'done' if not code else f'ended with {code}'}", flush=True)
+
+    with ThreadPoolExecutor(max_workers=asked.prepare) as pool:
+        list(pool.map(one, [name for name, _ in rows.most_common()]))
+
+
+def prepare(store: Store, registry: Registry, mine: list[Batch], asked: argparse.Namespace, begun: float) -> int:
+    """Verify what has no verification that stands, in each of the operator's dtypes that are asked for, and run each
+    call of the batches once; 1 after an error.
+    """
+    host, failures = Isolated(), 0
+    names = list(dict.fromkeys(batch.operator for batch in mine))
+    with timed_out(asked.limit, begun):
+        try:
+            for name in names:
+                stands = {} if asked.again else proven(store, registry, [name], detect(asked.device).name)
+                operator = registry.operator(name)
+                wanted = [dtype for dtype in operator.dtypes if not asked.dtype or dtype in asked.dtype]
+                left = [
+                    item
+                    for item in registry.implementations(name)
+                    if not isinstance(backend(item.backend).execution_mode(asked.device), Missing)
+                    and any((name, item.name, dtype) not in stands for dtype in wanted)
+                ]
+                options = BenchOptions(
+                    device=asked.device,
+                    dtypes=tuple(wanted),
+                    implementations=tuple(item.name for item in left),
+                    effort=BRIEF,
+                )
+                try:
+                    for record in verify_all(registry, [name], options, host) if left else ():
+                        store.add([record])
+                        if isinstance(record.verdict, PROOFS):
+                            stands[name, record.implementation, record.dtype] = record.verdict
+                except (OpforgeError, *DEFECTS) as error:
+                    failures += 1
+                    print(f"verify {name}: {type(error).__name__}: {error}", flush=True)
+                print(f"{time.monotonic() - begun:5.0f} s  {name}: verified", flush=True)
+                calls = [call for batch in mine if batch.operator == name for call in batch.calls]
+                try:
+                    rehearse(registry, operator, calls, asked.device, host, stands)
+                except (OpforgeError, *DEFECTS) as error:
+                    failures += 1
+                    print(f"rehearse {name}: {type(error).__name__}: {error}", flush=True)
+        finally:
+            with contextlib.suppress(Over):
+                host.close()
+    return int(bool(failures))
+
+
+@contextlib.contextmanager
+def timed_out(limit_s: float, begun: float) -> Iterator[None]:
+    """Ends the block when `limit_s` seconds have passed since `begun` (0: never), or this process is asked to end, and
+    says so.
+    """
+
+    def over(number: int, frame: object) -> None:
+        raise Over
+
+    for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, over)
+    try:
+        if limit_s:
+            signal.setitimer(signal.ITIMER_REAL, max(1.0, limit_s - (time.monotonic() - begun)))
+        yield
+    except Over:
+        print(f"{time.monotonic() - begun:5.0f} s  the time is up; what was found is kept", flush=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def renew(store: Store, registry: Registry, mine: list[Batch], asked: argparse.Namespace, begun: float) -> int:
@@ -124,54 +247,42 @@ def renew(store: Store, registry: Registry, mine: list[Batch], asked: argparse.N
     def left() -> float:
         return asked.limit - (time.monotonic() - begun) if asked.limit else float("inf")
 
-    def over(number: int, frame: object) -> None:
-        raise Over
-
-    signal.signal(signal.SIGALRM, over)
-    signal.signal(signal.SIGINT, over)
-    signal.signal(signal.SIGTERM, over)
     plan = Plan(budget_s=asked.budget, cache="warm" if asked.device == "cpu" else "cold")
     done = rows = failures = 0
     host = Isolated()
-    try:
-        with tracing(asked.trace), Watcher(quiet=False) as watcher:
-            if asked.limit:
-                signal.setitimer(signal.ITIMER_REAL, max(1.0, left()))
-            for batch in mine:
-                if left() < LEAST_S:
-                    break
-                stands = {} if asked.again else proven(store, registry, [batch.operator], detect(asked.device).name)
-                options = BenchOptions(
-                    device=asked.device,
-                    dtypes=(batch.dtype,),
-                    workloads=batch.workloads,
-                    plan=plan,
-                    effort=BRIEF,
-                    proven=stands,
-                )
-                before, begun_batch = rows, time.monotonic()
-                try:
-                    for record in bench(registry, [batch.operator], options, host, listener=watcher):
-                        store.add([record])
-                        rows += 1
-                except OpforgeError as error:
-                    failures += 1
-                    print(f"{batch.operator} {batch.dtype}: {error}", flush=True)
-                except DEFECTS as error:
-                    failures += 1
-                    print(f"{batch.operator} {batch.dtype}: {type(error).__name__}: {error}", flush=True)
-                done += 1
-                now = time.monotonic()
-                told = (
-                    f"{rows - before} rows in {now - begun_batch:.1f} s ({len(stands)} verified before); {batch.need}"
-                )
-                print(f"{now - begun:5.0f} s  {batch.operator} {batch.dtype}: {told}", flush=True)
-    except Over:
-        print(f"{time.monotonic() - begun:5.0f} s  the time is up; what was measured is kept", flush=True)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        with contextlib.suppress(Over):
-            host.close()
+    with timed_out(asked.limit, begun):
+        try:
+            with tracing(asked.trace), Watcher(quiet=False) as watcher:
+                for batch in mine:
+                    if left() < LEAST_S:
+                        break
+                    stands = {} if asked.again else proven(store, registry, [batch.operator], detect(asked.device).name)
+                    options = BenchOptions(
+                        device=asked.device,
+                        dtypes=batch.dtypes,
+                        workloads=batch.workloads,
+                        calls=batch.calls,
+                        plan=plan,
+                        effort=BRIEF,
+                        proven=stands,
+                    )
+                    before, begun_batch = rows, time.monotonic()
+                    try:
+                        for record in bench(registry, [batch.operator], options, host, listener=watcher):
+                            store.add([record])
+                            rows += 1
+                    except (OpforgeError, *DEFECTS) as error:
+                        failures += 1
+                        print(f"{batch.operator}: {type(error).__name__}: {error}", flush=True)
+                    done += 1
+                    now = time.monotonic()
+                    told = (
+                        f"{rows - before} rows in {now - begun_batch:.1f} s ({len(stands)} verified before); {batch.need}"
+                    )
+                    print(f"{now - begun:5.0f} s  {batch.operator} {', '.join(batch.dtypes)}: {told}", flush=True)
+        finally:
+            with contextlib.suppress(Over):
+                host.close()
     rest, took = mine[done:], time.monotonic() - begun
     todo = sum(batch.rows for batch in rest)
     words = (

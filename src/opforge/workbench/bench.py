@@ -236,7 +236,14 @@ def _bench_operator(job: _Job) -> Iterator[Record]:
         for config in configs_of(implementation, options.configs)
     )
     workloads = workloads_for(operator, options) if options.timed or options.workloads else ()
-    taken = {dtype: tuple(workload for workload in workloads if operator.takes(workload, dtype)) for dtype in dtypes}
+    taken = {
+        dtype: tuple(
+            workload
+            for workload in workloads
+            if operator.takes(workload, dtype) and (not options.calls or (workload.name, dtype) in options.calls)
+        )
+        for dtype in dtypes
+    }
     if not options.timed and options.workloads:
         yield from _verify_workloads(job, points, taken)
         return

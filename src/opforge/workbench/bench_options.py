@@ -32,6 +32,7 @@ class BenchOptions:
                       its default where none is. Empty means the default
     workloads         which workloads by name, shapes of one's own among them (core.own_shapes); empty means those whose
                       scale fits the device
+    calls             of the workloads and dtypes these pairs of names alone; empty means all
     most              at most the first so many of them; 0 means all
     grid              the operator's shape classes instead (see core.shape_classes): what dispatch fills in between
     timed             False stops after verification: on the operator's cases, or on the workloads that are named
@@ -47,6 +48,7 @@ class BenchOptions:
     implementations: tuple[str, ...] = ()
     configs: tuple[Config, ...] = ()
     workloads: tuple[str, ...] = ()
+    calls: tuple[tuple[str, str], ...] = ()
     most: int = 0
     grid: bool = False
     timed: bool = True

@@ -9,34 +9,43 @@ from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
 from opforge.core.verdict import Pass
 
-WRONGLY, MISSING, STALE, OLD = (
+WRONGLY, MISSING, STALE, NEVER, OLD = (
     "dispatch would pick a stale row",
-    "not measured",
+    "rows are missing",
     "stale rows",
+    "never measured",
     "all rows are of today's code",
 )
-NEEDS = (WRONGLY, MISSING, STALE, OLD)
+NEEDS = (WRONGLY, MISSING, STALE, NEVER, OLD)
 """Why a batch is measured, most urgent first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """One call of `bench`: an operator in one dtype with all its workloads and implementations, which are to be timed
-    side by side.
+    """One call of `bench`: those workloads and dtypes of an operator that have the same need, with all its
+    implementations, which are to be timed side by side.
 
-    need      one of NEEDS: the most urgent of its workloads
-    urgent    how many of its workloads have that need
+    calls     names of workloads, each with a dtype
+    need      one of NEEDS
     oldest    ISO time of its oldest row, "" where a row is missing
-    rows      implementations × workloads
+    rows      implementations × calls
     """
 
     operator: str
-    dtype: str
-    workloads: tuple[str, ...]
+    calls: tuple[tuple[str, str], ...]
     need: str
-    urgent: int
     oldest: str
     rows: int
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Each once, in the operator's order."""
+        return tuple(dict.fromkeys(dtype for _, dtype in self.calls))
+
+    @property
+    def workloads(self) -> tuple[str, ...]:
+        """Each once, in the operator's order."""
+        return tuple(dict.fromkeys(workload for workload, _ in self.calls))
 
 
 def batches(
@@ -47,8 +56,8 @@ def batches(
     current: Callable[[str, Record], bool],
     dtypes: Collection[str] = (),
 ) -> list[Batch]:
-    """The batches of these operators, most urgent first; those of equal need by the number of urgent workloads, then
-    the oldest first.
+    """The batches of these operators, most urgent first; those of equal need by the number of calls, then the
+    oldest first.
 
     implementations   of an operator, those that this device can run
     workloads         of an operator, those sized for this device
@@ -59,37 +68,35 @@ def batches(
     for operator in operators:
         names = implementations(operator.name)
         newest = _newest(records(operator.name))
-        for dtype in operator.dtypes:
-            taken = (
-                [workload for workload in workloads(operator) if operator.takes(workload, dtype)]
-                if not dtypes or dtype in dtypes
-                else []
-            )
-            if not taken or not names:
-                continue
-            rows = {workload.name: [newest.get((name, workload.name, dtype)) for name in names] for workload in taken}
-            needs = [_need(operator.name, of_one, current) for of_one in rows.values()]
-            need = min(needs, key=NEEDS.index)
-            dates = [record.created_at if record is not None else "" for of_one in rows.values() for record in of_one]
-            planned.append(
-                Batch(
-                    operator=operator.name,
-                    dtype=dtype,
-                    workloads=tuple(rows),
-                    need=need,
-                    urgent=needs.count(need),
-                    oldest=min(dates, default=""),
-                    rows=len(names) * len(rows),
+        calls = [
+            (workload.name, dtype)
+            for dtype in operator.dtypes
+            if not dtypes or dtype in dtypes
+            for workload in workloads(operator)
+            if operator.takes(workload, dtype)
+        ]
+        rows = {(workload, dtype): [newest.get((name, workload, dtype)) for name in names] for workload, dtype in calls}
+        needs = {call: _need(operator.name, known, current) for call, known in rows.items()}
+        for need in NEEDS if names else ():
+            mine = tuple(call for call in calls if needs[call] == need)
+            dates = [record.created_at if record is not None else "" for call in mine for record in rows[call]]
+            if mine:
+                planned.append(
+                    Batch(
+                        operator=operator.name,
+                        calls=mine,
+                        need=need,
+                        oldest=min(dates, default=""),
+                        rows=len(names) * len(mine),
+                    )
                 )
-            )
     return sorted(
         planned,
         key=lambda batch: (
             NEEDS.index(batch.need),
-            -batch.urgent if batch.need != OLD else 0,
+            -len(batch.calls) if batch.need != OLD else 0,
             batch.oldest,
             batch.operator,
-            batch.dtype,
         ),
     )
 
@@ -123,6 +130,8 @@ def _need(operator: str, rows: Sequence[Record | None], current: Callable[[str, 
     best = min(timed, key=lambda record: record.timing.median_s if record.timing else 0.0, default=None)
     if best is not None and (not current(operator, best) or (best.timing is not None and best.timing.suspect)):
         return WRONGLY
-    if len(known) < len(rows) or not timed:
+    if not timed:
+        return NEVER
+    if len(known) < len(rows):
         return MISSING
     return OLD if all(current(operator, record) for record in known) else STALE
