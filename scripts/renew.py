@@ -28,10 +28,10 @@ from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
 from opforge.cli.progress import Watcher, tracing
 from opforge.core.errors import OpforgeError
-from opforge.core.timing_terms import CALL
-from opforge.core.verdict import Inaccurate, Pass
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
+from opforge.core.timing_terms import CALL
+from opforge.core.verdict import Inaccurate, Pass
 from opforge.machine import detect
 from opforge.registry import Registry, load
 from opforge.runner import Isolated
@@ -78,7 +78,11 @@ def main() -> int:
         help="the operators' shape classes too: what dispatch chooses by for calls that are no workload of a model",
     )
     parser.add_argument(
-        "--need", nargs="*", type=int, default=[], help=f"of {', '.join(f'{at}: {need}' for at, need in enumerate(NEEDS))}"
+        "--need",
+        nargs="*",
+        type=int,
+        default=[],
+        help=f"of {', '.join(f'{at}: {need}' for at, need in enumerate(NEEDS))}",
     )
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="verify first, N operators side by side")
     parser.add_argument("--prepare-limit", type=float, default=300.0, help="seconds that this may take")
@@ -276,9 +280,8 @@ def renew(store: Store, registry: Registry, mine: list[Batch], asked: argparse.N
                         print(f"{batch.operator}: {type(error).__name__}: {error}", flush=True)
                     done += 1
                     now = time.monotonic()
-                    told = (
-                        f"{rows - before} rows in {now - begun_batch:.1f} s ({len(stands)} verified before); {batch.need}"
-                    )
+                    told = f"{rows - before} rows in {now - begun_batch:.1f} s"
+                    told += f" ({len(stands)} verified before); {batch.need}"
                     print(f"{now - begun:5.0f} s  {batch.operator} {', '.join(batch.dtypes)}: {told}", flush=True)
         finally:
             with contextlib.suppress(Over):

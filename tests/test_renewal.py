@@ -10,7 +10,7 @@ from opforge.core.verdict import Pass, Statement
 from opforge.registry import load
 from opforge.store import Store, read_file, read_lines
 from opforge.trial import verified_before as proven_of
-from opforge.workbench.renewal import MISSING, OLD, STALE, WRONGLY, batches
+from opforge.workbench.renewal import MISSING, NEVER, OLD, STALE, WRONGLY, batches
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,26 @@ def test_what_users_would_be_given_wrongly_is_first(recorded, fast, slow, need):
     rows = [row(recorded, fast[0], 1e-3, fast[1])] + ([row(recorded, slow[0], 2e-3, slow[1])] if slow else [])
     (batch,) = order_of(rows)
     assert (batch.need, batch.rows) == (need, 2)
+
+
+def test_calls_of_equal_need_are_one_batch_and_what_was_never_timed_comes_after_what_is_stale(recorded):
+    """A slice that ends early has renewed what tables and dispatch rest on; workers serve all calls of a batch."""
+    rows = [row(recorded, name, 1e-3, "old", workload=of) for name in ("a", "b") for of in ("w1", "w2")]
+    rows += [row(recorded, name, 1e-3, name, workload="w3") for name in ("a", "b")]
+    workloads = [SimpleNamespace(name=f"w{number}") for number in range(5)]
+    operator = SimpleNamespace(name="op", dtypes=("float32",), takes=lambda workload, dtype: True)
+    found = batches(
+        [operator],
+        lambda name: ["a", "b"],
+        lambda item: workloads,
+        lambda name: rows,
+        lambda name, record: record.source_sha256 in ("a", "b"),
+    )
+    assert [(batch.need, batch.workloads, batch.rows) for batch in found] == [
+        (WRONGLY, ("w1", "w2"), 4),
+        (NEVER, ("w0", "w4"), 4),
+        (OLD, ("w3",), 2),
+    ]
 
 
 def test_a_newer_row_takes_the_place_of_a_stale_one(recorded):

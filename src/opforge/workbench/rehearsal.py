@@ -37,7 +37,9 @@ def rehearse(
     ]
     workloads = {
         workload.name: workload
-        for workload in workloads_for(operator, BenchOptions(device=device, workloads=tuple({name for name, _ in calls})))
+        for workload in workloads_for(
+            operator, BenchOptions(device=device, workloads=tuple({name for name, _ in calls}))
+        )
     }
     wrong: list[Verdict] = []
     pool = WorkerPool(host=host, device=device, kept=True)
