@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opforge.core.verdict import Pass, Statement
+from opforge.core.verdict import Crash, Pass, Statement
 from opforge.registry import load
 from opforge.store import Store, read_file, read_lines
 from opforge.trial import verified_before as proven_of
@@ -80,6 +80,18 @@ def test_calls_of_equal_need_are_one_batch_and_what_was_never_timed_comes_after_
         (NEVER, ("w0", "w4"), 4),
         (OLD, ("w3",), 2),
     ]
+
+
+def test_a_verification_alone_takes_no_time_away_and_a_failure_does(recorded):
+    """A slice that begins with verifications would else take every workload for one that was never timed."""
+    rows = [row(recorded, "a", 1e-3, "a"), row(recorded, "b", 2e-3, "old")]
+    later = row(recorded, "b", 2e-3, "b", created_at="2026-02-02", workload="")
+    verified = dataclasses.replace(later, timing=None)
+    assert order_of([*rows, verified])[0].need == STALE
+    failed = dataclasses.replace(
+        verified, verdict=Crash(case=None, dtype="float32", status=-11, stderr="", isolation="")
+    )
+    assert order_of([*rows, failed])[0].need == OLD
 
 
 def test_a_newer_row_takes_the_place_of_a_stale_one(recorded):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
-from opforge.core.verdict import Pass
+from opforge.core.verdict import Inaccurate, Pass
 
 WRONGLY, MISSING, STALE, NEVER, OLD = (
     "dispatch would pick a stale row",
@@ -107,9 +107,11 @@ def _newest(records: Sequence[Record]) -> dict[tuple[str, str, str], Record]:
         if record.workload:
             newest[record.implementation, record.workload, record.dtype] = record
             continue
-        # it did not come as far as a workload: this is what is known of all of them
-        for key in [key for key in newest if key[0] == record.implementation and key[2] == record.dtype]:
-            newest[key] = record
+        # it did not come as far as a workload: this is what is known of all of them, unless it is a verification alone,
+        # which takes no time away
+        if not isinstance(record.verdict, Pass | Inaccurate):
+            for key in [key for key in newest if key[0] == record.implementation and key[2] == record.dtype]:
+                newest[key] = record
         newest[record.implementation, "", record.dtype] = record
     return _Newest(newest)
 
