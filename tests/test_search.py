@@ -3,15 +3,21 @@ a good one sooner than chance does. Times are made up; nothing is compiled.
 """
 
 import random
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
+from opforge.core.timing import Timing
+from opforge.machine import device_named
+from opforge.tuning.final import Standing, surely_faster, ties_kept
 from opforge.tuning.modelled import modelled_spaces
 from opforge.tuning.replay import measured_spaces, replay, trace_of
 from opforge.tuning.search import Search, valid_points
+from opforge.tuning.space import with_these_settings
 from opforge.tuning.strategies import (
     NAMES,
     Failure,
@@ -271,3 +277,70 @@ def test_a_table_is_read_and_one_without_times_is_refused(tmp_path):
     (tmp_path / "k@gpu.csv").write_text("a,status\n1,ok\n")
     with pytest.raises(UsageError, match="time_median_ms"):
         measured_spaces(tmp_path)
+
+
+def test_limits_are_those_of_the_device_that_is_meant():
+    """A kernel written for Hopper says 232448 bytes; a device with less shared memory has fewer points, one that names
+    it the same. Where two devices are meant, points are legal on both.
+    """
+    small = replace(device_named("rtx4090"), name="small", shared_bytes_per_block=65536)
+    unknown = replace(small, shared_bytes_per_block=0)
+    for text in ("KIB * 1024 <= 232448", "KIB * 1024 <= shared_bytes_per_block"):
+        source = Implementation(
+            name="x",
+            operator="x",
+            backend="cuda",
+            source=None,
+            idea="",
+            space={"KIB": (16, 64, 96, 227)},
+            limits={"fits_shared_memory": text},
+            default=Config((("KIB", 16),)),
+        )
+
+        def sizes(*devices, source=source):
+            points, refused = valid_points(source, {"n": 1}, "float32", 4, {}, devices)
+            assert sum(refused.values()) == 4 - len(points)
+            return [point.as_dict()["KIB"] for point in points]
+
+        assert sizes() == sizes(device_named("h200")) == sizes(unknown) == [16, 64, 96, 227]
+        assert sizes(device_named("rtx4090")) == [16, 64, 96]
+        assert sizes(small) == sizes(device_named("h200"), small) == [16, 64]
+
+
+def test_settings_of_ones_own_leave_the_points_that_have_them():
+    points = [Config((("A", a), ("B", b))) for a in (1, 2, 4) for b in (1, 2)]
+    assert with_these_settings(points, ()) == points
+    assert with_these_settings(points, (Config((("A", 4),)),)) == [points[0], points[4], points[5]]
+    two = with_these_settings(points, (Config((("A", 2), ("B", 2))), Config((("A", 4), ("B", 1)))))
+    assert two == [points[0], points[3], points[4]]
+
+
+def timed(*samples):
+    return Timing(samples_s=samples, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+
+
+def test_a_tie_keeps_what_was_there():
+    """0.997 of the best, within noise, is no reason to change a choice; 0.9 is. What was there without a choice is the
+    default.
+    """
+    draw = random.Random(1)
+    noise = [1 + draw.gauss(0, 0.01) for _ in range(30)]
+    default = Config((("A", 1),))
+
+    def item(value, factor):
+        made = SimpleNamespace(name="cpp_x", default=default)
+        samples = [factor * each * (1 + draw.gauss(0, 0.004)) for each in noise]
+        finalist = SimpleNamespace(implementation=made, config=Config((("A", value),)))
+        return Standing(finalist=finalist, candidate=None, timing=timed(*samples))
+
+    def order(there, *standing):
+        return [each.finalist.config.as_dict()["A"] for each in ties_kept(standing, there)]
+
+    near, clear = [item(4, 0.997), item(1, 1.0)], [item(4, 0.9), item(1, 1.0)]
+    assert order(None, *near) == order(("cpp_x", default), *near) == [1, 4]
+    assert order(None, *clear) == [4, 1]
+    # the former choice comes before who is a tie with it, and behind who is surely faster
+    former = ("cpp_x", Config((("A", 2),)))
+    assert order(former, item(4, 0.9), item(8, 0.998), item(2, 1.0), item(1, 1.3)) == [4, 2, 8, 1]
+    assert order(("gone", default), *clear) == [4, 1] and order(former) == []
+    assert surely_faster(timed(1.0, 1.0), timed(1.2, 1.2)) and not surely_faster(timed(1.0), timed(1.005))

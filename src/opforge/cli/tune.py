@@ -18,6 +18,7 @@ from opforge.cli.shared import (
     checked,
     device_or_default,
     make_host,
+    own_configs,
     own_shapes,
     print_json,
     selected,
@@ -25,8 +26,10 @@ from opforge.cli.shared import (
     workloads_to_time,
 )
 from opforge.core import units
+from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from opforge.core.device import DeviceSpec
     from opforge.core.record import Record
     from opforge.store import Store
     from opforge.tuning import Trial, Tuned
@@ -44,6 +47,22 @@ def tune(
         typer.Option(help="A workload by name; may be given several times. Default: those sized for this device."),
     ] = None,
     shape: Shapes = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,…",
+            help="Search among points with these values alone, beside the default: BLOCK=512,num_warps=8; may be given "
+            "several times.",
+        ),
+    ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="DEVICE",
+            help="Points that this described device could run too: a name (a100) or a file (my_chip.json). What is "
+            "found is measured here, and not kept.",
+        ),
+    ] = "",
     trials: Annotated[
         int,
         typer.Option(
@@ -120,6 +139,7 @@ def tune(
     from opforge.cli.progress import telling
     from opforge.timing import Plan
     from opforge.tuning import NAMES, TuneOptions, compile_first, tune as run_tune
+    from opforge.workbench.configs import ensure_taken
 
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
@@ -137,6 +157,8 @@ def tune(
             *own_shapes(registry, [name], shape, checked("dtype", dtype, definition.dtypes)),
         ),
         trials=trials,
+        settings=own_configs(config),
+        target=_meant(target, where),
         seed=seed,
         strategy=checked("strategy", [strategy], NAMES)[0],
         fresh=fresh,
@@ -145,6 +167,10 @@ def tune(
         plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
         jobs=jobs,
         limit_s=limit or None,
+    )
+    ensure_taken(
+        [item for item in registry.implementations(name) if item.name in (implementation or [item.name])],
+        options.settings,
     )
     workloads_to_time(definition, where, options.workloads, options.dtypes)
     if compile_only:
@@ -191,7 +217,7 @@ def tune(
                 host,
                 add=lambda record: _add(store, record),
                 listener=tell,
-                write=not dry_run,
+                write=not dry_run and options.target is None,
                 stop=lambda: ended,
                 earlier=() if cold and not requalify else store.query(operator=name),
             ):
@@ -207,6 +233,18 @@ def tune(
     if json:
         print_json({"tuned": [_plain(tuned) for tuned in found], "trials": said})
     raise typer.Exit(130 if ended else int(not found or any(tuned.record is None for tuned in found)))
+
+
+def _meant(target: str, device: str) -> DeviceSpec | None:
+    from opforge.machine import device_named
+
+    spec = device_named(target) if target else None
+    if spec is not None and spec.kind != device:
+        raise UsageError(
+            f"{spec.name} is a {spec.kind} device, and what is measured here is {device}: no point of it runs there. "
+            f"Compile for it: opforge inspect OPERATOR IMPLEMENTATION --device {target}"
+        )
+    return spec
 
 
 def _add(store: Store, record: Record) -> None:

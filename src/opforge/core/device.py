@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+BOUNDS = ("shared_bytes_per_block", "registers_per_unit", "vector_bytes", "warp_size", "units", "cache_bytes")
+"""What of a descriptor the limits of a space may name."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
@@ -48,3 +51,7 @@ class DeviceSpec:
     def ceiling(self, name: str) -> Ceiling | None:
         """A measured ceiling by name ("copy", "matrix_bfloat16", …), or None when it was not measured."""
         return next((ceiling for ceiling in self.ceilings if ceiling.name == name), None)
+
+    def bounds(self) -> dict[str, int]:
+        """What limits of kernels may name, in bytes and numbers; what is not known (0) is left out."""
+        return {name: size for name in BOUNDS if (size := int(getattr(self, name))) > 0}

@@ -7,6 +7,7 @@ that `opforge list` and `opforge show` need no toolchain.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,19 @@ from opforge.core.shapes import Axes
 
 LAYOUTS = ("contiguous", "rows", "strided")
 """What an implementation can read: contiguous; rows with any stride, each contiguous inside; any strides at all."""
+
+HOPPER = {
+    "shared_bytes_per_block": 232448,
+    "registers_per_unit": 65536,
+    "vector_bytes": 16,
+    "warp_size": 32,
+    "units": 132,
+    "cache_bytes": 50 << 20,
+}
+"""What limits were written for: where nothing is known of the device."""
+
+HOPPER_SHARED = re.compile(rf"\b{HOPPER['shared_bytes_per_block']}\b")
+"""How most limits say it: as the number. On a described device it is that device's."""
 
 COMPARED_WITH = ("compile", "library")
 """Backends that are there to be compared with: neither dispatch nor tuning chooses them."""
@@ -113,17 +127,32 @@ class Implementation:
         return Accepted()
 
     def allows(
-        self, config: Config, axes: Axes, dtype: str, itemsize: int, scalars: Mapping[str, ScalarValue]
+        self,
+        config: Config,
+        axes: Axes,
+        dtype: str,
+        itemsize: int,
+        scalars: Mapping[str, ScalarValue],
+        bounds: Mapping[str, int] | None = None,
     ) -> Accepted | Rejected:
-        """Whether a config is worth trying here; the reason names every limit that it breaks."""
-        names = {**axes, **scalars, **config.as_dict(), "dtype": dtype, "itemsize": itemsize}
-        broken = [name for name, expression in self.limits.items() if not evaluate(expression, names)]
+        """Whether a config is worth trying here; the reason names every limit that it breaks.
+
+        bounds   of the device (DeviceSpec.bounds): limits may name them; where there are none a block has Hopper's
+                 shared memory
+        """
+        bounds = {**HOPPER, **(bounds or {})}
+        names = {**bounds, **axes, **scalars, **config.as_dict(), "dtype": dtype, "itemsize": itemsize}
+        broken = [name for name, text in self.limits.items() if not evaluate(_bounded(text, bounds), names)]
         return Rejected(f"not {' nor '.join(broken)}") if broken else Accepted()
 
     def configs(self) -> Iterator[Config]:
         """Every point of the space, limits not asked."""
         for values in itertools.product(*self.space.values()):
             yield Config(tuple(zip(self.space, values, strict=True)))
+
+
+def _bounded(expression: str, bounds: Mapping[str, int]) -> str:
+    return HOPPER_SHARED.sub(str(bounds["shared_bytes_per_block"]), expression)
 
 
 def fallback(implementations: Sequence[Implementation]) -> Implementation:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from opforge.core.device import BOUNDS
 from opforge.core.errors import UsageError
 from opforge.core.expr import FUNCTIONS
 from opforge.core.implementation import Implementation
@@ -97,7 +98,7 @@ def check_space(source: Path, space: Mapping[str, tuple[Any, ...]], default: Map
 def check_names(operator: Operator, implementation: Implementation) -> None:
     """Raises UsageError for a condition over an axis or a parameter that the operator does not have."""
     call = {*operator.axes, *(scalar.name for scalar in operator.scalars), "dtype"}
-    config = {*implementation.space, *implementation.default.as_dict(), "itemsize"}
+    config = {*implementation.space, *implementation.default.as_dict(), "itemsize", *BOUNDS}
     for key, conditions, known in (
         ("SUPPORTS", implementation.supports, call),
         ("LIMITS", implementation.limits, call | config),

@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opforge.core.comparison import FASTER
 from opforge.core.implementation import Config
 from opforge.core.record import Record
 from opforge.core.timing import Timing
 from opforge.core.verdict import Pass
 from opforge.machine import detect
-from opforge.registry.tuned_choices import choice_for, choices_path, keep
+from opforge.registry.tuned_choices import Chosen, choice_for, choices_path, keep
 from opforge.timing import Candidate
+from opforge.timing.paired_statistics import Rule, compare
 from opforge.trial import believed, check, on_the_workload, unseen_contents
 from opforge.tuning.job import Job, Passed, attempt
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions
@@ -23,9 +25,15 @@ from opforge.verify import BRIEF
 FINAL_SAMPLES = 3.0
 """The final is measured so many times as long as a trial."""
 
+TIE = Rule(looks=(1,))
+"""What was there is replaced by who is surely more than 1 % faster: 99 % confidence, one look."""
+
+LEAST_PAIRS = 5
+"""Fewer samples bear no interval: medians that differ by the band decide."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class _Standing:
+class Standing:
     """A finalist that was timed in the final."""
 
     finalist: Passed
@@ -37,11 +45,7 @@ def add_previous(job: Job, finalists: list[Passed]) -> None:
     """What had been chosen before takes part in the final, where it is not among the finalists: it is replaced only if
     it is beaten.
     """
-    operator, scalars = job.operator, job.workload.scalars
-    path = choices_path(operator, detect(job.options.device).name)
-    old = choice_for(
-        path, operator.compute_dtype_of(job.dtype, scalars), job.workload.axes, operator.kind_of_call(scalars)
-    )
+    old = former_choice(job)
     if old is None or any(
         item.implementation.name == old.implementation and item.config.as_dict() == old.config.as_dict()
         for item in finalists
@@ -49,7 +53,9 @@ def add_previous(job: Job, finalists: list[Passed]) -> None:
         return
     known = {
         item.name: item
-        for item in eligible(job.registry, operator, job.workload, job.dtype, TuneOptions(device=job.options.device))
+        for item in eligible(
+            job.registry, job.operator, job.workload, job.dtype, TuneOptions(device=job.options.device)
+        )
     }
     implementation = known.get(old.implementation)
     if implementation is None or set(old.config.as_dict()) != set(implementation.default.as_dict()):
@@ -59,8 +65,17 @@ def add_previous(job: Job, finalists: list[Passed]) -> None:
         finalists.append(passed)
 
 
+def former_choice(job: Job) -> Chosen | None:
+    """What had been chosen for this workload and dtype on this device; None where nothing was."""
+    operator, scalars = job.operator, job.workload.scalars
+    path = choices_path(operator, detect(job.options.device).name)
+    form = operator.compute_dtype_of(job.dtype, scalars)
+    return choice_for(path, form, job.workload.axes, operator.kind_of_call(scalars))
+
+
 def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
     """All finalists within reach interleaved; the fastest that passes every case, and whose time is believed, is kept.
+    A tie keeps what was there.
     Where none of them is, those beyond have a final of their own: slow and right is a choice, fast and wrong is none.
     """
     seconds_of: dict[str, float] = {}
@@ -76,13 +91,13 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
     timings = job.measure(candidates, FINAL_SAMPLES)
     standing = sorted(
         (
-            _Standing(finalist=item, candidate=candidate, timing=timing)
+            Standing(finalist=item, candidate=candidate, timing=timing)
             for item, candidate, timing in zip(near, candidates, timings, strict=True)
             if isinstance(timing, Timing)
         ),
         key=lambda item: item.timing.median_s,
     )
-    for first in standing:
+    for first in ties_kept(standing, _there(job)):
         record = _judged(job, first)
         if record.timing is not None and record.timing.suspect is None:
             return _kept(job, record, first, standing, beyond, write)
@@ -96,7 +111,44 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
     return _tuned(job, f"{why}; see: opforge verify {job.operator.name}")
 
 
-def _judged(job: Job, first: _Standing) -> Record:
+def ties_kept(standing: Sequence[Standing], there: tuple[str, Config] | None) -> list[Standing]:
+    """The finalists, fastest first, but for what was there: it comes before all who are not surely faster than it.
+
+    there   the former choice; None: the default of whoever stands first, which is what calls got until now
+    """
+    if not standing:
+        return []
+    front = standing[0].finalist.implementation
+    name, config = there or (front.name, front.default)
+    keeper = next(
+        (
+            item
+            for item in standing
+            if item.finalist.implementation.name == name and item.finalist.config.as_dict() == config.as_dict()
+        ),
+        None,
+    )
+    if keeper is None:
+        return list(standing)
+    ahead = [item for item in standing if item is not keeper and surely_faster(item.timing, keeper.timing)]
+    return [*ahead, keeper, *(item for item in standing if item is not keeper and item not in ahead)]
+
+
+def surely_faster(one: Timing, other: Timing) -> bool:
+    """Whether two timings that were taken interleaved are no tie (TIE), the first the faster."""
+    pairs = min(len(one.samples_s), len(other.samples_s))
+    if pairs < LEAST_PAIRS:
+        return one.median_s * (1 + TIE.band) < other.median_s
+    told = compare("one", "other", one.samples_s[:pairs], other.samples_s[:pairs], rule=TIE)
+    return told.outcome == FASTER
+
+
+def _there(job: Job) -> tuple[str, Config] | None:
+    old = former_choice(job)
+    return None if old is None else (old.implementation, old.config)
+
+
+def _judged(job: Job, first: Standing) -> Record:
     """The record of who stands first: verified with all cases, and its time audited."""
     finalist, candidate = first.finalist, first.candidate
     verdict = check(job.setting.cases, finalist.implementation, job.dtype, BRIEF, finalist.config)
@@ -109,7 +161,7 @@ def _judged(job: Job, first: _Standing) -> Record:
 
 
 def _kept(
-    job: Job, record: Record, winner: _Standing, standing: Sequence[_Standing], beyond: Sequence[Passed], write: bool
+    job: Job, record: Record, winner: Standing, standing: Sequence[Standing], beyond: Sequence[Passed], write: bool
 ) -> Tuned:
     name, default, median_s = (
         winner.finalist.implementation.name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from opforge.core.device import DeviceSpec
 from opforge.core.implementation import Config
 from opforge.core.record import Record
 from opforge.timing import Plan
@@ -23,6 +24,9 @@ class TuneOptions:
     workloads         which workloads by name; empty means those whose scale fits the device
     trials            points to try at most for each implementation × workload × dtype; 0 means every valid point
     seed              of the order in which points are tried
+    settings          values that tunables must have, each a choice beside the others: points with none of them are not
+                      tried, the default apart; empty means every point
+    target            a described device whose limits bound the spaces too; None: this device's alone
     strategy          how points are chosen (tuning.strategies.NAMES)
     fresh             begin anew: what an interrupted run of the same search had measured is measured again
     priors            files of other tuners' results that searches begin with (tuning.exchange)
@@ -40,6 +44,8 @@ class TuneOptions:
     workloads: tuple[str, ...] = ()
     trials: int = 64
     seed: int = 0
+    settings: tuple[Config, ...] = ()
+    target: DeviceSpec | None = None
     strategy: str = "model"
     fresh: bool = False
     priors: tuple[Path, ...] = ()

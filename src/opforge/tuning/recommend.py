@@ -98,7 +98,9 @@ def recommend(
     known = {
         item.name: item
         for item in registry.implementations(operator.name)
-        if item.backend not in COMPARED_WITH and not isinstance(item.accepts(axes, dtype, scalars), Rejected)
+        if item.backend not in COMPARED_WITH
+        and item.arch in ("", spec.target)
+        and not isinstance(item.accepts(axes, dtype, scalars), Rejected)
     }
     times = _times(operator, dtype, facts, measured_on)
     place, roof_s = _place(axes), _roof_s(operator, axes, dtype, scalars, spec)
@@ -107,7 +109,7 @@ def recommend(
         said = _over_roof(place, [item for item in times if item.implementation == name])
         if said is not None:
             nearest = min((item for item in times if item.implementation == name), key=lambda item: _far(place, item))
-            config = _allowed(implementation, nearest.config, axes, dtype, scalars)
+            config = _allowed(implementation, nearest.config, axes, dtype, scalars, spec)
             shapes = len({item.place for item in times if item.implementation == name})
             seconds = math.exp(said) * roof_s
             predicted.append(Predicted(implementation=name, config=config, seconds=seconds, shapes=shapes))
@@ -171,12 +173,17 @@ def _over_roof(place: tuple[float, ...], times: Sequence[_Time]) -> float | None
 
 
 def _allowed(
-    implementation: Implementation, config: Config, axes: Axes, dtype: str, scalars: dict[str, ScalarValue]
+    implementation: Implementation,
+    config: Config,
+    axes: Axes,
+    dtype: str,
+    scalars: dict[str, ScalarValue],
+    spec: DeviceSpec,
 ) -> Config:
-    """The config where every limit allows it for this call, else the default."""
+    """The config where every limit allows it for this call on this device, else the default."""
     if set(config.as_dict()) != set(implementation.default.as_dict()):
         return implementation.default
-    answer = implementation.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars)
+    answer = implementation.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
     return implementation.default if isinstance(answer, Rejected) else config
 
 

@@ -13,9 +13,9 @@ from opforge.core import units
 from opforge.core.implementation import Config, Implementation
 from opforge.core.record import Record
 from opforge.machine import detect
-from opforge.registry.tuned_choices import Chosen, choice_for, choices_path
+from opforge.registry.tuned_choices import Chosen
 from opforge.trial import leave
-from opforge.tuning.final import hold_final
+from opforge.tuning.final import former_choice, hold_final
 from opforge.tuning.job import Job, Passed, attempt
 from opforge.tuning.outcomes import FAILED, TIMED, Tuned, TuneOptions
 from opforge.tuning.space import eligible
@@ -28,7 +28,7 @@ def requalify(job: Job, earlier: Sequence[Record], write: bool) -> Tuned | None:
     """The winner, the runners-up on record and the default of each of their implementations, interleaved; the fastest
     that passes every case is kept. None where nothing had been chosen for this workload and dtype.
     """
-    before = _chosen(job)
+    before = former_choice(job)
     if before is None:
         return None
     finalists: list[Passed] = []
@@ -91,10 +91,3 @@ def moved(job: Job, before: Chosen, outcome: Tuned, earlier: Sequence[Record]) -
 
 def _same(one: tuple[str, Config], other: tuple[str, Config]) -> bool:
     return one[0] == other[0] and one[1].as_dict() == other[1].as_dict()
-
-
-def _chosen(job: Job) -> Chosen | None:
-    operator, scalars = job.operator, job.workload.scalars
-    path = choices_path(operator, detect(job.options.device).name)
-    form = operator.compute_dtype_of(job.dtype, scalars)
-    return choice_for(path, form, job.workload.axes, operator.kind_of_call(scalars))

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from opforge.core.device import DeviceSpec
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import ScalarValue
@@ -21,10 +22,15 @@ at once it takes 4 points more to 95 % of the optimum (docs/tuning.md).
 
 
 def valid_points(
-    implementation: Implementation, axes: Axes, dtype: str, itemsize: int, scalars: Mapping[str, ScalarValue]
+    implementation: Implementation,
+    axes: Axes,
+    dtype: str,
+    itemsize: int,
+    scalars: Mapping[str, ScalarValue],
+    devices: Sequence[DeviceSpec] = (),
 ) -> tuple[list[Config], dict[str, int]]:
-    """The points of the space that every limit allows, the default first; and how many points each broken limit
-    refused.
+    """The points of the space that every limit allows on all of `devices`, the default first; and how many points each
+    broken limit refused. Without devices the limits are those of Hopper.
 
     The default is among them even where a limit speaks against it: it is what a call without tuning gets. A limit that
     has no value at a point (a division by zero) refuses it.
@@ -33,8 +39,9 @@ def valid_points(
     refused: dict[str, int] = {}
     default = implementation.default.as_dict()
     limits = [
-        _Limit(replace(implementation, limits={name: expression}), expression, axes, dtype, itemsize, scalars)
+        _Limit(replace(implementation, limits={name: expression}), expression, axes, dtype, itemsize, scalars, bounds)
         for name, expression in implementation.limits.items()
+        for bounds in ([device.bounds() for device in devices] or [{}])
     ]
     for config in implementation.configs():
         values = config.as_dict()
@@ -42,7 +49,7 @@ def valid_points(
             continue
         broken = [reason for limit in limits if (reason := limit.broken_by(config, values))]
         if broken:
-            reason = f"not {' nor '.join(broken)}"
+            reason = f"not {' nor '.join(dict.fromkeys(broken))}"
             refused[reason] = refused.get(reason, 0) + 1
         else:
             points.append(config)
@@ -62,8 +69,9 @@ class _Limit:
         dtype: str,
         itemsize: int,
         scalars: Mapping[str, ScalarValue],
+        bounds: Mapping[str, int],
     ) -> None:
-        self.implementation, self.call = implementation, (axes, dtype, itemsize, scalars)
+        self.implementation, self.call = implementation, (axes, dtype, itemsize, scalars, bounds)
         (self.name,) = implementation.limits
         self.named = [name for name in implementation.space if re.search(rf"\b{re.escape(name)}\b", expression)]
         self.answers: dict[tuple[object, ...], str] = {}

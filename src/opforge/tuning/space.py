@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opforge.backends import Native, backend
+from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Operator, Workload
@@ -78,7 +79,20 @@ def spaces_of(
     scalars = operator.scalar_values(workload.scalars)
     spaces = []
     for implementation in eligible(registry, operator, workload, dtype, options):
-        points, refused = valid_points(implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
+        points, refused = valid_points(
+            implementation, workload.axes, dtype, DTYPES[dtype].itemsize, scalars, _devices(options)
+        )
+        points = with_these_settings(points, options.settings)
+        if options.target is not None and isinstance(
+            implementation.allows(
+                points[0], workload.axes, dtype, DTYPES[dtype].itemsize, scalars, options.target.bounds()
+            ),
+            Rejected,
+        ):
+            # a default that the target cannot run is nobody's measure there
+            points = points[1:]
+            if not points:
+                continue
         search = Search(
             points,
             options.trials,
@@ -108,6 +122,19 @@ def spaces_of(
     return spaces
 
 
+def _devices(options: TuneOptions) -> list[DeviceSpec]:
+    """Whose limits bound the spaces: the device that measures, and the one that is meant."""
+    here = detect(options.device)
+    return [here] if options.target is None else [here, options.target]
+
+
+def with_these_settings(points: Sequence[Config], settings: Sequence[Config]) -> list[Config]:
+    """The default, points[0], and of the others those that have all values of one of the settings; all without any."""
+    default, *others = points
+    kept = [item for item in others if any(set(given.values) <= set(item.values) for given in settings)]
+    return [default, *(kept if settings else others)]
+
+
 def _traces(
     operator: Operator,
     implementation: Implementation,
@@ -123,8 +150,8 @@ def _traces(
 def eligible(
     registry: Registry, operator: Operator, workload: Workload, dtype: str, options: TuneOptions
 ) -> list[Implementation]:
-    """The implementations that run natively on the device, were asked for, and take the workload. What is only there to
-    be compared with is no choice of dispatch.
+    """The implementations that run natively on the device, were asked for, take the workload, and have no instructions
+    that the target lacks. What is only there to be compared with is no choice of dispatch.
     """
     chosen = []
     for item in registry.implementations(operator.name):
@@ -136,6 +163,8 @@ def eligible(
             or item.backend in COMPARED_WITH
             or not isinstance(backend(item.backend).execution_mode(options.device), Native)
         ):
+            continue
+        if options.target is not None and item.arch not in ("", options.target.target):
             continue
         if not isinstance(item.accepts(workload.axes, dtype, operator.scalar_values(workload.scalars)), Rejected):
             chosen.append(item)
