@@ -161,7 +161,7 @@ class Triton:
                 dtype=getattr(torch, spec.dtype_for(call.dtype, call.scalars)),
                 device="meta",
             )
-            for spec in (*operator.inputs, *operator.outputs)
+            for spec in (*operator.inputs, *operator.fresh)
         ]
         launches = triton_offline.capture_launches(
             launch, *tensors, target=chosen, **call.scalars, **call.config.as_dict()

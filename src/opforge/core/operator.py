@@ -23,6 +23,7 @@ from opforge.core.tensors import (
     ScalarValue as ScalarValue,
     TensorSpec as TensorSpec,
     Ties as Ties,
+    check_overwritten,
 )
 
 
@@ -267,6 +268,12 @@ class Operator:
         names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *(scalar.name for scalar in self.scalars)]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
+        check_overwritten(self.name, self.inputs, self.outputs)
+        if self.gradient is not None and self.overwritten:
+            raise UsageError(
+                f"{self.name} overwrites {', '.join(self.overwritten)} and names {self.gradient!r} for its gradients. "
+                "What overwrites its input has none: remove `gradient`, or give the output memory of its own."
+            )
         if self.derived:
             # frozen, and still being built: what is derived stands in every case and workload from here on
             for kind in ("cases", "workloads"):
@@ -285,6 +292,16 @@ class Operator:
     def free_axes(self) -> tuple[str, ...]:
         """The axes that are not derived from others."""
         return tuple(name for name in self.axes if name not in self.derived)
+
+    @property
+    def fresh(self) -> tuple[TensorSpec, ...]:
+        """The outputs that a call makes and returns: those that overwrite no input."""
+        return tuple(spec for spec in self.outputs if spec.overwrites is None)
+
+    @property
+    def overwritten(self) -> dict[str, str]:
+        """The inputs that a call overwrites, each with the output that it holds afterwards."""
+        return {spec.overwrites: spec.name for spec in self.outputs if spec.overwrites is not None}
 
     def bind(
         self, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, ScalarValue] | None = None

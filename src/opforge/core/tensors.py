@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opforge.core.errors import UsageError
 from opforge.core.fields import check_fields, wrong_field
 
 ScalarValue = bool | int | float | str
@@ -51,6 +52,9 @@ class TensorSpec:
                 them: they have a place in every domain
     ties        for an output of indices: which of several equal ones is right. Whole numbers are compared exactly;
                 without it, with the reference's own
+    overwrites  for an output: the input in whose memory it is written. Kernels are given that tensor once, as the
+                input; a call returns the other outputs alone. The reference returns this one too, and leaves its
+                arguments as they are
     """
 
     name: str
@@ -61,6 +65,7 @@ class TensorSpec:
     sometimes: tuple[str, ...] = ()
     domain: str = "any"
     ties: Ties | None = None
+    overwrites: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,3 +73,29 @@ class TensorSpec:
     def dtype_for(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
         """The dtype this tensor has in a case of `dtype` with these parameters."""
         return dtype if self.dtype == "T" else str(scalars.get(self.dtype, self.dtype))
+
+
+def check_overwritten(operator: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raises UsageError for an output that overwrites no input of its shape and dtype, or one that another overwrites
+    too.
+    """
+    known, taken = {spec.name: spec for spec in inputs}, set()
+    for spec in inputs:
+        if spec.overwrites is not None:
+            raise UsageError(f"{operator}: input {spec.name} overwrites {spec.overwrites}: only outputs do. Remove it.")
+    for spec in outputs:
+        if spec.overwrites is None:
+            continue
+        target = known.get(spec.overwrites)
+        if target is None:
+            raise UsageError(
+                f"{operator}: output {spec.name} overwrites {spec.overwrites!r}, which is no input: {', '.join(known)}."
+            )
+        if (target.shape.split(), target.dtype) != (spec.shape.split(), spec.dtype):
+            raise UsageError(
+                f"{operator}: output {spec.name} [{spec.shape}] {spec.dtype} overwrites {target.name} [{target.shape}] "
+                f"{target.dtype}. What is overwritten keeps its shape and dtype: write both alike."
+            )
+        if target.name in taken:
+            raise UsageError(f"{operator}: two outputs overwrite {target.name}. Each has an input of its own.")
+        taken.add(target.name)

@@ -65,6 +65,27 @@ def _dtype(operator: Operator, tensors: Sequence[torch.Tensor]) -> str:
     return name
 
 
+def check_overwritten(operator: Operator, tensors: Sequence[torch.Tensor]) -> None:
+    """Raises UsageError for a tensor that cannot be overwritten: one of a graph, or one whose elements share addresses.
+    The inputs of an operator that overwrites none are not looked at.
+    """
+    if not operator.overwritten:
+        return
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise UsageError(
+            f"{operator.name} overwrites {', '.join(operator.overwritten)}, and has no gradient. Call it under "
+            "torch.no_grad(), as an optimiser does, or on tensors without requires_grad: x.detach()."
+        )
+    for spec, tensor in zip(operator.inputs, tensors, strict=True):
+        if spec.name in operator.overwritten and any(
+            step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+        ):
+            raise UsageError(
+                f"{operator.name} overwrites {spec.name}, whose elements share addresses (strides {tensor.stride()}). "
+                f"Give it memory of its own: {spec.name}.clone()."
+            )
+
+
 def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> UsageError:
     """What is wrong with arguments that are too many, too few, or no tensors in plain memory; or with parameters
     that are no plain values.

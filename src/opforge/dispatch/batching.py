@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
+from opforge.core.errors import UsageError
 from opforge.core.operator import Operator
 from opforge.core.shapes import full_shape, tokens
 
@@ -31,6 +33,12 @@ class Batching:
         count = len(self.operator.inputs)
         tensors, dims, scalars = arguments[:count], in_dims[:count], arguments[count:]
         led = leading_inputs(self.operator)
+        for spec, dim in zip(self.operator.inputs, dims, strict=True):
+            if dim is None and spec.name in self.operator.overwritten:
+                raise UsageError(
+                    f"{self.operator.name} overwrites {spec.name}, and torch.vmap gives all entries the same one. Give "
+                    f"it a batch too, e.g. {spec.name}.expand(n, ...).clone()."
+                )
         if (
             led is not None
             and all(dim is None or leads for dim, leads in zip(dims, led, strict=True))
@@ -60,12 +68,11 @@ class Batching:
                 ]
             ]
             entries = [self.call(*row, *scalars) for row in picked]
-            stacked = [
-                torch.stack(part)[: info.batch_size]
-                for part in (zip(*entries, strict=True) if len(self.operator.outputs) > 1 else [entries])
-            ]
-            found = stacked[0] if len(self.operator.outputs) == 1 else tuple(stacked)
-        return found, 0 if len(self.operator.outputs) == 1 else (0,) * len(self.operator.outputs)
+            fresh = len(self.operator.fresh)
+            parts = [entries] if fresh == 1 else zip(*entries, strict=True) if fresh else ()
+            stacked = [torch.stack(part)[: info.batch_size] for part in parts]
+            found = stacked[0] if fresh == 1 else tuple(stacked) or None
+        return found, tree_map(lambda _: 0, found)
 
     def independent(self, scalars: Sequence[Any]) -> bool:
         """Whether what lies along the leading axis has nothing to do with each other: a cumulative sum over all of it

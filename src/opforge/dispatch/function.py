@@ -24,7 +24,7 @@ from opforge.backends.torch_private import forward_levels
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Operator, ScalarValue
-from opforge.dispatch.arguments import checked_scalars, fitting, misfit
+from opforge.dispatch.arguments import check_overwritten, checked_scalars, fitting, misfit
 from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call_table
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference
@@ -74,6 +74,8 @@ class Function:
         # output is), where the kernel finds out itself whether it is meant
         self._quick: dict[Any, tuple[PreparedFunction, Callable[..., bool]]] = {}
         self._products = operator.unit == "matrix"
+        # the places of inputs that a call overwrites
+        self._overwritten = [i for i, spec in enumerate(operator.inputs) if spec.name in operator.overwritten]
         # `_call(tensors, scalars)`: from the first class of tensors on the table in C++, where there is one
         self._table: Any = None
         self._table_asked = False
@@ -97,6 +99,8 @@ class Function:
             or _tracing()
         ):
             return self._watched(tensors, scalars)
+        if self._overwritten and _is_grad_enabled() and any(getattr(item, "requires_grad", False) for item in tensors):
+            check_overwritten(self.operator, tensors)
         try:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
             quick = self._quick.get((shape, *_apart(scalars)) if scalars else shape)
@@ -153,6 +157,12 @@ class Function:
         if len(tensors) != len(self.operator.inputs) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             raise misfit(self.operator, tensors, scalars)
         tensors = self._cast(tensors)
+        check_overwritten(self.operator, tensors)
+        if self._overwritten and (forward_levels._current_level >= 0 or _differentiated()):
+            raise UsageError(
+                f"{self.operator.name} overwrites {', '.join(self.operator.overwritten)}, and has no gradient: "
+                "torch.func cannot differentiate it."
+            )
         if forward_levels._current_level >= 0 or _differentiated():
             values = checked_scalars(self.operator, scalars)
             # the reference would broadcast, and promote dtypes
@@ -247,6 +257,8 @@ class Function:
                 if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
                     # PyTorch's own functions read the sign themselves
                     made = PreparedCall(self._without_negation(made.run, scalars), direct=made.direct)
+                if self._overwritten:
+                    made = PreparedCall(self._counted(made.run))
                 if len(self._prepared) >= MOST:
                     self.forget()
                 found = self._prepared[key] = made, choice
@@ -281,15 +293,32 @@ class Function:
 
         def asked(tensors: Sequence[torch.Tensor]) -> Any:
             if any(tensor.is_neg() for tensor in tensors):
-                return self.compute([tensor.resolve_neg() for tensor in tensors], given)
+                plain = [tensor.resolve_neg() for tensor in tensors]
+                found = self.compute(plain, given)
+                for place in self._overwritten:
+                    if tensors[place].is_neg():
+                        tensors[place].copy_(plain[place])
+                return found
             return run(tensors)
 
         return asked
+
+    def _counted(self, run: PreparedFunction) -> PreparedFunction:
+        """A kernel that overwrites tensors does not tell PyTorch, which counts the versions of what autograd keeps."""
+
+        def counted(tensors: Sequence[torch.Tensor]) -> Any:
+            found = run(tensors)
+            torch.autograd.graph.increment_version([tensors[place] for place in self._overwritten])
+            return found
+
+        return counted
 
     def _cast(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The tensors as autocast wants them; the same object where it has nothing to say."""
         if not tensors or tensors[0].is_meta or not torch.is_autocast_enabled(tensors[0].device.type):
             return tensors
+        if self._overwritten:
+            return tensors  # the caller's own memory is what is written
         operator = self.operator
         joined = [spec.dtype == "T" for spec in operator.inputs]
         kinds = [tensor.dtype for tensor, own in zip(tensors, joined, strict=False) if own]
@@ -312,6 +341,7 @@ class Function:
             raise misfit(self.operator, tensors, given)
         scalars = checked_scalars(self.operator, given)
         axes, dtype = fitting(self.operator, tensors, scalars)
+        check_overwritten(self.operator, tensors)
         device = tensors[0].device
         flat = [collapse(tensor, spec.shape, axes) for spec, tensor in zip(operator.inputs, tensors, strict=True)]
         layouts = [layout_of(item) if isinstance(item, torch.Tensor) else "strided" for item in flat]

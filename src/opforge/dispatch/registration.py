@@ -7,6 +7,7 @@ program of torch.export is loaded, and `torch.ops.opforge.NAME` is there, before
 
 from __future__ import annotations
 
+import string
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,16 @@ _registered: dict[str, Registered] = {}
 
 def schema_of(operator: Operator) -> str:
     """The operator's schema in PyTorch's notation, without its name: `(Tensor x, Tensor weight, float eps=1e-06) ->
-    Tensor`.
+    Tensor`. What is overwritten is marked: `(Tensor(a!) x) -> ()`.
     """
-    arguments = [f"Tensor {spec.name}" for spec in operator.inputs]
+    marks = dict(zip(operator.overwritten, string.ascii_lowercase, strict=False))
+    arguments = [
+        f"Tensor({marks[spec.name]}!) {spec.name}" if spec.name in marks else f"Tensor {spec.name}"
+        for spec in operator.inputs
+    ]
     arguments += [f"{_TYPES[type(scalar.default)]} {scalar.name}={_literal(scalar)}" for scalar in operator.scalars]
-    results = ", ".join("Tensor" for _ in operator.outputs)
-    return f"({', '.join(arguments)}) -> {results if len(operator.outputs) == 1 else f'({results})'}"
+    results = ", ".join("Tensor" for _ in operator.fresh)
+    return f"({', '.join(arguments)}) -> {results if len(operator.fresh) == 1 else f'({results})'}"
 
 
 def _literal(scalar: Scalar) -> str:
@@ -73,13 +78,13 @@ class Registered:
         axes = operator.bind(shapes, scalars)
         kinds = [
             tensors[0].dtype if spec.dtype == "T" else getattr(torch, spec.dtype_for("", scalars))
-            for spec in operator.outputs
+            for spec in operator.fresh
         ]
         outputs = [
             tensors[0].new_empty(full_shape(spec.shape, axes), dtype=kind)
-            for spec, kind in zip(operator.outputs, kinds, strict=True)
+            for spec, kind in zip(operator.fresh, kinds, strict=True)
         ]
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def setup(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep for `backward` what it asks for."""
@@ -121,13 +126,17 @@ def register(operator: Operator, function: Callable[[], Any]) -> Registered:
             # entry points as functions of their own: PyTorch keeps attributes on them, which methods refuse
             made = known
             custom = torch.library.custom_op(
-                f"{NAMESPACE}::{operator.name}", lambda *given: made.real(*given), mutates_args=(), schema=schema
+                f"{NAMESPACE}::{operator.name}",
+                lambda *given: made.real(*given),
+                mutates_args=tuple(operator.overwritten),
+                schema=schema,
             )
             custom.register_fake(lambda *given: made.fake(*given))
-            custom.register_autograd(
-                lambda ctx, *incoming: made.backward(ctx, *incoming),
-                setup_context=lambda ctx, inputs, output: made.setup(ctx, inputs, output),
-            )
+            if not operator.overwritten:
+                custom.register_autograd(
+                    lambda ctx, *incoming: made.backward(ctx, *incoming),
+                    setup_context=lambda ctx, inputs, output: made.setup(ctx, inputs, output),
+                )
             custom.register_vmap(lambda info, in_dims, *given: made.batched(info, in_dims, *given))
             known.custom = custom
             _registered[operator.name] = known

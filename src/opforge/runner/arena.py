@@ -42,6 +42,9 @@ aligned.
 class Slot:
     """Where one tensor lies: sizes and strides in elements, offset of its first element in bytes from the arena's
     start.
+
+    role     "input" or "output"
+    becomes  of an input that is overwritten: the output that it holds after a run
     """
 
     name: str
@@ -50,6 +53,12 @@ class Slot:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+    becomes: str = ""
+
+    @property
+    def written(self) -> bool:
+        """Whether a kernel writes it."""
+        return self.role == "output" or bool(self.becomes)
 
     @property
     def span_bytes(self) -> int:
@@ -141,13 +150,26 @@ class Arena:
         self.place = place
 
     @classmethod
-    def allocate(cls, wanted: Sequence[tuple[str, str, str, tuple[int, ...], str]]) -> Arena:
-        """An arena for `(name, role, dtype, shape, layout)` of each tensor, every byte poisoned."""
+    def allocate(
+        cls, wanted: Sequence[tuple[str, str, str, tuple[int, ...], str]], becomes: Mapping[str, str] | None = None
+    ) -> Arena:
+        """An arena for `(name, role, dtype, shape, layout)` of each tensor, every byte poisoned.
+
+        becomes   the inputs that are overwritten, and the outputs that they hold afterwards
+        """
         slots: list[Slot] = []
         position = 0
         for name, role, dtype, shape, layout in wanted:
             strides, skip = strides_for(layout, shape)
-            slot = Slot(name=name, role=role, dtype=dtype, shape=shape, strides=strides, offset=0)
+            slot = Slot(
+                name=name,
+                role=role,
+                dtype=dtype,
+                shape=shape,
+                strides=strides,
+                offset=0,
+                becomes=(becomes or {}).get(name, ""),
+            )
             if layout == "fenced":
                 # whole pages before it and behind it; outputs begin on a line, as whatever allocates them lets them
                 end = _up(_up(position, PAGE_BYTES) + 2 * PAGE_BYTES + slot.span_bytes, PAGE_BYTES)
@@ -210,13 +232,16 @@ class Arena:
         return torch.frombuffer(self.memory, dtype=torch.uint8)
 
     def tensor(self, name: str) -> Any:
-        """The tensor in a slot, sharing the arena's memory."""
-        return view(self.bytes(), next(slot for slot in self.slots if slot.name == name))
+        """The tensor in a slot, by its own name or that of the output that it becomes, sharing the arena's memory."""
+        return view(self.bytes(), next(slot for slot in self.slots if name in (slot.name, slot.becomes)))
 
     def tensors(self, role: str) -> dict[str, Any]:
-        """Every tensor of a role ("input", "output") by name."""
+        """Every tensor of a role ("input", "output") by name. An input that is overwritten is an output too."""
         whole = self.bytes()
-        return {slot.name: view(whole, slot) for slot in self.slots if slot.role == role}
+        found = {slot.name: view(whole, slot) for slot in self.slots if slot.role == role}
+        if role == "output":
+            found |= {slot.becomes: view(whole, slot) for slot in self.slots if slot.becomes}
+        return found
 
     def protected(self) -> Any:
         """A copy of the bytes no kernel may change: everything but the outputs."""
@@ -224,6 +249,8 @@ class Arena:
         for slot in self.slots:
             if slot.role == "output":
                 whole[slot.offset : slot.offset + slot.span_bytes] = 0
+            elif slot.becomes:
+                view(whole, slot).zero_()  # what lies between its elements is nobody's
         return whole
 
     def violations(self, before: Any) -> list[str]:
@@ -235,12 +262,16 @@ class Arena:
             return []
         changed = (before != after).nonzero().flatten()
         inputs = (
-            (slot.name, slice(slot.offset, slot.offset + slot.span_bytes))
+            (slot.name, slot.becomes, slice(slot.offset, slot.offset + slot.span_bytes))
             for slot in self.slots
             if slot.role == "input"
         )
         damaged = [
-            f"input {name} was modified ({count} bytes)" for name, place in inputs if (count := _within(changed, place))
+            f"{count} bytes were written between the elements of {name}"
+            if becomes
+            else f"input {name} was modified ({count} bytes)"
+            for name, becomes, place in inputs
+            if (count := _within(changed, place))
         ]
         damaged += [
             f"{count} bytes were written {words}"

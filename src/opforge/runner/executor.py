@@ -138,7 +138,7 @@ class Executor:
         def bind_to(memory: Any) -> Launch | Rejected:
             tensors = placement.tensors(memory)
             inputs = {spec.name: tensors[spec.name] for spec in operator.inputs}
-            outputs = {spec.name: tensors[spec.name] for spec in operator.outputs}
+            outputs = {spec.name: tensors[spec.overwrites or spec.name] for spec in operator.outputs}
             return bind(
                 operator,
                 implementation,
@@ -156,7 +156,13 @@ class Executor:
         if question.device != "cpu":
             whole = self.uploaded(whole, question.device)
         # a library's own routines, and this process where nothing confines it, are not put before pages that end them
-        placement = Placement(arena, whole, fenced=self.scratch is not None and not self.library)
+        placement = Placement(
+            arena,
+            whole,
+            fenced=self.scratch is not None and not self.library,
+            # Inductor overwrites no tensor whose memory another of another dtype has a part of
+            apart=implementation.backend == "compile" and bool(operator.overwritten),
+        )
         launch = bind_to(whole)
         if isinstance(launch, Rejected):
             placement.end()
@@ -307,7 +313,7 @@ class Executor:
         self.placements[number].take(arena.tensors("input"))
         here = arena.tensors("output")
         # a kernel that writes where it is told to has already done so
-        places = {slot.name: whole.data_ptr() + slot.offset for slot in arena.slots}
+        places = {slot.becomes or slot.name: whole.data_ptr() + slot.offset for slot in arena.slots}
         for name, tensor in outputs.items():
             if tensor.data_ptr() != places[name]:
                 here[name].copy_(tensor)

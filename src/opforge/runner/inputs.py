@@ -240,20 +240,27 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
 def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
     """An arena for a case: inputs in the case's layout (one word for all of them, or one for each), outputs contiguous
     (and where the layout
-    says, if it says where), everything poisoned."""
+    says, if it says where), everything poisoned. What is overwritten has one place, as an input."""
     scalars = operator.scalar_values(case.scalars)
     placements = case.layout.split()
     layouts = placements if len(placements) == len(operator.inputs) else placements * len(operator.inputs)
     place = case.layout if case.layout in PLACES else "contiguous"
     wanted = [
-        (spec.name, "input", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), layout)
+        (
+            spec.name,
+            "input",
+            spec.dtype_for(dtype, scalars),
+            full_shape(spec.shape, case.axes),
+            # elements that share an address have no values of their own to become
+            "contiguous" if layout == "expanded" and spec.name in operator.overwritten else layout,
+        )
         for spec, layout in zip(operator.inputs, layouts, strict=True)
     ]
     wanted += [
         (spec.name, "output", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), place)
-        for spec in operator.outputs
+        for spec in operator.fresh
     ]
-    return Arena.allocate(wanted)
+    return Arena.allocate(wanted, operator.overwritten)
 
 
 def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:

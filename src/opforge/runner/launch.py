@@ -89,7 +89,8 @@ def bind(
 ) -> Launch | Rejected:
     """A Launch of `implementation` on these tensors, or why it does not take them.
 
-    inputs, outputs   tensors by name, in the operator's shapes; outputs are written (NaN before)
+    inputs, outputs   tensors by name, in the operator's shapes; outputs are written (NaN before). An output that
+                      overwrites an input is the tensor of that input
     Raises whatever the backend raises while compiling.
     """
     outside = _outside(operator, implementation, scalars, axes, dtype)
@@ -101,7 +102,7 @@ def bind(
     with spans.span("prepare", implementation.name):
         kernel: Kernel = backend(implementation.backend).prepare(implementation, call)
     ordered_inputs = [inputs[spec.name] for spec in operator.inputs]
-    ordered_outputs = [outputs[spec.name] for spec in operator.outputs]
+    ordered_outputs = [outputs[spec.name] for spec in operator.fresh]
     if kernel.allocates:
         return _bind_allocating(
             operator, implementation, kernel, ordered_inputs, ordered_outputs, scalars, axes, dtype, guards
@@ -113,9 +114,9 @@ def bind(
 
     def read() -> Mapping[str, Any]:
         synchronize(first)
-        return dict(zip((spec.name for spec in operator.outputs), ordered_outputs, strict=True))
+        return results(operator, ordered_inputs, ordered_outputs)
 
-    if all(tensor.numel() == 0 for tensor in ordered_outputs):
+    if all(tensor.numel() == 0 for tensor in outputs.values()):
         # nothing to compute: no kernel has to know about empty grids
         return Launch(implementation=implementation.name, run=lambda: None, read=read, notes=kernel.notes)
     run = kernel.run
@@ -159,7 +160,7 @@ def refused(
     outside = _outside(operator, implementation, scalars, axes, dtype)
     if outside is not None or implementation.backend in LIBRARY:
         return outside
-    tensors = [inputs[spec.name] for spec in operator.inputs] + [outputs[spec.name] for spec in operator.outputs]
+    tensors = [inputs[spec.name] for spec in operator.inputs] + [outputs[spec.name] for spec in operator.fresh]
     flat = _flat(operator, implementation, tensors, axes)
     return flat if isinstance(flat, Rejected) else None
 
@@ -179,7 +180,7 @@ def _flat(
 ) -> list[Any] | Rejected:
     """The tensors with their variadic axes collapsed, or why their layout is not taken."""
     flat: list[Any] = []
-    for spec, tensor in zip((*operator.inputs, *operator.outputs), tensors, strict=True):
+    for spec, tensor in zip((*operator.inputs, *operator.fresh), tensors, strict=True):
         collapsed = collapse(tensor, spec.shape, axes)
         if isinstance(collapsed, Rejected):
             return Rejected(f"{spec.name}: {collapsed.reason}")
@@ -219,7 +220,7 @@ def _bind_allocating(
     def as_out() -> Launch:
         def read() -> Mapping[str, Any]:
             synchronize(inputs[0])
-            return dict(zip((spec.name for spec in operator.outputs), outputs, strict=True))
+            return results(operator, inputs, outputs)
 
         assert into is not None
         return Launch(
@@ -256,9 +257,16 @@ def _returning(
 
     size = sum(
         math.prod(full_shape(spec.shape, axes)) * DTYPES[spec.dtype_for(dtype, scalars)].itemsize
-        for spec in operator.outputs
+        for spec in operator.fresh
     )
     return Launch(implementation=implementation.name, run=run, read=read, terms=CALL, result_bytes=size)
+
+
+def results(operator: Operator, inputs: Sequence[Any], fresh: Sequence[Any]) -> dict[str, Any]:
+    """Every output by name: those that a call makes, and the inputs that it has overwritten."""
+    made = dict(zip((spec.name for spec in operator.fresh), fresh, strict=True))
+    given = dict(zip((spec.name for spec in operator.inputs), inputs, strict=True))
+    return {spec.name: given[spec.overwrites] if spec.overwrites else made[spec.name] for spec in operator.outputs}
 
 
 def _renewed(kept: list[Any], fresh: Sequence[Any]) -> None:
@@ -285,14 +293,14 @@ def check_returned(
     """What came back, by output name; raises ContractBroken when it is not what the operator promises."""
     import torch
 
-    values = returned if isinstance(returned, tuple) else (returned,)
-    if len(values) != len(operator.outputs):
+    values = () if returned is None and not operator.fresh else returned if isinstance(returned, tuple) else (returned,)
+    if len(values) != len(operator.fresh):
+        besides = f" besides what it overwrites ({', '.join(operator.overwritten)})" if operator.overwritten else ""
         raise ContractBroken(
-            f"{name} returned {len(values)} values; {operator.name} has {len(operator.outputs)} outputs"
+            f"{name} returned {len(values)} values; {operator.name} has {len(operator.fresh)} outputs{besides}"
         )
-    outputs_by_name: dict[str, Any] = {}
     storages = {tensor.untyped_storage().data_ptr() for tensor in inputs if tensor.numel()}
-    for spec, value in zip(operator.outputs, values, strict=True):
+    for spec, value in zip(operator.fresh, values, strict=True):
         if guards.exact_type and type(value) is not torch.Tensor:
             raise ContractBroken(f"{name} returned a {type(value).__name__} for {spec.name}, not a torch.Tensor")
         shape = full_shape(spec.shape, axes)
@@ -307,8 +315,7 @@ def check_returned(
             raise ContractBroken(
                 f"{name} returned {spec.name} in the memory of an input; outputs must not alias inputs"
             )
-        outputs_by_name[spec.name] = value
-    return outputs_by_name
+    return results(operator, inputs, values)
 
 
 def synchronize(tensor: Any) -> None:

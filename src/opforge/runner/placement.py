@@ -19,16 +19,18 @@ class Placement:
 
     whole    the arena's bytes, on the launch's device
     fenced   let pages between the tensors of a fenced arena be untouchable (a process of its own, the CPU's memory)
+    apart    each tensor has an allocation of its own, wherever the arena says that they lie
     """
 
-    def __init__(self, arena: Arena, whole: Any, *, fenced: bool) -> None:
+    def __init__(self, arena: Arena, whole: Any, *, fenced: bool, apart: bool = False) -> None:
         self.arena = arena
         self.whole = whole
+        self.apart = apart or arena.place == "ordinary"
         self.own: dict[str, Any] = {}
         self.fences: list[tuple[int, int]] = []
-        if arena.place == "ordinary":
+        if self.apart:
             self.own = {slot.name: view(whole, slot).clone() for slot in arena.slots}
-        if arena.place == "fenced" and fenced and whole.device.type == "cpu":
+        elif arena.place == "fenced" and fenced and whole.device.type == "cpu":
             # each tensor's storage is its own pages: what copies a whole storage, as Triton's interpreter does, stays
             # inside
             self.own = {slot.name: _alone(arena, slot) for slot in arena.slots}
@@ -36,11 +38,10 @@ class Placement:
 
     def tensors(self, memory: Any) -> dict[str, Any]:
         """The tensors in `memory`: the arena's bytes, or a copy of them that a clock rotates through."""
-        return (
-            self.own
-            if self.own and memory is self.whole
-            else {slot.name: view(memory, slot) for slot in self.arena.slots}
-        )
+        if self.own and memory is self.whole:
+            return self.own
+        views = {slot.name: view(memory, slot) for slot in self.arena.slots}
+        return {name: tensor.clone() for name, tensor in views.items()} if self.apart else views
 
     def storages(self) -> set[int]:
         """The addresses of the storages that are given to the kernel."""
@@ -51,7 +52,7 @@ class Placement:
 
     def bring(self) -> None:
         """Before a run: allocations of their own get what the arena holds."""
-        if self.arena.place == "ordinary":
+        if self.apart:
             for slot in self.arena.slots:
                 self.own[slot.name].copy_(view(self.whole, slot))
 
@@ -59,7 +60,7 @@ class Placement:
         """After a run: what allocations of their own hold goes to `inputs`, the arena's, so that a change of one is
         seen. Outputs are collected anyway.
         """
-        if self.arena.place == "ordinary":
+        if self.apart:
             for name, tensor in inputs.items():
                 tensor.copy_(self.own[name])
 

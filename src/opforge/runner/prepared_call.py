@@ -56,10 +56,10 @@ def call_of(
     """The call of an implementation's kernel for tensors like these. `flat`: those with each variadic axis made one, as
     the kernel takes them.
     """
-    shapes = [full_shape(spec.shape, axes) for spec in operator.outputs]
+    shapes = [full_shape(spec.shape, axes) for spec in operator.fresh]
     flat_in, flat_out = (
         [tuple(item.shape) for item in flat],
-        [collapsed_shape(spec.shape, axes) for spec in operator.outputs],
+        [collapsed_shape(spec.shape, axes) for spec in operator.fresh],
     )
     if implementation.any_rank and all(item.is_contiguous() for item in flat):
         flat_in, flat_out = [tuple(tensor.shape) for tensor in tensors], shapes
@@ -69,8 +69,9 @@ def call_of(
         flat_in,
         shapes,
         flat_out,
-        [getattr(torch, spec.dtype_for(dtype, scalars)) for spec in operator.outputs],
+        [getattr(torch, spec.dtype_for(dtype, scalars)) for spec in operator.fresh],
         scalars,
+        empty=all(0 in full_shape(spec.shape, axes) for spec in operator.outputs),
     )
 
 
@@ -82,17 +83,19 @@ def prepared(
     flat_out: Sequence[tuple[int, ...]],
     dtypes: Sequence[torch.dtype],
     scalars: Mapping[str, ScalarValue],
+    empty: bool | None = None,
 ) -> PreparedCall:
     """The call for tensors like these. What need not be done is left out.
 
     flat_in, flat_out   the shapes in which the kernel takes inputs and outputs
-    shapes, dtypes      those of the outputs
+    shapes, dtypes      those of the outputs that the call makes
+    empty               whether there is nothing to compute; by default, whether none of these has an element
     """
     if kernel.allocates:
         direct = None if kernel.function is None else (kernel.function, dict(scalars))
         return PreparedCall(_allocating(kernel, scalars), direct=direct)
     makers = [_maker(tensors, shape, kind) for shape, kind in zip(shapes, dtypes, strict=True)]
-    if all(0 in shape for shape in shapes):
+    if all(0 in shape for shape in shapes) if empty is None else empty:
         return PreparedCall(lambda tensors: _finished([make(tensors) for make in makers]), makers=makers)
     run = _general(kernel, tensors, flat_in, shapes, flat_out, makers, scalars)
     if kernel.bound is None or not all(tensor.is_contiguous() for tensor in tensors):
@@ -100,7 +103,7 @@ def prepared(
     bound = kernel.bound([*tensors, *(make(tensors) for make in makers)], [*flat_in, *flat_out])
     if bound is None:
         return PreparedCall(run, makers=makers)
-    if len(shapes) > 1:
+    if len(shapes) != 1:
         return PreparedCall(_bound(bound, makers, run), makers=makers)
     return PreparedCall(_bound_one(bound, makers[0], run), (makers[0], bound), makers)
 
@@ -117,8 +120,8 @@ def _bound(
     bound: Callable[..., bool], makers: Sequence[PreparedFunction], otherwise: PreparedFunction
 ) -> PreparedFunction:
     def call(tensors: Sequence[torch.Tensor]) -> Any:
-        outputs = tuple([make(tensors) for make in makers])
-        return outputs if bound(*tensors, *outputs) else otherwise(tensors)
+        outputs = [make(tensors) for make in makers]
+        return _finished(outputs) if bound(*tensors, *outputs) else otherwise(tensors)
 
     return call
 
@@ -176,7 +179,7 @@ def _allocating(kernel: Kernel, scalars: Mapping[str, ScalarValue]) -> PreparedF
 
 
 def _finished(outputs: Sequence[torch.Tensor]) -> Any:
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
 
 @dataclass(frozen=True, slots=True)

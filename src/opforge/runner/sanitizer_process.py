@@ -56,7 +56,8 @@ def main(job: Mapping[str, Any], tell: Callable[..., None]) -> None:
         }
         arena.close()
         inputs, outputs = (
-            {spec.name: tensors[spec.name] for spec in specs} for specs in (operator.inputs, operator.outputs)
+            {spec.name: tensors[spec.overwrites or spec.name] for spec in specs}
+            for specs in (operator.inputs, operator.outputs)
         )
         name = job.get("label", "") + case.name
         print(f"{MARK} {name}", flush=True)

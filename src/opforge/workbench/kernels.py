@@ -62,8 +62,9 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
                 dtype=getattr(torch, spec.dtype_for(dtype, values)),
                 device=tensors[0].device,
             )
-            for spec in operator.outputs
+            for spec in operator.fresh
         }
+        outputs |= {output: inputs[name] for name, output in operator.overwritten.items()}
         reasons: list[str] = []
         for implementation in candidates:
             launch = bind(operator, implementation, inputs, outputs, values, axes, dtype)
@@ -71,8 +72,9 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
                 reasons.append(f"{implementation.name}: {launch.reason}")
                 continue
             launch.run()
-            results = tuple(launch.read().values())
-            return results[0] if len(results) == 1 else results
+            written = launch.read()
+            results = tuple(written[spec.name] for spec in operator.fresh)
+            return results[0] if len(results) == 1 else results or None
         raise UsageError(f"No {backend} implementation of {operation} takes this call. {'; '.join(reasons)}.")
 
     return kernel

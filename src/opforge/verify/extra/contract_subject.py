@@ -10,6 +10,7 @@ from typing import Any
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import full_shape
 from opforge.runner import allocate, fill, fresh_seed
+from opforge.runner.launch import results
 from opforge.verify.cases.hidden import elements
 from opforge.verify.judging.elements import compare
 from opforge.verify.oracle.expectation import consult
@@ -71,8 +72,13 @@ class Subject:
             arena.close()
 
     def call(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        returned = self.function(*tensors, **self.case.scalars)
-        return returned if isinstance(returned, tuple) else (returned,)
+        """Every output: what a call returns, and what stands in the inputs that it overwrites."""
+        return self.outputs(tensors, self.function(*tensors, **self.case.scalars))
+
+    def outputs(self, tensors: Sequence[Any], returned: Any) -> tuple[Any, ...]:
+        """Every output, of what a call on `tensors` has returned."""
+        fresh = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+        return tuple(results(self.operator, tensors, fresh).values())
 
     def require_right(self, tensors: Sequence[Any], outputs: Sequence[Any], what: str) -> None:
         case = self.case
@@ -92,6 +98,8 @@ class Subject:
                 )
 
     def floating(self, tensors: Sequence[Any]) -> list[Any]:
+        if self.operator.overwritten:
+            return []  # it has no gradient
         wanted = self.operator.differentiable
         return [
             tensor

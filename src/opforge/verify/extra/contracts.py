@@ -86,21 +86,28 @@ def _values(subject: Subject) -> str:
     outputs = subject.call(tensors)
     subject.require_right(before, outputs, "eager")
     for spec, tensor, kept in zip(subject.operator.inputs, tensors, before, strict=True):
-        if not torch.equal(tensor, kept):
+        if not torch.equal(tensor, kept) and spec.name not in subject.operator.overwritten:
             raise ClauseBroken(f"input {spec.name} was modified")
     own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-    memory = [output.untyped_storage().data_ptr() for output in outputs]
+    memory = _made(subject, outputs)
     if own & set(memory) or len(set(memory)) < len(memory):
         raise ClauseBroken("an output shares memory with an input or another output")
-    again = subject.call(tensors)
-    if set(memory) & {output.untyped_storage().data_ptr() for output in again}:
+    if set(memory) & set(_made(subject, subject.call(tensors))):
         raise ClauseBroken("two calls returned the same memory")
+    if subject.operator.overwritten:
+        return f"right; {', '.join(subject.operator.overwritten)} overwritten, and nothing else"
     return "right, inputs unmodified, outputs in memory of their own"
+
+
+def _made(subject: Subject, outputs: Sequence[Any]) -> list[int]:
+    """The addresses of the memory that a call made its outputs in."""
+    pairs = zip(subject.operator.outputs, outputs, strict=True)
+    return [output.untyped_storage().data_ptr() for spec, output in pairs if spec.overwrites is None]
 
 
 def _layouts(subject: Subject) -> str:
     tensors = subject.inputs()
-    strided = [_not_contiguous(tensor) for tensor in tensors]
+    strided = [_not_contiguous(tensor.clone()) for tensor in tensors]
     subject.require_right(tensors, subject.call(strided), "inputs that are not contiguous")
     return "right for inputs that are not contiguous"
 
@@ -131,9 +138,9 @@ def _compiled(subject: Subject) -> str:
     compiled = torch.compile(
         lambda *given: subject.function(*given, **scalars), fullgraph=True, backend=subject.compiler
     )
+    before = [tensor.clone() for tensor in tensors]
     returned = compiled(*tensors)
-    outputs = returned if isinstance(returned, tuple) else (returned,)
-    subject.require_right(tensors, outputs, "compiled")
+    subject.require_right(before, subject.outputs(tensors, returned), "compiled")
     leaves = subject.floating(tensors)
     if leaves:
         for leaf in leaves:
@@ -162,16 +169,17 @@ def _vmap(subject: Subject) -> str:
 
     tensors = subject.inputs()
     batched = [torch.stack([tensor, tensor.flip(0) if tensor.ndim else tensor]) for tensor in tensors]
+    before = [tensor.clone() for tensor in batched]
     try:
-        returned = torch.vmap(lambda *given: subject.function(*given, **subject.case.scalars))(*batched)
+        # it takes functions of tensors that return some
+        outputs = torch.vmap(lambda *given: subject.call(given))(*batched)
     except (RuntimeError, NotImplementedError) as error:
         # without a rule torch.vmap fails in one of several ways, none of which computes anything
         reason = " ".join(str(error).split())[:200]
         raise Open(f"no vmap rule is declared; torch.vmap fails with {type(error).__name__}: {reason}") from error
-    outputs = returned if isinstance(returned, tuple) else (returned,)
     for place in range(2):
         subject.require_right(
-            [tensor[place] for tensor in batched], [output[place] for output in outputs], f"vmap, entry {place}"
+            [tensor[place] for tensor in before], [output[place] for output in outputs], f"vmap, entry {place}"
         )
     return "each entry right"
 
@@ -221,11 +229,12 @@ def _second_device(subject: Subject) -> str:
     _need_cuda(subject)
     if torch.cuda.device_count() < 2:
         raise Elsewhere("needs two GPUs")
-    tensors = [tensor.to("cuda:1") for tensor in subject.inputs()]
+    before = subject.inputs()
+    tensors = [tensor.to("cuda:1") for tensor in before]
     outputs = subject.call(tensors)
     if any(output.device != tensors[0].device for output in outputs):
         raise ClauseBroken("the output is not on the inputs' device")
-    subject.require_right(tensors, outputs, "on cuda:1")
+    subject.require_right(before, outputs, "on cuda:1")
     return "right on cuda:1 while cuda:0 is current"
 
 

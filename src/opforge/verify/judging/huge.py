@@ -86,7 +86,7 @@ class Huge:
 
     def _memory(self, case: Case) -> tuple[Case, Arena]:
         """The case as it was first filled, and its memory."""
-        if case.name not in self.filled:
+        if case.name not in self.filled or self.bench.operator.overwritten:
             self.close()
             operator = self.bench.operator
             scalars = operator.scalar_values(case.scalars)

@@ -304,15 +304,13 @@ class Repeats:
 def _output_mask(prepared: PreparedCase) -> Any:
     import torch
 
-    slots = [slot for slot in prepared.arena.slots if slot.role == "output"]
+    slots = [slot for slot in prepared.arena.slots if slot.written]
     return torch.cat([torch.arange(slot.offset, slot.offset + slot.span_bytes) for slot in slots])
 
 
 def _output_bytes(prepared: PreparedCase) -> Any:
-    """A copy of all bytes of the outputs, in one piece."""
+    """A copy of all bytes of the outputs' elements, in one piece."""
     import torch
 
-    whole = prepared.arena.bytes()
-    return torch.cat(
-        [whole[slot.offset : slot.offset + slot.span_bytes] for slot in prepared.arena.slots if slot.role == "output"]
-    )
+    written = [prepared.arena.tensor(slot.name) for slot in prepared.arena.slots if slot.written]
+    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in written])

@@ -81,8 +81,17 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
         for name, tensor in inputs.items()
     }
     with torch.no_grad():
+        before = {name: wide[name].clone() for name in operator.overwritten}
         with its_own_words(operator, "reference", case):
             returned = operator.reference(*(wide[spec.name] for spec in operator.inputs), **scalars)
+        changed = [
+            name for name, value in before.items() if not torch.equal(wide[name].nan_to_num(), value.nan_to_num())
+        ]
+        if changed:
+            raise UsageError(
+                f"The reference of {operator.name} changes {', '.join(changed)}{_in_case(case)}. It returns what is to "
+                "stand there afterwards, and leaves its arguments as they are. Correct op.py."
+            )
         values = returned if isinstance(returned, tuple) else (returned,)
         if not all(isinstance(value, torch.Tensor) for value in values):
             given = ", ".join(type(value).__name__ for value in values)

@@ -1,0 +1,186 @@
+"""Calls that are more than tensors in and tensors out, through definition, kernels, verdicts and PyTorch: inputs that
+are overwritten.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from opforge.core.errors import UsageError
+from opforge.core.operator import TensorSpec
+from opforge.dispatch import Chooser, Function
+from opforge.dispatch.registration import schema_of
+from opforge.registry import load
+from opforge.runner import Isolated, allocate
+from opforge.verify import CaseCache, verify
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
+
+
+@pytest.fixture(scope="module")
+def host():
+    with Isolated() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def function(tmp_path_factory):
+    """An example by its name, as a function."""
+    registry = load([EXAMPLES])
+    chooser = Chooser(registry, f"sqlite:///{tmp_path_factory.mktemp('forms') / 'records.sqlite'}")
+    return lambda name: Function(registry.operator(name), chooser)
+
+
+def verdicts(host, home, name, kernels, cases, dtype="float32"):
+    """What becomes of kernels in PyTorch, given by their text, in some cases of an example."""
+    folder = home / name
+    shutil.copytree(EXAMPLES / name, folder)
+    operator = load([EXAMPLES]).operator(name)
+    text = (folder / "op.py").read_text()
+    (folder / "op.py").write_text(text.replace(_listed(operator.implementations), _listed(tuple(kernels))))
+    for kernel, source in kernels.items():
+        (folder / f"{kernel}.py").write_text(f"import torch\n\n\n{source}\n")
+    registry = load([home])
+    bench = CaseCache(registry=registry, operator=registry.operator(name), host=host, device="cpu")
+    asked = [case for case in bench.operator.cases if case.name in cases]
+    try:
+        return {kernel: verify(bench, registry.implementation(name, kernel), dtype, cases=asked) for kernel in kernels}
+    finally:
+        bench.close()
+
+
+def _listed(names):
+    return (
+        "implementations=("
+        + ", ".join(f'"{name}"' for name in names)
+        + ",)" * (len(names) == 1)
+        + ")" * (len(names) > 1)
+    )
+
+
+STEP = """def run(param, grad, m, v, lr, beta1, beta2, eps, decay, step):
+    g = grad.float()
+    m.mul_(beta1).add_(g, alpha=1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    root = (v / (1 - beta2**step)).sqrt_().add_(eps)
+    moved = param.float() * (1 - lr * decay)
+    param.copy_(torch.addcdiv(moved, m, root, value=-lr / (1 - beta1**step)))
+"""
+
+
+@pytest.mark.slow
+def test_what_is_overwritten_is_judged_after_the_call_and_nothing_else_may_change(host, tmp_path):
+    """An input left as it was is a wrong answer; another one changed, or memory between its elements, is a breach."""
+    kernels = {
+        "torch_right": STEP,
+        "torch_stale": STEP.replace("v.mul_(beta2).addcmul_", "v = (v * beta2).addcmul_"),
+        "torch_grad": STEP + "    grad.zero_()\n",
+        "torch_gaps": STEP + "    torch.as_strided(param, (param.numel(),), (1,)).zero_()\n    param.copy_(moved)\n",
+        "torch_returns": STEP + "    return param\n",
+    }
+    found = verdicts(host, tmp_path, "adamw_step", kernels, ("odd_tail", "strided"))
+    assert {name: type(verdict).__name__ for name, verdict in found.items()} == {
+        "torch_right": "Pass",
+        "torch_stale": "Mismatch",
+        "torch_grad": "Broken",
+        "torch_gaps": "Mismatch",
+        "torch_returns": "Broken",
+    }
+    assert found["torch_stale"].output == "v_out"
+    assert "input grad was modified" in found["torch_grad"].reason
+    assert "besides what it overwrites (param, m, v)" in found["torch_returns"].reason
+
+
+def test_memory_between_the_elements_of_what_is_overwritten_is_guarded():
+    operator = load([EXAMPLES]).operator("adamw_step")
+    case = next(case for case in operator.cases if case.layout == "strided")
+    arena = allocate(operator, case, "float32")
+    try:
+        before = arena.protected()
+        param = arena.tensor("param_out")
+        param.fill_(7.0)
+        assert arena.violations(before) == []
+        torch.as_strided(param, (3,), (1,)).zero_()
+        assert arena.violations(before) == ["4 bytes were written between the elements of param"]
+    finally:
+        arena.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"overwrites": "parm"}, "overwrites 'parm', which is no input"),
+        ({"shape": "n n"}, "keeps its shape and dtype"),
+        ({"overwrites": "m", "dtype": "float32"}, "two outputs overwrite m"),
+    ],
+)
+def test_an_output_overwrites_an_input_of_its_form(changed, words):
+    operator = load([EXAMPLES]).operator("adamw_step")
+    first, *others = operator.outputs
+    with pytest.raises(UsageError, match=words):
+        dataclasses.replace(operator, outputs=(dataclasses.replace(first, **changed), *others))
+    with pytest.raises(UsageError, match="only outputs do"):
+        x = TensorSpec(name="x", shape="n", overwrites="param")
+        dataclasses.replace(operator, inputs=(*operator.inputs, x))
+
+
+def step_inputs(*lead):
+    generator = torch.Generator().manual_seed(3)
+    param, grad, m, v = (torch.randn(*lead, 65, generator=generator) for _ in range(4))
+    return param, grad, m, v.abs() + 0.1
+
+
+def test_a_call_overwrites_and_returns_nothing(function):
+    """PyTorch counts it, so that autograd notices; a tensor that cannot be overwritten is refused."""
+    step = function("adamw_step")
+    given = step_inputs()
+    wanted = step.operator.reference(*given, **step.operator.scalar_values({"lr": 0.1}))
+    again = [tensor.clone() for tensor in given]
+    assert step(*given, lr=0.1) is None
+    torch.testing.assert_close((given[0], given[2], given[3]), wanted)
+    assert given[0]._version > 0 and given[1]._version == 0
+    parameter = torch.nn.Parameter(again[0])
+    with pytest.raises(UsageError, match=r"under torch.no_grad\(\)"):
+        step(parameter, *again[1:], lr=0.1)
+    with torch.no_grad():
+        step(parameter, *again[1:], lr=0.1)
+    assert torch.equal(parameter, given[0])
+    with pytest.raises(UsageError, match=r"share addresses .* param.clone\(\)"):
+        step(torch.zeros(1).expand(65), *again[1:])
+    with pytest.raises(UsageError, match="has no gradient"):
+        torch.func.jvp(lambda x: (step(x, *again[1:]), x)[1], (given[0],), (given[0],))
+
+
+def test_pytorch_knows_what_is_overwritten(function):
+    """In the schema, in exported programs, under torch.compile and torch.vmap."""
+    step = function("adamw_step")
+    assert schema_of(step.operator).startswith("(Tensor(a!) param, Tensor grad, Tensor(b!) m, Tensor(c!) v, float lr=")
+    assert schema_of(step.operator).endswith("-> ()")
+
+    class Model(torch.nn.Module):
+        def forward(self, *tensors):
+            step(*tensors)
+            return tensors[0] * 2
+
+    given = step_inputs()
+    wanted = step.operator.reference(*given, **step.operator.scalar_values({}))[0]
+    for made in (
+        torch.export.export(Model(), tuple(tensor.clone() for tensor in given)).module(),
+        torch.compile(Model(), fullgraph=True, backend="aot_eager"),
+    ):
+        here = [tensor.clone() for tensor in given]
+        torch.testing.assert_close(made(*here), 2 * wanted)
+        torch.testing.assert_close(here[0], wanted)
+    many = step_inputs(3)
+    apart = [[tensor[entry].clone() for tensor in many] for entry in range(3)]
+    torch.vmap(lambda *tensors: (step(*tensors), tensors[0])[1])(*many)
+    for entry, tensors in enumerate(apart):
+        step(*tensors)
+        assert torch.equal(many[0][entry], tensors[0])
+    with pytest.raises(UsageError, match="Give it a batch too"):
+        torch.vmap(lambda *rest: (step(many[0][0], *rest), rest[0])[1])(*many[1:])
