@@ -37,8 +37,6 @@ DEFINITIONS = {
 ASKED_IN_CI = ("gated", "norm")
 """One of each family; `make test-all` asks the others too."""
 
-OPEN = "now and then a float32 Mismatch where inputs are of all exponents: a derived bound of gelu is too narrow there"
-
 
 def definition(name):
     return from_formula(name, *DEFINITIONS[name])
@@ -222,6 +220,36 @@ def test_the_bound_holds_for_float32_and_refuses_a_variance_in_one_pass():
     truth = reference(around, 1e-5)
     bound = formula_errors(reference, {"x": around}, {"y": truth}, {"eps": 1e-5})["y"].largest
     assert not bool(((1.0001 * truth - truth).abs() <= bound).all())
+
+
+def test_what_may_be_zero_in_float32_may_make_nan_of_an_infinity():
+    """1 + erf is 1e-17 at -8, and 0 in float32: times an infinity that is inf or NaN. What is certain stays asked."""
+
+    def reference(x, s):
+        return 0.5 * x * (1.0 + (x * 0.7071067811865476).erf()) * s
+
+    inf = float("inf")
+    x = torch.tensor([-8.0, -inf, 2.0, inf, 2.0, 0.0], dtype=torch.float64)
+    s = torch.tensor([inf, 1.0, inf, 1.0, 3.0, inf], dtype=torch.float64)
+    either = formula_errors(reference, {"x": x, "s": s}, {"y": reference(x, s)}, {})["y"].reached > 3.5e38
+    assert either.tolist() == [True, True, False, False, False, True]
+
+
+def test_an_error_that_leaves_the_range_of_float32_may_be_an_infinity():
+    """1 / (x - y) where a rounding may leave nothing to divide by; a sum with an infinity in it did not overflow."""
+
+    def apart(x, y):
+        return 1.0 / ((x * 1.0001) - y)
+
+    def total(x, y):
+        return (x + y).sum(dim=-1, keepdim=True)
+
+    x, y = torch.tensor([[1.0, 1.0]]).double(), torch.tensor([[1.0001, 2.0]]).double()
+    found = formula_errors(apart, {"x": x, "y": y}, {"z": apart(x, y)}, {})["z"].reached > 3.5e38
+    assert found.tolist() == [[True, False]]
+    for terms, overflows in (([float("inf"), 1.0], False), ([3e38, 3e38], True)):
+        x = torch.tensor([terms]).double()
+        assert bool((formula_errors(total, {"x": x, "y": y}, {"z": x}, {})["z"].reached > 3.5e38).all()) == overflows
 
 
 # --- folders ----------------------------------------

@@ -252,15 +252,15 @@ def test_a_space_without_a_legal_point_ends_with_its_default_or_with_none(tmp_pa
     assert outcome.record is None and (outcome.failed, outcome.refused) == (1, 17) and "no point passed" in outcome.why
 
 
-KILLS, POINTS = 20, 50
-
-
-@pytest.mark.campaign
-def test_a_search_killed_at_twenty_random_moments_repeats_no_point_and_loses_none(tmp_path, data):
+@pytest.mark.parametrize(
+    ("wanted", "steps"),
+    [pytest.param(5, 8, marks=pytest.mark.campaign), pytest.param(20, 25, marks=pytest.mark.slow)],
+)
+def test_a_search_killed_at_random_moments_repeats_no_point_and_loses_none(tmp_path, data, wanted, steps):
     """SIGKILL to the whole process group, whatever it was doing: compiling, measuring, writing. Each point is on record
     once when it is done.
     """
-    home = make(tmp_path, steps=range(1, 26))
+    home, points = make(tmp_path, steps=range(1, steps + 1)), 2 * steps
     environment = {
         **os.environ,
         "OPFORGE_STORE": str(tmp_path / "records.sqlite"),
@@ -269,7 +269,7 @@ def test_a_search_killed_at_twenty_random_moments_repeats_no_point_and_loses_non
     words = ["--home", str(home), "tune", "twice", "-i", "cpp_steps", "--device", "cpu", "--trials", "0"]
     command = [sys.executable, "-m", "opforge", *words, "--budget", "0.05", "--json"]
     draw, kills = random.Random(11), 0
-    while kills < KILLS:
+    while kills < wanted:
         lines = sum(file.read_bytes().count(b"\n") for file in data.glob("*")) + draw.randrange(5)
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -288,11 +288,11 @@ def test_a_search_killed_at_twenty_random_moments_repeats_no_point_and_loses_non
     (outcome,) = json.loads(done.stdout)["tuned"]
     with Store.open(f"sqlite:///{tmp_path / 'records.sqlite'}") as store:
         tried = [item.config for item in store.query(operator="twice") if item.trial]
-    assert len(tried) == len(set(tried)) == POINTS, (
+    assert len(tried) == len(set(tried)) == points, (
         f"{len(tried)} trials of {len(set(tried))} points after {kills} kills"
     )
-    assert outcome["resumed"] > 0 and kills == KILLS
-    assert sum(outcome[name] for name in ("timed", "slower", "same_code", "failed")) == POINTS
+    assert outcome["resumed"] > 0 and kills == wanted
+    assert sum(outcome[name] for name in ("timed", "slower", "same_code", "failed")) == points
     assert outcome["config"]["STEPS"] == 1
     assert not list(data.iterdir())
 

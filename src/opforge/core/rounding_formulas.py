@@ -55,16 +55,20 @@ class Rounded:
 
     def __mul__(self, other: Any) -> Rounded:
         b = self._of(other)
-        return _joined(self.value * b.value, self, b, b.value.abs() + b.largest, self.value.abs())
+        product = _joined(self.value * b.value, self, b, b.value.abs() + b.largest, self.value.abs())
+        # a factor that is 0 in float32 makes NaN of an infinity, any other one an infinity
+        return product.beyond((self.vanishes & b.value.isinf()) | (b.vanishes & self.value.isinf()))
 
     def __truediv__(self, other: Any) -> Rounded:
         b = self._of(other)
         result = self.value / b.value
-        # a divisor that may be 0 leaves no bound; infinite ones are cleaned away below
+        # a divisor that may be 0 leaves no bound, and a finite slope: what is exact has no error along it
         least = (b.value.abs() - b.largest).clamp(min=0.0)
-        slope = least.reciprocal()
+        slope = least.reciprocal().clamp(max=BEYOND)
         # 2.5 units: a GPU divides by a reciprocal
-        return _joined(result, self, b, slope, result.abs() * slope, 2.5)
+        quotient = _joined(result, self, b, slope, result.abs() * slope, 2.5)
+        # a divisor without a sign leaves none to an infinity
+        return quotient.beyond(b.vanishes & self.value.isinf())
 
     def __radd__(self, other: Any) -> Rounded:
         return self._of(other) + self
@@ -181,6 +185,16 @@ class Rounded:
         return self._parts(lambda part: part[index])
 
     @property
+    def vanishes(self) -> Any:
+        """Where it may be 0 in float32, and need not be: by its error, or because it is flushed."""
+        size = self.value.abs()
+        return (size <= self.largest + LEAST) & ((size > 0) | (self.largest > 0))
+
+    def beyond(self, where: Any) -> Rounded:
+        """The same, of which every value that is not finite is right in some places."""
+        return Rounded(self.value, self.largest, self.typical, self.reached.where(~where, BEYOND))
+
+    @property
     def ndim(self) -> int:
         return int(self.value.ndim)
 
@@ -219,7 +233,9 @@ class Rounded:
         )
         # what is added up may leave the range of float32 before it is divided
         peak = (own.reached / factor).movedim(-1, dim).maximum(self.reached.amax(dim=dim, keepdim=True))
-        found = _cleaned(result, largest + EPSILON * result.abs(), typical + 0.5 * EPSILON * result.abs(), ())
+        own_size = EPSILON * result.abs()
+        most = self.abs().amax(dim=dim, keepdim=True)
+        found = _cleaned(result, largest + own_size, typical + 0.5 * own_size, (most,))
         return Rounded(found.value, found.largest, found.typical, peak.maximum(found.reached))
 
 
@@ -278,18 +294,20 @@ def _joined(result: Any, a: Rounded, b: Rounded, of_a: Any, of_b: Any, units: fl
 
 
 def _cleaned(result: Any, largest: Any, typical: Any, arguments: tuple[Rounded, ...]) -> Rounded:
-    """Errors without infinities, of the shape of the result; `reached` shows where float32 or float64 overflowed."""
-    size = result.abs()
-    finite = True
+    """Errors without infinities, of the shape of the result. `reached` shows where float32 or float64 overflowed, or
+    may have: an error that leaves the range of float32 may be an infinity.
+    """
+    overflowed = result.isinf()
     for argument in arguments:
-        finite = finite & argument.value.isfinite()
+        overflowed = overflowed & argument.value.isfinite()
     # an infinity out of finite numbers overflowed; one of infinite numbers is right, and nothing was reached
-    reached = size.where(size.isfinite(), (0 * size).nan_to_num(nan=0.0) + BEYOND * finite)
-    reached = reached.where(~result.isnan(), 0 * reached)
+    size = _size(result)
+    reached = size.where(~overflowed, BEYOND)
     for argument in arguments:
         reached = reached.maximum(argument.reached)
     largest, typical = (
         (part + LEAST).nan_to_num(nan=0.0, posinf=BEYOND).clamp(max=BEYOND).expand(result.shape)
         for part in (largest, typical)
     )
+    reached = reached.maximum((size + largest).where(result.isfinite(), 0.0))
     return Rounded(result, largest, typical, reached.expand(result.shape))
