@@ -78,7 +78,7 @@ QUICK = Scale(
     kills=25,
     writes=20,
     entries=60,
-    bad_inputs=1000,
+    bad_inputs=500,
     records=20_000,
 )
 

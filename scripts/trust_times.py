@@ -197,7 +197,7 @@ def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -
     """Name, what is wanted, what was found and whether it holds, for each figure."""
     from opforge.registry import load as registry_of
 
-    count, budget_s = (4, 0.4) if quick else (7, 0.7)
+    count, budget_s = (3, 0.2) if quick else (7, 0.7)
     registry = registry_of([])
     for busy in (0,) if quick else (0, 1):
         beside = "one busy core" if busy else "quiet"

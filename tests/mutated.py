@@ -136,15 +136,10 @@ FUNCTIONS = {
 
 
 def valued(operator: Operator, text: Any, case: Any, **more: Any) -> Any:
-    """What Python makes of an expression; None where it has no value."""
+    """What Python makes of an expression. Raises what it raises where it has no value."""
     defaults = {scalar.name: scalar.default for scalar in operator.scalars}
     names = {**case.axes, **defaults, **case.scalars, "dtype": operator.dtypes[0], **more}
-    if not isinstance(text, str):
-        return None
-    try:
-        return eval(text.strip(), {"__builtins__": {}, **FUNCTIONS}, names)
-    except Exception:
-        return None
+    return eval(text.strip(), {"__builtins__": {}, **FUNCTIONS}, names)
 
 
 def number(value: Any) -> bool:
@@ -175,8 +170,10 @@ def small(operator: Operator) -> list[Case]:
     ]
 
 
-def works(operator: Operator) -> bool:
-    """Whether the reference, and what the tolerance says of it, fit the shapes and dtypes that are declared."""
+def unfit(operator: Operator) -> str:
+    """What of the reference, or of what the tolerance says of it, does not fit the shapes and dtypes that are declared;
+    "" where all does.
+    """
     generator = torch.Generator().manual_seed(3)
     defaults = {scalar.name: scalar.default for scalar in operator.scalars}
     for case in small(operator):
@@ -194,28 +191,32 @@ def works(operator: Operator) -> bool:
         found = returned if isinstance(returned, tuple) else (returned,)
         outputs = dict(zip((spec.name for spec in operator.outputs), found, strict=True))
         if any(tuple(outputs[spec.name].shape) != shape_of(spec.shape, case.axes) for spec in operator.outputs):
-            return False
+            return f"the reference gives another shape in {case.name}"
         tolerance = operator.tolerance
         for function, count in ((tolerance.magnitude, 1), (tolerance.rounded, 2)):
             for name, part in (function(inputs, outputs, scalars) if function else {}).items():
                 if not _broadcasts(part if count == 2 else (part,), outputs[name], count):
-                    return False
+                    return f"the tolerance's size of {name} does not fit in {case.name}"
         for name, part in (tolerance.errors(inputs, outputs, scalars, "float32") if tolerance.errors else {}).items():
             if not _broadcasts((part.largest, part.typical), outputs[name], 2):
-                return False
-    return True
+                return f"the tolerance's errors of {name} do not fit in {case.name}"
+    return ""
 
 
 def _broadcasts(parts: Any, output: torch.Tensor, count: int) -> bool:
     return len(parts) == count and all((part + torch.zeros_like(output)).shape == output.shape for part in parts)
 
 
-def is_right(mutation: Mutation, operator: Operator, folder: Path | None) -> bool:
-    """Whether an accepted definition is as right as the one it was made from. False too where this rule cannot say."""
+def objection(mutation: Mutation, operator: Operator, folder: Path | None) -> str:
+    """Why an accepted definition is not as right as the one it was made from, or why no rule can say; "" where it
+    is.
+    """
     try:
-        return bool(RULES[mutation.noun, mutation.field](mutation.value, operator, folder)) and works(operator)
-    except Exception:
-        return False
+        if not RULES[mutation.noun, mutation.field](mutation.value, operator, folder):
+            return f"no such {mutation.field}"
+        return unfit(operator)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _text(value: Any, *_: Any) -> bool:

@@ -326,8 +326,14 @@ def test_the_first_differing_instruction_is_shown(copied):
     assert "instruction" in first_difference(before, after) or "constants differ" in first_difference(before, after)
 
 
-@pytest.mark.campaign
-def test_sass_of_triton_is_seen_through_names_of_parameters(copied):
+@pytest.mark.parametrize(
+    "real",
+    [
+        pytest.param(("a rounding", "num_warps"), marks=pytest.mark.campaign),
+        pytest.param(("masked load's other", "a grid"), marks=pytest.mark.slow),
+    ],
+)
+def test_sass_of_triton_is_seen_through_names_of_parameters(copied, real):
     """A kernel's parameters are names of calls: the program differs, its code does not. What the mask gives and a grid
     are real changes.
     """
@@ -345,7 +351,7 @@ def test_sass_of_triton_is_seen_through_names_of_parameters(copied):
     after = compiled(registry, edit(item, renamed((("x_ptr", "source_ptr"),))), where)
     assert first_difference(before, after) == ""
     item.source.write_text(text)
-    for name in ("masked load's other", "a rounding", "num_warps", "a grid"):
+    for name in real:
         changed = edit(item, CHANGES[name][1])
         assert first_difference(before, compiled(registry, changed, where)), name
         item.source.write_text(text)

@@ -25,7 +25,7 @@ def test_side_by_side_every_implementation_is_verified_before_the_first_is_timed
         device="cpu",
         backends=("torch", "cpp"),
         dtypes=("float32", "bfloat16"),
-        most=1,
+        workloads=("shape=64x1000",),
         effort=QUICK,
         plan=Plan(samples=5, budget_s=0.05),
     )

@@ -317,8 +317,10 @@ def test_new_writes_where_the_command_says(tmp_path):
     assert "`opforge --home FOLDER bench squares`" in (home / "squares" / "README.md").read_text()
 
 
-@pytest.mark.campaign
-def test_new_runs_as_it_stands(tmp_path):
+@pytest.mark.parametrize(
+    "effort", [pytest.param(("--quick",), marks=pytest.mark.campaign), pytest.param((), marks=pytest.mark.slow)]
+)
+def test_new_runs_as_it_stands(tmp_path, effort):
     assert opforge("new", "squares", "--home", tmp_path / "mine").returncode == 0
     done = opforge(
         "--home",
@@ -328,6 +330,7 @@ def test_new_runs_as_it_stands(tmp_path):
         "--dtype",
         "float32",
         "--json",
+        *effort,
         OPFORGE_STORE=str(tmp_path / "s.sqlite"),
     )
     verdicts = {record["implementation"]: record["verdict"]["type"] for record in json.loads(done.stdout)}

@@ -172,6 +172,7 @@ def test_a_kernel_that_is_wrong_on_exponents_that_no_normal_value_has_is_found(j
     assert isinstance(verdict, Mismatch), verdict
 
 
+@pytest.mark.first_only
 @pytest.mark.parametrize("backend", ["triton", "cpp"])
 def test_masks_that_are_gone_and_one_element_more_are_found(backend, tmp_path):
     """A kernel with all of its masks removed, and a loop to n + 1, got a Pass wherever there is no GPU. `make redteam`

@@ -130,7 +130,8 @@ def test_the_guides_cpp_kernel_computes(guide):
         )
         backend("cpp").prepare(implementation, call).run([x, weight], [y], scalars)
         expected = operator.reference(x.double(), weight.double(), **scalars)
-        torch.testing.assert_close(y.double(), expected, rtol=2**-7, atol=0)
+        # rounded once to its dtype, after two products in float32
+        torch.testing.assert_close(y.double(), expected, rtol=torch.finfo(dtype).eps / 2 + 2**-22, atol=0)
 
 
 def examples_of_testing() -> list[str]:
@@ -163,11 +164,13 @@ def test_the_page_on_testing_shows_a_check_of_any_function():
         made["test_my_op"]()
 
 
-@pytest.mark.campaign
-def test_every_kernel_of_the_guide_passes(guide):
+@pytest.mark.parametrize(
+    "effort", [pytest.param(("--quick",), marks=pytest.mark.campaign), pytest.param((), marks=pytest.mark.slow)]
+)
+def test_every_kernel_of_the_guide_passes(guide, effort):
     """All backends, on all cases, hidden ones too: Triton interpreted, CUDA emulated, TileLang through its C target."""
     home, names = guide
-    done = opforge("--home", str(home), "verify", "row_scale", "--dtype", "float32", "--json")
+    done = opforge("--home", str(home), "verify", "row_scale", "--dtype", "float32", "--json", *effort)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in {Path(name).stem for name in names} - {"op"}:
         assert f'"{name}"' in done.stdout

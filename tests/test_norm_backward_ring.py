@@ -109,6 +109,7 @@ def test_the_order_of_threads_changes_no_bit(monkeypatch, operator):
         assert all(torch.equal(one, same) for one, same in zip(found[0], other, strict=True))
 
 
+@pytest.mark.first_only
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_rows_off_the_grid(operator):
     """Addresses and strides are not known when an implementation is chosen: what no 16-byte copy can fetch must be
@@ -143,7 +144,7 @@ def test_no_rows(operator):
     assert all(not sums.any() for sums in outputs[1:])
 
 
-@pytest.mark.first_only
+@pytest.mark.campaign
 @pytest.mark.parametrize("wait", ["wait_for_copies<kStages - 1>();", "row_barrier(which, width);"])
 def test_a_wait_that_is_left_out_of_the_kernel_shows(tmp_path, monkeypatch, wait):
     """Else a row is read before it has come, or its sums before every warp has made them."""

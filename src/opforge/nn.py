@@ -2,7 +2,7 @@
 
     from opforge import nn
 
-    norm = nn.RMSNorm(4096, eps=1e-5, device="cuda", dtype=torch.bfloat16)
+    norm = nn.RMSNorm(4096, eps=1e-5, dtype=torch.bfloat16)
     norm.load_state_dict(theirs.state_dict())
 
 Each is a subclass of torch.nn's module of that name and overrides `forward` alone, so what asks for the type

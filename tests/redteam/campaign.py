@@ -73,7 +73,7 @@ QUICK = Plan(
         "writes_garbage",
         "import_exits",
     ),
-    repeats=2,
+    repeats=1,
 )
 REPEATED = 20
 

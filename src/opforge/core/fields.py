@@ -114,12 +114,12 @@ def wrong_field(noun: Any, name: str, must: str) -> UsageError:
 
 
 def shown(value: Any) -> str:
-    """A value and its type, in a few words. What a guest's own __repr__ raises is not let through."""
+    """A value and its type, in a few words. What a guest's own __repr__ raises is named and not let through."""
     kind = type(value).__name__
     try:
         text = " ".join(repr(value).split())[:60]
-    except Exception:  # noqa: BLE001  # a guest's code
-        text = "a value that cannot be shown"
+    except Exception as error:  # noqa: BLE001  # a guest's code
+        text = f"a value whose repr raises {type(error).__name__}"
     return text if value is None else f"{text} ({kind})"
 
 
@@ -136,6 +136,11 @@ def checker(hint: Any) -> Callable[[Any], bool]:
         items = [checker(argument) for argument in arguments if argument is not Ellipsis]
         if len(arguments) == 2 and arguments[1] is Ellipsis:
             each = items[0]
+            if arguments[0] is float:
+                # samples, by the thousand
+                return lambda value: (
+                    isinstance(value, tuple) and (set(map(type, value)) <= {float, int} or all(map(each, value)))
+                )
             return lambda value: isinstance(value, tuple) and all(map(each, value))
         return lambda value: (
             isinstance(value, tuple)

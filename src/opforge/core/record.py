@@ -146,6 +146,11 @@ def _classes() -> dict[str, type]:
     }
 
 
+@functools.cache
+def _fields(cls: Any) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
 def to_json(value: Any) -> Any:
     """Plain JSON data for any noun: dataclasses carry their type's name, non-finite floats become {"float": "nan"}."""
     match value:
@@ -156,9 +161,12 @@ def to_json(value: Any) -> Any:
         case Mapping():
             return {str(key): to_json(item) for key, item in value.items()}
         case tuple() | list():
+            # samples, by the thousand
+            if set(map(type, value)) == {float} and all(map(math.isfinite, value)):
+                return list(value)
             return [to_json(item) for item in value]
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            pairs = ((item, getattr(value, item.name)) for item in dataclasses.fields(value))
+            pairs = ((item, getattr(value, item.name)) for item in _fields(type(value)))
             body = {item.name: to_json(held) for item, held in pairs if not is_left_out(item, held)}
             return {"type": type(value).__name__, **body}
     raise UsageError(
@@ -180,7 +188,7 @@ def from_json(data: Any) -> Any:
                     "read it."
                 )
             declared = hints(cls)
-            names = {item.name for item in dataclasses.fields(cls)}
+            names = {item.name for item in _fields(cls)}
             unknown_fields = set(rest) - names
             if unknown_fields:
                 raise UsageError(
@@ -197,5 +205,5 @@ def from_json(data: Any) -> Any:
         case dict():
             return {key: from_json(item) for key, item in data.items()}
         case list():
-            return tuple(from_json(item) for item in data)
+            return tuple(map(from_json, data)) if {dict, list} & set(map(type, data)) else tuple(data)
     return data

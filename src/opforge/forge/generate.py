@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -52,15 +51,12 @@ def generate(registry: Registry, definition: Definition, home: Path) -> tuple[Pa
     files = files_of(definition)
     home.mkdir(parents=True, exist_ok=True)
     # beside its place, so that one rename puts it there
-    making = Path(tempfile.mkdtemp(prefix=f".{definition.name}-", dir=home))
-    try:
-        making.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix=f".{definition.name}-", dir=home) as scratch:
+        making = Path(scratch) / definition.name
+        making.mkdir()
         for name, text in files.items():
             (making / name).write_text(text, encoding="utf-8")
         making.rename(folder)
-    except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
-        raise
     return tuple(sorted(folder / name for name in files))
 
 

@@ -97,7 +97,10 @@ def record_of(body: str, sha256: str) -> Record:
 
 def parse(line: str) -> Record:
     """The Record that a line of JSON holds. Nothing in it is executed. Raises UsageError."""
-    noun = noun_of(line)
+    return _record(noun_of(line))
+
+
+def _record(noun: Any) -> Record:
     if not isinstance(noun, Record):
         raise UsageError(
             f"This is a {type(noun).__name__}, not a Record. Write such lines with: opforge records export FILE"
@@ -157,7 +160,7 @@ def read_rows(lines: Iterable[str]) -> Iterator[RowValues]:
             continue
         try:
             noun = noun_of(line)
-            yield adoption_row(noun) if isinstance(noun, Adoption) else row_of(parse(line))
+            yield adoption_row(noun) if isinstance(noun, Adoption) else row_of(_record(noun))
         except UsageError as error:
             raise UsageError(f"Line {number}: {str(error).removesuffix('.')}. Nothing was imported.") from error
 
@@ -177,8 +180,7 @@ def read_nouns(lines: Iterable[str]) -> Iterator[Record | Adoption]:
             if isinstance(noun, Adoption):
                 adoption_row(noun)
             else:
-                noun = parse(line)
-                row_of(noun)
+                row_of(_record(noun))
         except UsageError as error:
             raise UsageError(f"Line {number}: {error}") from error
         yield noun
