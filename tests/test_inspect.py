@@ -5,16 +5,19 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.core.implementation import Accepted, Config
 from opforge.core.record import to_json
-from opforge.inspect import inspect_implementation, tools
+from opforge.inspect import ALL, inspect_for_devices, inspect_implementation, tools
 from opforge.inspect.binaries import of_dtype, readable
 from opforge.inspect.resources import occupancy, resources_from_ptxas_v
+from opforge.machine import device_named
 from opforge.registry import load
+from opforge.report import device_lines, device_page
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install triton==3.6.0"
@@ -290,3 +293,31 @@ def test_a_dtype_that_was_not_given_is_one_that_the_kernel_takes():
         "float32",
         "float8_e4m3fn",
     ]
+
+
+@pytest.mark.campaign
+@needs_triton
+def test_one_kernel_for_five_targets_side_by_side():
+    """A device that a file rules out, or a compiler does not know, is a reason in the table and no error."""
+    devices = [device_named(name) for name in ALL]
+    call = {"dtype": "float16", "axes": {"lead": (4096,), "cols": 8192}, "scalars": {}}
+    found = inspect_for_devices(load(), "softmax", "triton_onepass", devices, **call)
+    assert [item.device for item in found] == list(ALL) and all(item.found for item in found)
+    assert {item.limiter for item in found} == {"memory"} and all(item.resident_blocks > 0 for item in found)
+    # 2 * 64 MiB over 2.04 and 4.8 TB/s
+    least = {item.device: item.least_s for item in found}
+    assert least["nvidia-h200"] < least["nvidia-a100-80g"]
+    lines = device_lines(found)
+    assert len({len(line.rstrip()) for line in lines[:2]}) == 1 and any("registers a thread" in line for line in lines)
+    unknown = replace(devices[0], name="<b>mine</b>", target="sm_12")
+    (refused,) = inspect_for_devices(load(), "softmax", "triton_onepass", [unknown], **call)
+    assert refused.found is None and "sm_12" in refused.reason
+    page = device_page("softmax", [*found, refused])
+    assert "&lt;b&gt;mine" in page and "<b>mine" not in page
+
+
+def test_a_device_whose_shared_memory_is_too_small_is_told_without_a_compiler():
+    call = {"dtype": "bfloat16", "axes": {"m": 4096, "n": 4096, "k": 4096}, "scalars": {}}
+    (found,) = inspect_for_devices(load(), "matmul", "cuda_wgmma", [device_named("a100")], **call)
+    assert found.found is None and "stages_fit_shared_memory" in found.reason and found.limiter == "compute"
+    assert "not compiled" in device_lines([found])[-1]

@@ -32,7 +32,7 @@ EMULATOR_FLAGS = (
     *("-fstack-clash-protection", "-DOPFORGE_EMULATE", f"-I{native.INCLUDE / 'opforge' / 'emulator'}", "-x", "c++"),
 )
 NVCC_INSTALL = "install the CUDA toolkit 12.4 or newer, so that nvcc is on PATH"
-TARGETS = ("sm_80", "sm_90", "sm_90a", "sm_100", "sm_120")
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120")
 
 
 def gencode(target: str) -> str:

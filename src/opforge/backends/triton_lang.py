@@ -26,7 +26,7 @@ from opforge.core.shapes import collapsed_shape
 
 INSTALL = "pip install triton==3.6.0"
 INTERPRET = "TRITON_INTERPRET"
-TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
 
 
 def _target_of(device: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,19 +12,35 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator, Workload
 
+if TYPE_CHECKING:
+    from opforge.registry import Registry
+
 
 def inspect(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
     implementation: Annotated[
-        str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations by name.")
-    ],
+        str,
+        typer.Argument(
+            metavar="[IMPLEMENTATION]",
+            help="One of its implementations by name. With --targets it may be left out: the first in Triton then.",
+        ),
+    ] = "",
     target: Annotated[
         str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …. Default: sm_90a; this machine for C++.")
     ] = "",
     device: Annotated[
         str, typer.Option(help="A device by name or descriptor file (my_chip.json), instead of its target.")
     ] = "",
+    targets: Annotated[
+        str,
+        typer.Option(
+            metavar="all|DEVICE,…",
+            help="Several devices side by side, by name or descriptor file: h200,mi300x,my_chip.json; all: one for "
+            "each target that compilers know.",
+        ),
+    ] = "",
+    page: Annotated[Path | None, typer.Option(help="With --targets: write the table as a page of HTML too.")] = None,
     dtype: Annotated[
         str, typer.Option(help="One dtype. Default: float16, or the first that the implementation takes.")
     ] = "",
@@ -39,7 +56,7 @@ def inspect(
     json: Json = False,
 ) -> None:
     """Compile one implementation offline for a target: registers, spills, shared memory, occupancy, and which matrix
-    instructions are in it.
+    instructions are in it. With --targets, for several devices side by side, with the roof that each sets.
     """
     from opforge.core.own_shapes import ensure_taken, parse_shape
     from opforge.inspect import inspect_implementation
@@ -48,7 +65,11 @@ def inspect(
 
     registry = settings(context).registry()
     definition = registry.operator(operator)
-    chosen = registry.implementation(operator, implementation)
+    chosen = registry.implementation(operator, implementation or _first_in_triton(registry, operator, targets))
+    if targets and (target or device):
+        raise UsageError("--targets names the devices; --target and --device name one. Give either.")
+    if page is not None and not targets:
+        raise UsageError("--page goes with --targets: opforge inspect OPERATOR --targets all --page FILE.html")
     if device:
         from opforge.machine import device_named
 
@@ -68,10 +89,36 @@ def inspect(
     settings_given = own_configs([config] if config else ())
     ensure_config_taken([chosen], settings_given)
     own_config = with_settings(chosen, settings_given[0]) if settings_given else None
+    if targets:
+        from opforge.inspect import ALL, inspect_for_devices
+        from opforge.machine import device_named
+        from opforge.report import device_lines, device_page
+
+        if axes is None:
+            raise UsageError(f"{operator} has no workload to take a shape from. Give one: --shape AXIS=SIZE,…")
+        named = ALL if targets == "all" else [name for name in targets.split(",") if name]
+        side_by_side = inspect_for_devices(
+            registry,
+            operator,
+            chosen.name,
+            [device_named(name) for name in named],
+            dtype=kind,
+            axes=axes,
+            scalars=scalars or {},
+            config=own_config,
+        )
+        title = f"{operator}/{chosen.name}, {kind}, {', '.join(f'{name}={size}' for name, size in axes.items())}"
+        if page is not None:
+            page.write_text(device_page(title, side_by_side), encoding="utf-8")
+        if json:
+            print_json(side_by_side)
+        else:
+            typer.echo("\n".join([title, *device_lines(side_by_side)]))
+        raise typer.Exit(int(all(item.found is None for item in side_by_side)))
     inspection = inspect_implementation(
         registry,
         operator,
-        implementation,
+        chosen.name,
         target=target,
         dtype=kind,
         axes=axes,
@@ -83,6 +130,14 @@ def inspect(
         return
     for line in inspection_lines(inspection):
         typer.echo(line)
+
+
+def _first_in_triton(registry: Registry, operator: str, targets: str) -> str:
+    there = registry.implementations(operator)
+    first = next((item.name for item in there if item.backend == "triton"), "")
+    if not targets or not first:
+        raise UsageError(f"Name an implementation of {operator}: {', '.join(item.name for item in there)}.")
+    return first
 
 
 def dtype_to_compile(operator: Operator, implementation: Implementation, given: str = "") -> str:

@@ -81,3 +81,24 @@ class Inspection:
     config: Config
     compile_s: float
     kernels: tuple[KernelUse, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForDevice:
+    """What became of one implementation for one described device.
+
+    found     None where it was not compiled: `reason` says why
+    limiter   "memory" or "compute": which roof of the descriptor is the lower one for this call; "" where no rate is
+              known
+    least_s   the time under that roof, seconds
+    resident_blocks   blocks that the whole device holds at once, of the kernel of which it holds fewest; None where
+              that is not known
+    """
+
+    device: str
+    target: str
+    found: Inspection | None
+    reason: str
+    limiter: str
+    least_s: float
+    resident_blocks: int | None

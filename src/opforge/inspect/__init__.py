@@ -1,4 +1,10 @@
 """What compilers make of kernels, for targets that need not be here."""
 
-from opforge.core.inspection import Inspection as Inspection, KernelUse as KernelUse, Residency as Residency
+from opforge.core.inspection import (
+    ForDevice as ForDevice,
+    Inspection as Inspection,
+    KernelUse as KernelUse,
+    Residency as Residency,
+)
+from opforge.inspect.for_devices import ALL as ALL, inspect_for_devices as inspect_for_devices
 from opforge.inspect.offline import inspect_implementation as inspect_implementation

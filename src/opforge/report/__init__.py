@@ -1,5 +1,6 @@
 """Records and bounds into words and pictures. Functions return text; nothing here prints or writes."""
 
+from opforge.report.device_table import device_lines as device_lines, device_page as device_page
 from opforge.report.inspection_text import inspection_lines as inspection_lines
 from opforge.report.markdown_tables import (
     benchmark_table as benchmark_table,

@@ -1,0 +1,84 @@
+"""One implementation compiled for several described devices, side by side: what each compiler made, and which roof of
+each device is the lower one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from opforge.core.device import DeviceSpec
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import OpforgeError
+from opforge.core.implementation import Config, Rejected
+from opforge.core.inspection import ForDevice, Inspection
+from opforge.core.operator import ScalarValue
+from opforge.core.shapes import Axes
+from opforge.inspect.offline import inspect_implementation
+from opforge.registry import Registry
+from opforge.roofline import bound
+
+ALL = ("nvidia-a100-80g", "nvidia-rtx4090", "nvidia-h200", "nvidia-b200", "amd-mi300x")
+"""A device for each target that compilers here know."""
+
+
+def inspect_for_devices(
+    registry: Registry,
+    operator: str,
+    implementation: str,
+    devices: Sequence[DeviceSpec],
+    *,
+    dtype: str,
+    axes: Axes,
+    scalars: Mapping[str, ScalarValue],
+    config: Config | None = None,
+    jobs: int = 2,
+) -> list[ForDevice]:
+    """In the order of `devices`. What a compiler refuses, or a descriptor rules out, is a reason and no error.
+
+    axes, scalars   of the call; config: default the implementation's own; jobs: compilers at once
+    """
+    definition, chosen = registry.operator(operator), registry.implementation(operator, implementation)
+    values = definition.scalar_values(scalars)
+    completed = definition.completed(axes, values)
+
+    def one(spec: DeviceSpec) -> ForDevice:
+        cost = definition.cost(completed, dtype, values)
+        roof = bound(cost, spec, definition.compute_dtype_of(dtype, values), definition.unit)
+        found, reason = None, ""
+        limits = chosen.allows(
+            config or chosen.default, completed, dtype, DTYPES[dtype].itemsize, values, spec.bounds()
+        )
+        if isinstance(limits, Rejected):
+            reason = f"its limits rule the config out there: {limits.reason}"
+        else:
+            try:
+                found = inspect_implementation(
+                    registry,
+                    operator,
+                    implementation,
+                    target=spec.target,
+                    dtype=dtype,
+                    axes=axes,
+                    config=config,
+                    scalars=values,
+                )
+            except OpforgeError as error:
+                reason = str(error)
+        return ForDevice(
+            device=spec.name,
+            target=spec.target,
+            found=found,
+            reason=reason,
+            limiter=roof.limiter if roof else "",
+            least_s=roof.time_s if roof else 0.0,
+            resident_blocks=_resident(found, spec),
+        )
+
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        return list(pool.map(one, devices))
+
+
+def _resident(found: Inspection | None, spec: DeviceSpec) -> int | None:
+    seats = [kernel.residency for kernel in found.kernels if kernel.residency is not None] if found else []
+    return min(seat.blocks_per_unit for seat in seats) * spec.units if seats and spec.units else None
