@@ -129,7 +129,7 @@ def rounds(
     from opforge.runner import Isolated
     from opforge.timing import Candidate, Plan, measure
     from opforge.timing.worker_requests import asker
-    from opforge.verify import CaseCache, bind_blind
+    from opforge.verify import CaseCache, bind_blind, run_of
 
     registry = load([])
     operator = registry.operator(operator_name)
@@ -150,7 +150,7 @@ def rounds(
             item = registry.implementation(operator_name, name)
             worker = host.worker({**THREADS, **backend(item.backend).environment("cpu"), **environment})
             stack.callback(worker.close)
-            answer = bind_blind(cases, worker, item, prepared.case, "float32", prepared.arena, None)
+            answer = bind_blind(run_of(cases, worker, item, prepared, None))
             asks[side] = asker(worker), on_call(worker, answer.launch)
             if plain:
                 loops[side] = Plain((operator_name, name, workload.name, "float32"), {**THREADS, **environment})

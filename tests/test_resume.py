@@ -213,9 +213,9 @@ def test_a_compiler_that_crashes_at_every_third_point_costs_those_points_their_h
 @pytest.mark.campaign
 def test_points_that_the_compiler_refuses_are_counted_and_the_best_of_the_rest_is_kept(tmp_path):
     """Every third point does not build, among them the fastest."""
-    outcome, trials, _ = search(make(tmp_path, refused="STEPS % 3 == 1"))
+    outcome, trials, _ = search(make(tmp_path, steps=(1, 2, 3, 4, 9), refused="STEPS % 3 == 1"))
     failed = {trial.config.as_dict()["STEPS"] for trial in trials if trial.outcome == "failed"}
-    assert failed == {1, 4, 7} and outcome.failed == 6 and len(trials) == 18
+    assert failed == {1, 4} and outcome.failed == 4 and len(trials) == 10
     assert outcome.record.config.as_dict()["STEPS"] == 2
 
 
@@ -254,7 +254,7 @@ def test_a_space_without_a_legal_point_ends_with_its_default_or_with_none(tmp_pa
 
 @pytest.mark.parametrize(
     ("wanted", "steps"),
-    [pytest.param(5, 8, marks=pytest.mark.campaign), pytest.param(20, 25, marks=pytest.mark.slow)],
+    [pytest.param(5, 9, marks=pytest.mark.campaign), pytest.param(20, 25, marks=pytest.mark.slow)],
 )
 def test_a_search_killed_at_random_moments_repeats_no_point_and_loses_none(tmp_path, data, wanted, steps):
     """SIGKILL to the whole process group, whatever it was doing: compiling, measuring, writing. Each point is on record

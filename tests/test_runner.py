@@ -279,3 +279,13 @@ def test_a_flood_of_words_is_cut():
     answer = {"status": "failed", "reason": "first" + "y" * 10_000_000 + "last"}
     reason = decoded(Run(launch=1), answer).reason
     assert len(reason) < 20_000 and reason.startswith("first") and reason.endswith("last")
+
+
+def test_a_host_that_is_closed_as_the_interpreter_ends_closes_without_a_word():
+    """By then no thread is started any more: a trace came instead, and the server was left to itself."""
+    code = (
+        "import atexit\nfrom opforge.runner import Isolated\nhost = Isolated()\natexit.register(host.close)\n"
+        "host.worker({}).close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

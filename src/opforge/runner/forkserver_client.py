@@ -281,12 +281,16 @@ class ServerProcess:
             if isinstance(message, wanted) and (pid is None or message.pid == pid):
                 return message
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """Tell it to end, which takes it a second; `close` waits for that."""
         self.closed = True
         with contextlib.suppress(OSError):
             # who waits for an answer in another thread is told
             self.sock.shutdown(socket.SHUT_RDWR)
         self.sock.close()
+
+    def close(self) -> None:
+        self.end()
         try:
             self.process.wait(END_LIMIT_S)
         except subprocess.TimeoutExpired:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Protocol
 
@@ -151,9 +150,12 @@ class Isolated:
         self._closed = True
         for thread in self._ahead:
             thread.join()
-        # each takes a second to end: a process with a toolchain in it has much to put away
-        with ThreadPoolExecutor(max_workers=8) as pool:
-            list(pool.map(ServerProcess.close, self.servers.values()))
+        # each takes a second to end: a process with a toolchain in it has much to put away. They do so side by side,
+        # and without a thread, which an interpreter that ends does not start any more
+        for server in self.servers.values():
+            server.end()
+        for server in self.servers.values():
+            server.close()
         self.servers.clear()
 
     def __enter__(self) -> Isolated:

@@ -19,10 +19,10 @@ from opforge.timing import Candidate, MeasurementFailed
 from opforge.timing.worker_requests import asker, on_terms
 from opforge.trial.baselines import on_the_workload
 from opforge.trial.setting import Setting
-from opforge.verify import CaseCache, PreparedCase, bind_blind, run_bound
+from opforge.verify import CaseCache, CaseRun, PreparedCase, bind_blind, run_bound, run_of
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
 
-BindAnswer = tuple[Worker, LaunchBound | Failure]
+BindAnswer = tuple[CaseRun, LaunchBound | Failure]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def leave(setting: Setting, ready: Iterable[Ready], whole: Collection[Ready] = (
 
 def _on_the_workload(setting: Setting, point: Point, asked: Future[BindAnswer]) -> Ready | NotReady:
     """What one point is on the workload, once it is bound or could not be."""
-    cases, prepared = setting.cases, setting.prepared
+    prepared = setting.prepared
 
     def broken(reason: str) -> NotReady:
         return NotReady(
@@ -124,8 +124,9 @@ def _on_the_workload(setting: Setting, point: Point, asked: Future[BindAnswer]) 
         )
 
     try:
-        worker, answer = asked.result()
-        ran = run_bound(cases, worker, point.implementation, prepared, answer, point.config)
+        run, answer = asked.result()
+        worker = run.worker
+        ran = run_bound(run, prepared, answer)
         if isinstance(ran, Rejected):
             return NotReady(point=point, verdict=Unsupported(reason=ran.reason))
         launch, outcome = ran.launch, ran.outcome
@@ -163,9 +164,8 @@ def _side_by_side(setting: Setting, points: Sequence[Point], workers: dict[int, 
     def start(place: int) -> BindAnswer:
         point = points[place]
         workers[place] = worker = setting.pool.take(point.implementation)
-        return worker, bind_blind(
-            cases, worker, point.implementation, prepared.case, prepared.dtype, prepared.arena, point.config
-        )
+        run = run_of(cases, worker, point.implementation, prepared, point.config)
+        return run, bind_blind(run)
 
     if cases.host.guards.blind_bind:
         prepared.arena.poison(fresh_seed())
@@ -175,7 +175,7 @@ def _side_by_side(setting: Setting, points: Sequence[Point], workers: dict[int, 
         # of other values than those that will be judged: an answer that is kept from now is wrong then
         _other_values(cases, prepared)
         with ThreadPoolExecutor(max_workers=setting.at_once) as pool:
-            return list(pool.map(lambda future: _run_once(cases, future), asked))
+            return list(pool.map(_run_once, asked))
     return asked
 
 
@@ -188,18 +188,18 @@ def _other_values(cases: CaseCache, prepared: PreparedCase) -> None:
         prepared.arena.bytes().copy_(here.bytes())
 
 
-def _run_once(cases: CaseCache, future: Future[BindAnswer]) -> Future[BindAnswer]:
+def _run_once(future: Future[BindAnswer]) -> Future[BindAnswer]:
     """The same future, or one that raises what a first call ended the worker with. What else comes of that call nobody
     looks at.
     """
     if future.exception() is not None:
         return future
-    worker, answer = future.result()
+    run, answer = future.result()
     if isinstance(answer, Failure):
         return future
     try:
         with spans.span("first run"):
-            worker.request(Run(launch=answer.launch), (), cases.run_limit_s)
+            run.worker.request(Run(launch=answer.launch), (), run.bench.run_limit_s)
     except (WorkerDied, WorkerLate) as error:
         ended_now: Future[BindAnswer] = Future()
         ended_now.set_exception(error)

@@ -11,10 +11,12 @@ from opforge.verify.cases.hidden import (
 from opforge.verify.cases.worker_pool import WorkerPool as WorkerPool
 from opforge.verify.judging.elements import ElementErrors as ElementErrors, compare as compare
 from opforge.verify.judging.run_case import (
+    CaseRun as CaseRun,
     Ran as Ran,
     bind_blind as bind_blind,
     judge as judge,
     run_bound as run_bound,
+    run_of as run_of,
     run_once as run_once,
 )
 from opforge.verify.oracle.expectation import Expectation as Expectation, Truth as Truth, consult as consult

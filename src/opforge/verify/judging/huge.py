@@ -24,7 +24,7 @@ from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.cases.hidden import elements, leading_axis
 from opforge.verify.judging.elements import right_elements
 from opforge.verify.judging.exception_verdicts import verdict_of
-from opforge.verify.judging.run_case import bind_blind, judge
+from opforge.verify.judging.run_case import CaseRun, bind_blind, judge
 from opforge.verify.oracle.expectation import consult
 
 BEYOND = 1 << 31
@@ -110,7 +110,16 @@ class Huge:
         whole = arena.bytes()
         arena.poison_outputs(fresh_seed())
         before = {guard: whole[place].clone() for guard, place in arena.guards()}
-        answer = bind_blind(self.bench, worker, implementation, case, self.dtype, arena, None)
+        answer = bind_blind(
+            CaseRun(
+                bench=self.bench,
+                worker=worker,
+                implementation=implementation,
+                case=case,
+                dtype=self.dtype,
+                arena=arena,
+            )
+        )
         if isinstance(answer, Refused | Lacks):
             return Rejected(answer.reason)
         ran = (

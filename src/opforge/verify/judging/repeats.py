@@ -16,7 +16,7 @@ from opforge.runner import Worker, WorkerDied, WorkerLate, allocate
 from opforge.runner.messages import Release
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.cases.hidden import Effort, elements, leading_axis
-from opforge.verify.judging.run_case import Ran, Started, judge, run_again, run_once, start
+from opforge.verify.judging.run_case import CaseRun, Ran, Started, judge, run_again, run_once, start
 
 ROW_CHECKS = 3
 BOTH_PATTERNS = 2
@@ -231,7 +231,17 @@ class Repeats:
                     else whole[spec.name]
                 )
                 part[spec.name].copy_(source.reshape(part[spec.name].shape))
-            started = start(self.bench, worker, self.implementation, alone, self.dtype, arena, self.config)
+            started = start(
+                CaseRun(
+                    bench=self.bench,
+                    worker=worker,
+                    implementation=self.implementation,
+                    case=alone,
+                    dtype=self.dtype,
+                    arena=arena,
+                    config=self.config,
+                )
+            )
             if isinstance(started, Broken):
                 return started
             if not isinstance(started, Started):

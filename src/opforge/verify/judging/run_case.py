@@ -154,66 +154,72 @@ def _ask_of_reference(law: Law, operator: Operator, prepared: PreparedCase, scal
         )
 
 
-def start(
-    bench: CaseCache,
-    worker: Worker,
-    implementation: Implementation,
-    case: Case,
-    dtype: str,
-    arena: Arena,
-    config: Config | None,
-) -> Started | Rejected | Broken | LibraryFallback:
+@dataclass(frozen=True, kw_only=True)
+class CaseRun:
+    """What is run: one implementation, in a worker, on the memory of a case. `case` and `dtype` say what `arena` holds;
+    without a `config` the implementation's default is taken.
+    """
+
+    bench: CaseCache
+    worker: Worker
+    implementation: Implementation
+    case: Case
+    dtype: str
+    arena: Arena
+    config: Config | None = None
+
+
+def run_of(
+    bench: CaseCache, worker: Worker, implementation: Implementation, prepared: PreparedCase, config: Config | None
+) -> CaseRun:
+    """The CaseRun on a prepared case."""
+    return CaseRun(
+        bench=bench,
+        worker=worker,
+        implementation=implementation,
+        case=prepared.case,
+        dtype=prepared.dtype,
+        arena=prepared.arena,
+        config=config,
+    )
+
+
+def start(run: CaseRun) -> Started | Rejected | Broken | LibraryFallback:
     """Bind an arena and run once on what it holds.
 
     The arena holds nothing but poison while the kernel is bound: what it computes, it computes when it runs.
     Raises WorkerDied, WorkerLate or EnvironmentLacks.
     """
-    content = arena.bytes().clone()
-    if bench.host.guards.blind_bind:
-        arena.poison(fresh_seed())
-    answer = bind_blind(bench, worker, implementation, case, dtype, arena, config)
-    arena.bytes().copy_(content)
-    return first_run(bench, worker, implementation, case, dtype, arena, answer, config)
+    content = run.arena.bytes().clone()
+    if run.bench.host.guards.blind_bind:
+        run.arena.poison(fresh_seed())
+    answer = bind_blind(run)
+    run.arena.bytes().copy_(content)
+    return first_run(run, answer)
 
 
-def bind_blind(
-    bench: CaseCache,
-    worker: Worker,
-    implementation: Implementation,
-    case: Case,
-    dtype: str,
-    arena: Arena,
-    config: Config | None,
-) -> LaunchBound | Failure:
+def bind_blind(run: CaseRun) -> LaunchBound | Failure:
     """The worker's answer to a request to bind an arena, whose content its owner has taken away. Raises WorkerDied or
     WorkerLate.
     """
-    operator = bench.operator
+    bench = run.bench
     question = Bind(
         homes=tuple(str(home.path) for home in bench.registry.homes),
-        operator=operator.name,
-        implementation=implementation.name,
-        axes=case.axes,
-        dtype=dtype,
-        scalars=operator.scalar_values(case.scalars),
+        operator=bench.operator.name,
+        implementation=run.implementation.name,
+        axes=run.case.axes,
+        dtype=run.dtype,
+        scalars=bench.operator.scalar_values(run.case.scalars),
         device=bench.device,
-        config=config,
-        arena=arena.describe(),
+        config=run.config,
+        arena=run.arena.describe(),
     )
-    return worker.request(question, [arena.fd], bench.bind_limit_s)
+    return run.worker.request(question, [run.arena.fd], bench.bind_limit_s)
 
 
-def first_run(
-    bench: CaseCache,
-    worker: Worker,
-    implementation: Implementation,
-    case: Case,
-    dtype: str,
-    arena: Arena,
-    answer: LaunchBound | Failure,
-    config: Config | None = None,
-) -> Started | Rejected | Broken | LibraryFallback:
+def first_run(run: CaseRun, answer: LaunchBound | Failure) -> Started | Rejected | Broken | LibraryFallback:
     """What became of a request to bind, once the arena holds its content again: as `start`."""
+    bench, implementation, case, dtype, arena = run.bench, run.implementation, run.case, run.dtype, run.arena
     host = bench.host
     if isinstance(answer, Refused):
         scalars = bench.operator.scalar_values(case.scalars)
@@ -233,7 +239,7 @@ def first_run(
     if isinstance(answer, Lacks):
         raise (NotNow if answer.later else EnvironmentLacks)(answer.reason)
     if isinstance(answer, LaunchBound):
-        ran = worker.request(Run(launch=answer.launch), (), bench.run_limit_s)
+        ran = run.worker.request(Run(launch=answer.launch), (), bench.run_limit_s)
         if not isinstance(ran, Failure):
             evidence = library_calls(ran.operations)
             if evidence:
@@ -247,7 +253,7 @@ def first_run(
                 and any(tensor.numel() for tensor in arena.tensors("output").values())
             ):
                 reason, evidence = "it is written for triton and launched no Triton kernel", ("no launch",)
-            elif foreign := (*ran.foreign, *(foreign_code(implementation, config) if host.guards.ledger else ())):
+            elif foreign := (*ran.foreign, *(foreign_code(implementation, run.config) if host.guards.ledger else ())):
                 reason, evidence = (
                     f"it is written for {implementation.backend} and something else computes: {'; '.join(foreign[:3])}",
                     tuple(foreign),
@@ -277,28 +283,15 @@ def run_once(
     Raises WorkerDied, WorkerLate or EnvironmentLacks.
     """
     prepared.reset()
-    return _judged(
-        bench, prepared, start(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, config)
-    )
+    return _judged(bench, prepared, start(run_of(bench, worker, implementation, prepared, config)))
 
 
-def run_bound(
-    bench: CaseCache,
-    worker: Worker,
-    implementation: Implementation,
-    prepared: PreparedCase,
-    answer: LaunchBound | Failure,
-    config: Config | None = None,
-) -> Ran | Rejected:
+def run_bound(run: CaseRun, prepared: PreparedCase, answer: LaunchBound | Failure) -> Ran | Rejected:
     """As `run_once`, where `bind_blind` has been answered already: several workers may be bound to one arena, and run
     interleaved.
     """
     prepared.reset()
-    return _judged(
-        bench,
-        prepared,
-        first_run(bench, worker, implementation, prepared.case, prepared.dtype, prepared.arena, answer, config),
-    )
+    return _judged(run.bench, prepared, first_run(run, answer))
 
 
 def _judged(
