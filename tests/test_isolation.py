@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import textwrap
@@ -12,16 +13,17 @@ import pytest
 import torch
 
 from opforge.core.errors import EnvironmentLacks
-from opforge.core.operator import Case
 from opforge.core.record import from_json, to_json
 from opforge.core.verdict import Broken, Crash, LibraryFallback, Pass
 from opforge.registry import load
 from opforge.runner import Isolated, sandbox
+from opforge.runner.arena import Arena
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Limits
 from opforge.runner.messages import Samples
 from opforge.runner.tamper_detection import replaced, snapshot
 from opforge.trial import audit
+from opforge.trial.unseen_content import write
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 from opforge.verify.judging.fallback import library_calls
@@ -183,8 +185,13 @@ def test_a_claim_below_the_parents_clock_is_not_believed(factor, believed):
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     """A cache by a hash of all inputs is always right: only time gives it away."""
-    x = torch.randn(4096)
-    seen = []
+    arena = Arena.allocate(
+        [("x", "input", "float32", (64, 64), "contiguous"), ("y", "output", "float32", (64, 64), "contiguous")]
+    )
+    x = arena.tensor("x")
+    x.copy_(torch.randn(64, 64))
+    arena.tensor("y").zero_()
+    values, first, seen = set(x.flatten().tolist()), x.clone(), []
 
     def ask(question):
         content = x.tolist()
@@ -192,11 +199,14 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
         seen.append(content)
         return Samples(samples=(1e-4 if keeps and known else 1e-3,), batch=1)
 
-    prepared = SimpleNamespace(
-        arena=SimpleNamespace(tensors=lambda role: {"x": x}), case=Case(name="c", axes={}, why="")
-    )
-    words = audit.remembered(SimpleNamespace(ask=ask, launch=1, timer="host"), prepared)
-    assert (words is not None) == keeps
+    try:
+        words = audit.remembered(SimpleNamespace(ask=ask, launch=1, timer="host"), SimpleNamespace(arena=arena))
+        assert (words is not None) == keeps
+        assert set(x.flatten().tolist()) == values and not torch.equal(x, first)
+        # blocks of the output hold what stands for "not written"
+        assert torch.isnan(arena.tensor("y")).any()
+    finally:
+        arena.close()
 
 
 @pytest.mark.parametrize(
@@ -216,15 +226,24 @@ def test_a_call_by_itself_is_held_against_those_in_a_row(batch, apart_s, row_s, 
     assert (audit.undivided(candidate, SimpleNamespace(median_s=row_s)) is None) == believed
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
-def test_an_element_of_any_format_can_be_changed_and_kept(dtype):
-    """PyTorch negates no float8, and a bench of FP8 products must not end on that."""
-    x = torch.tensor([2.0, 2.0]).to(dtype)
-    prepared = SimpleNamespace(arena=SimpleNamespace(tensors=lambda role: {"x": x}))
-    audit._write(prepared, False)
-    assert x.float().tolist() == [2.0, 2.0]
-    audit._write(prepared, True)
-    assert sorted(x.float().tolist()) == [-2.0, 2.0]
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "float64"])
+def test_elements_of_any_format_change_places_or_stay(dtype, layout):
+    """Other content is a permutation: values stay within their domain. Whole numbers stay: they may point somewhere."""
+    arena = Arena.allocate([("x", "input", dtype, (8, 4), layout), ("i", "input", "int64", (32,), "contiguous")])
+    try:
+        x, i = arena.tensor("x"), arena.tensor("i")
+        x.copy_(torch.arange(32).reshape(8, 4))
+        i.copy_(torch.arange(32))
+        before, draw = arena.bytes().clone(), random.Random(2)
+        write(arena, False, draw)
+        assert arena.bytes().equal(before)
+        write(arena, True, draw)
+        assert not arena.bytes().equal(before) and i.tolist() == [*range(32)]
+        kept = torch.arange(32).reshape(8, 4).to(x.dtype).float()
+        assert sorted(x.float().flatten().tolist()) == sorted(kept.flatten().tolist())
+    finally:
+        arena.close()
 
 
 @pytest.mark.parametrize(("level", "words"), [("full", "OPFORGE_ISOLATION=basic"), ("basic", "opforge doctor")])

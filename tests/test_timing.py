@@ -19,7 +19,7 @@ from opforge.core.verdict import Checked, Pass
 from opforge.runner import processes, sample_requests
 from opforge.runner.clocks import clock_step, host_samples, launch_samples, spread_out
 from opforge.runner.device_clocks import rotation_size, union
-from opforge.runner.messages import Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
+from opforge.runner.messages import OTHER, SAME, Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
 from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.conditions import Nvml, throttle_words, words
 from opforge.timing.measure import ROUND, TURNS
@@ -253,19 +253,26 @@ def test_a_stopped_process_has_stopped_with_the_threads_that_spin():
 
 def test_a_native_sampler_and_the_one_in_python_take_the_same_samples():
     """What is asked comes through a descriptor; calls are counted, and what one raises comes out."""
-    calls, ready = [], []
+    calls, ready, same = [], [], []
     for take in (sample_requests.sampler(), sample_requests.in_python):
         calls.clear()
         ready.clear()
+        same.clear()
         samples, led, batch = take(
             lambda: calls.append(1),
             lambda: ready.append(1),
-            sample_requests.SampleRequest(fresh=1, lead=2, batch=3, count=4).sent(),
+            lambda: same.append(1),
+            sample_requests.SampleRequest(written=OTHER, lead=2, batch=3, count=4).sent(),
         )
-        assert (len(calls), len(ready), len(samples), batch) == (2 + 3 * 4, 1, 4, 3)
+        assert (len(calls), len(ready), len(same), len(samples), batch) == (2 + 3 * 4, 1, 0, 4, 3)
+        take(
+            *map(lambda kept: lambda: kept.append(1), (calls, ready, same)),
+            sample_requests.SampleRequest(written=SAME).sent(),
+        )
+        assert (len(ready), len(same)) == (1, 1)
         assert led > 0 and min(samples) > 0
         with pytest.raises(ZeroDivisionError):
-            take(lambda: 1 / 0, lambda: None, sample_requests.SampleRequest().sent())
+            take(lambda: 1 / 0, lambda: None, lambda: None, sample_requests.SampleRequest().sent())
 
 
 def test_a_worker_that_answers_nonsense_is_not_believed():

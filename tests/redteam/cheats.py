@@ -19,6 +19,7 @@ from unittest.mock import patch
 from tests.redteam.lowered import RUNNER, lowered
 
 from opforge.core.operator import Case
+from opforge.core.timing_terms import OUT
 from opforge.core.verdict import Pass, Verdict
 from opforge.registry import Registry, load
 from opforge.runner import Host, InProcess, Isolated
@@ -53,7 +54,7 @@ LOST_AFTER_S = 6.0
 class Cheat:
     """One planted cheat: the file, where it stands in the catalogue, the guard that catches it, the cases that show it.
 
-    mode     "verify", or "time" where it shows only once it is timed
+    mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given
     also     guards that are down in both runs, so that the one in question is what catches it
     lost     taken in by the harness's own process, the process is lost: there is no verdict at all
     """
@@ -158,7 +159,7 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
     """The verdict on a cheat, over the cases that show it."""
     operator = team.registry.operator(cheat.operator)
     implementation = team.registry.implementation(cheat.operator, cheat.name)
-    if cheat.mode == "time":
+    if cheat.mode in ("time", "time-out"):
         return _timed(team, cheat, host)
     cases, effort = _chosen(team, cheat, without)
     limit_s = 2.0 if cheat.catalogue == "F1" else 60.0
@@ -173,6 +174,8 @@ def _timed(team: Team, cheat: Cheat, host: Host) -> Verdict:
     from opforge.workbench import BenchOptions, bench
 
     options = BenchOptions(device=team.device, implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
+    if cheat.mode == "time-out":
+        options = replace(options, terms=(OUT,))
     # these operators have no store of adequate tolerances; what is asked here is whether the time is believed
     with patch("opforge.workbench.bench.ensure_adequate", lambda operator: None):
         records = list(bench(team.registry, [cheat.operator], options, host))

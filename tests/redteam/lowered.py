@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 from opforge.core.verdict import Checked
 from opforge.runner.guards import Guards
+from opforge.trial import audit
 
+_STILL_RIGHT = audit.still_right
 RUNNER = tuple(item.name for item in dataclasses.fields(Guards))
 
 
@@ -54,6 +56,20 @@ def _answer_in_place(prepared: Any) -> None:
     prepared.arena.bytes().copy_(prepared.pristine)
     for expectation in prepared.truth.expectations:
         prepared.arena.tensor(expectation.output).copy_(expectation.expected)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Nothing is found."""
+
+
+def _on_nothing(candidate: Any, again: Any, operator: Any, isolation: str, *, kept: bool = False) -> Any:
+    """Outputs are NaN before each call that is judged."""
+    return _STILL_RIGHT(candidate, again, operator, isolation)
+
+
+def _two_contents(setting: Any) -> list[Any]:
+    """Contents that have nothing in common."""
+    return [setting.cases.refresh(setting.prepared) for _ in range(2)]
 
 
 def _judged_afterwards(prepared: Any, operator: Any, isolation: str, **kwargs: Any) -> Any:
@@ -109,6 +125,12 @@ def lowered(guard: str) -> Iterator[None]:
             )
         ],
         "audit_remembered": [("opforge.trial.audit.remembered", lambda *args, **kwargs: None)],
+        "audit_kept": [("opforge.trial.audit.still_right", _on_nothing), ("opforge.trial.audit.remembered", _nothing)],
+        "audit_twins": [
+            ("opforge.workbench.bench.unseen_contents", _two_contents),
+            ("opforge.trial.audit.remembered", _nothing),
+        ],
+        "watched": [("opforge.trial.setting.watched", lambda prepared: lambda: None)],
         "audit_replayed": [("opforge.trial.audit.replayed", lambda *args, **kwargs: None)],
         "audit_conserved": [("opforge.trial.audit.conserved", lambda *args, **kwargs: None)],
         "audit_undivided": [("opforge.trial.audit.undivided", lambda *args, **kwargs: None)],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import mmap
 import os
 import secrets
@@ -67,6 +68,11 @@ class Slot:
             return 0
         last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
         return (last + 1) * DTYPES[self.dtype].itemsize
+
+    @property
+    def dense(self) -> bool:
+        """Whether its elements fill its span: no gaps between them, none at another's address."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize == self.span_bytes
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Guards, Limits
 from opforge.runner.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
 from opforge.runner.messages import (
+    OTHER,
     Answer,
     Bind,
     Clocks,
@@ -265,7 +266,7 @@ class Executor:
         if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
         self.placements[number].bring()
-        launch.ready()
+        (launch.ready if question.written == OTHER else launch.same)()
         operations: dict[str, int] = {}
         foreign: list[str] = []
         if self.library or not self.guards.trace:
@@ -325,7 +326,7 @@ class Executor:
         if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
         try:
-            return sampling.sample(self.rotations[question.launch], question, fds, launch.ready)
+            return sampling.sample(self.rotations[question.launch], question, fds, launch.ready, launch.same)
         finally:
             for descriptor in fds:
                 os.close(descriptor)

@@ -113,15 +113,23 @@ def _twins(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return _normal(shape, largest, generator)
 
 
+SWAPPED = 16
+"""Values of a twin that are in each other's places. Few, so that a kernel that knows its inputs by some dozens of their
+elements has seen none of them; more than two, so that rows change whose elements are added up.
+"""
+
+
 def _swapped(values: Any, generator: Any) -> Any:
-    """The twin: the same values with some of them in each other's places. The ends, every even position, the sum, the
-    least
-    and the largest value agree, which is where a kernel that keeps its last answer would look before it trusts it."""
+    """The twin: the same values with a few of them in each other's places. The ends, every even position, the sum, the
+    least and the largest value agree, and most of any elements that are picked: where a kernel that keeps its last
+    answer would look before it trusts it.
+    """
     import torch
 
     flat = values.flatten()
     inner = torch.arange(1, max(1, flat.numel() - 1), 2, device=generator.device)
-    chosen = inner[torch.randperm(len(inner), generator=generator, device=generator.device)[: max(2, len(inner) // 4)]]
+    chosen = inner[torch.randperm(len(inner), generator=generator, device=generator.device)]
+    chosen = chosen[: max(2, min(SWAPPED, len(inner) // 4))]
     flat[chosen] = flat[chosen.roll(1)]
     return flat.reshape(values.shape)
 

@@ -39,6 +39,7 @@ class Launch:
     ready         called before `run` whenever the inputs have changed: what a gradient is left by the forward pass is
                   made again, and the memory that a result will be made in is filled with NaN as far as the allocator
                   gives it out again
+    same          the same work where they have not changed: that memory gets what it holds
     result_bytes  what a call that makes its result allocates for it
     """
 
@@ -49,6 +50,7 @@ class Launch:
     terms: str = OUT
     other: Callable[[], Launch] | None = None
     ready: Callable[[], object] = lambda: None
+    same: Callable[[], object] = lambda: None
     result_bytes: int = 0
 
     def on(self, terms: str) -> Launch | None:
@@ -122,6 +124,8 @@ def bind(
     run = kernel.run
 
     def as_call() -> Launch:
+        import torch
+
         from opforge.runner.prepared_call import call_of
 
         call = call_of(operator, implementation, kernel, ordered_inputs, flat_inputs, axes, dtype, scalars)
@@ -131,10 +135,15 @@ def bind(
 
         def poisoned() -> None:
             for make in call.makers:
-                fresh = make(ordered_inputs)
-                fresh.untyped_storage().fill_(POISON)
+                make(ordered_inputs).untyped_storage().fill_(POISON)
 
-        return replace(launch, ready=poisoned, notes=kernel.notes)
+        def rewritten() -> None:
+            for make in call.makers:
+                # in place: what is allocated besides would change which memory comes next
+                held = make(ordered_inputs).flatten().view(torch.uint8)
+                held.bitwise_not_().bitwise_not_()
+
+        return replace(launch, ready=poisoned, same=rewritten, notes=kernel.notes)
 
     return Launch(
         implementation=implementation.name,
@@ -215,7 +224,11 @@ def _bind_allocating(
         launch = _returning(
             operator, implementation, lambda: resumed(inputs, kept, scalars), inputs, scalars, axes, dtype, guards
         )
-        launch = replace(launch, ready=lambda: _renewed(kept, keep(inputs, scalars)))
+
+        def again() -> None:
+            _renewed(kept, keep(inputs, scalars))
+
+        launch = replace(launch, ready=again, same=again)
 
     def as_out() -> Launch:
         def read() -> Mapping[str, Any]:

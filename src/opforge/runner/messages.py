@@ -14,6 +14,10 @@ from opforge.core.implementation import Config
 # ---- answers, and what the server says -------------------------------------------------------------------------------
 
 
+OTHER, SAME = 1, 2
+"""What the parent wrote to the arena before a call: other content than that of the last one, or what stood there."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Answer:
     """What a worker says when it has done what it was asked for."""
@@ -235,13 +239,14 @@ class Bind(Question[LaunchBound]):
 @dataclass(frozen=True, kw_only=True)
 class Run(Question[Launched]):
     """Take the arena's bytes as they are now, run once, put the outputs back. Without `upload` a device keeps the bytes
-    that it has.
+    that it has. `written` as in Sample: with SAME the memory that a result will be made in keeps what it holds.
     """
 
     do: ClassVar[str] = "run"
     answer: ClassVar[type[Answer]] = Launched
     launch: int
     upload: bool = True
+    written: int = OTHER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +282,7 @@ class Sample(Question[Samples]):
     cache    "warm" or "cold"
     apart    on a GPU each sample comes long after what ran before it
     upload   the arena's bytes are taken to the device first
+    written  what the parent wrote to the arena before: nothing (0), what stood there (SAME) or OTHER content
     """
 
     do: ClassVar[str] = "sample"
@@ -289,12 +295,13 @@ class Sample(Question[Samples]):
     lead: int = 0
     apart: bool = False
     upload: bool = False
+    written: int = 0
 
     def untold(self) -> Sample:
         """The same without the numbers: how many calls it is, the worker is told through a descriptor
         (shapes.Shape).
         """
-        return dataclasses.replace(self, batch=1, count=1, lead=0)
+        return dataclasses.replace(self, batch=1, count=1, lead=0, written=0)
 
 
 @dataclass(frozen=True, kw_only=True)

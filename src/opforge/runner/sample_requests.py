@@ -18,6 +18,7 @@ from time import perf_counter as _perf_counter
 from opforge.backends import cache
 from opforge.core.errors import OpforgeError
 from opforge.runner.clocks import RunFunction
+from opforge.runner.messages import OTHER
 
 SOURCE = Path(__file__).resolve().parents[1] / "device" / "include" / "opforge" / "abi" / "sampler.cpp"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
@@ -29,13 +30,14 @@ MOST_SAMPLES = 1 << 12
 class SampleRequest:
     """One request for samples by the host's clock.
 
-    fresh      the inputs have changed since the last call: what is made of them beforehand is made again
+    written    OTHER content than that of the last call: what is made of the inputs beforehand is made again; SAME: as
+               much is done where nothing has changed (runner.messages)
     lead       calls that are not timed, before the samples
     batch      calls in a sample
     count      samples; 0 for a request that only warms
     """
 
-    fresh: int = 0
+    written: int = 0
     lead: int = 0
     batch: int = 1
     count: int = 1
@@ -51,10 +53,10 @@ class SampleRequest:
 
 
 @lru_cache(maxsize=1)
-def sampler() -> Callable[[RunFunction, RunFunction, int], tuple[list[float], float, int]]:
+def sampler() -> Callable[[RunFunction, RunFunction, RunFunction, int], tuple[list[float], float, int]]:
     """The native sampler, compiled once and kept; the one in Python where there is no compiler. Both take the run, what
-    makes it ready and the
-    descriptor of a SampleRequest, and give seconds per call, the seconds of the lead, and the calls in a sample."""
+    makes it ready, what does as much where nothing has changed, and the
+    descriptor of a SampleRequest. They give seconds per call, the seconds of the lead, and the calls in a sample."""
     try:
         library = ctypes.PyDLL(str(_compiled()))
     except (OSError, OpforgeError, subprocess.SubprocessError):
@@ -64,16 +66,19 @@ def sampler() -> Callable[[RunFunction, RunFunction, int], tuple[list[float], fl
     function.argtypes = [
         ctypes.py_object,
         ctypes.py_object,
+        ctypes.py_object,
         ctypes.c_int,
         ctypes.POINTER(ctypes.c_double),
         ctypes.c_int64,
         ctypes.POINTER(ctypes.c_int64),
     ]
 
-    def native(run: RunFunction, ready: RunFunction, descriptor: int) -> tuple[list[float], float, int]:
+    def native(
+        run: RunFunction, ready: RunFunction, same: RunFunction, descriptor: int
+    ) -> tuple[list[float], float, int]:
         seconds, batch = (ctypes.c_double * MOST_SAMPLES)(), ctypes.c_int64(0)
         # what a call raises comes out of here as it is
-        count = function(run, ready, descriptor, seconds, MOST_SAMPLES, ctypes.byref(batch))
+        count = function(run, ready, same, descriptor, seconds, MOST_SAMPLES, ctypes.byref(batch))
         if count < 0:
             raise ValueError("the request for samples cannot be read")
         return list(seconds[:count]), seconds[count], batch.value
@@ -82,12 +87,16 @@ def sampler() -> Callable[[RunFunction, RunFunction, int], tuple[list[float], fl
 
 
 def in_python(
-    run: RunFunction, ready: RunFunction, descriptor: int, clock: Callable[[], float] = _perf_counter
+    run: RunFunction,
+    ready: RunFunction,
+    same: RunFunction,
+    descriptor: int,
+    clock: Callable[[], float] = _perf_counter,
 ) -> tuple[list[float], float, int]:
     """As the native sampler. A kernel in Python can see it in the frames above its own."""
-    fresh, lead, batch, count = FORM.unpack(os.read(descriptor, FORM.size))
-    if fresh:
-        ready()
+    written, lead, batch, count = FORM.unpack(os.read(descriptor, FORM.size))
+    if written:
+        (ready if written == OTHER else same)()
     start = clock()
     for _ in range(lead):
         run()

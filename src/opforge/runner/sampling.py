@@ -16,7 +16,7 @@ from typing import Any
 from opforge.runner import clocks, device_clocks, sample_requests
 from opforge.runner.clocks import RunFunction
 from opforge.runner.device_clocks import ClockUnfit
-from opforge.runner.messages import Clocks, Sample, Samples, Unfit, Work
+from opforge.runner.messages import OTHER, Clocks, Sample, Samples, Unfit, Work
 
 MEMORY_FOR_ROTATION = 0.25
 """The share of a device's free memory that copies may take: the kernel's own scratch, and neighbours, need the rest."""
@@ -76,7 +76,11 @@ class Rotation:
 
 
 def sample(
-    rotation: Rotation, question: Sample, fds: Sequence[int] = (), ready: RunFunction = lambda: None
+    rotation: Rotation,
+    question: Sample,
+    fds: Sequence[int] = (),
+    ready: RunFunction = lambda: None,
+    same: RunFunction = lambda: None,
 ) -> Samples | Unfit:
     """The answer to Sample: seconds per call by `timer`, with the batch that was really taken.
 
@@ -85,13 +89,16 @@ def sample(
     `apart`: on a GPU each sample, with a warm cache, comes long after what ran before it. An unfit clock is an answer,
     Unfit, and no failure of the kernel.
 
-    ready   makes again what is made of the inputs before a call, where the SampleRequest says that they have changed
+    ready   makes again what is made of the inputs before a call, where they are said to have changed
+    same    does as much where they were written and have not changed
     """
     if fds:
-        seconds, led, calls = sample_requests.sampler()(rotation.runs[0], ready, fds[0])
+        seconds, led, calls = sample_requests.sampler()(rotation.runs[0], ready, same, fds[0])
         return Samples(samples=tuple(seconds), batch=calls, lead_s=led)
     run, whole = rotation.runs[0], rotation.whole
     batch, count, timer = question.batch, question.count, question.timer
+    if question.written:
+        (ready if question.written == OTHER else same)()
     for _ in range(question.lead):
         run()
     if timer == "host":

@@ -86,7 +86,8 @@ class Plan:
 class Candidate:
     """One launch that takes part: its name, the proof that it is right (or a baseline that is known to be inaccurate),
     how to reach it, and on which terms
-    (core.timing_terms) it was bound."""
+    (core.timing_terms) it was bound. `watch` begins to watch over memory that it shares with its rivals, and
+    what that returns says what was done to it since."""
 
     name: str
     proof: Proof
@@ -108,6 +109,7 @@ class Candidate:
     broken: Any = None
     rounds: list[Round] = field(default_factory=list)
     asked: list[TimedRequest] = field(default_factory=list)
+    watch: Callable[[], Callable[[], str | None]] | None = None
     shapes: random.Random = field(default_factory=random.SystemRandom)
 
     def turn(self, count: int, cache: str, clock: Callable[[], float]) -> list[float]:
@@ -118,6 +120,7 @@ class Candidate:
             return self.take(count, cache, clock, lead=1)
         batch, count = self.shapes.randint(self.batch, 2 * self.batch), min(count, self.stretch)
         self.turns += 1
+        done = self.watch() if self.watch is not None else None
         answer = self.request(
             Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=self.lead), clock
         )
@@ -130,6 +133,9 @@ class Candidate:
                     wall_s=answer.seen.wall_s,
                 )
             )
+        harm = done() if done is not None else None
+        if harm is not None:
+            raise MeasurementFailed(f"while it was timed, {harm}")
         return list(answer.samples)
 
     def plan_turns(self, call_s: float, plan: Plan) -> None:

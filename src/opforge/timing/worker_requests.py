@@ -33,7 +33,10 @@ def asker(worker: Worker, limit_s: float = REQUEST_LIMIT_S) -> Ask:
         descriptors: list[int] = []
         try:
             if isinstance(question, Sample) and question.timer == "host":
-                descriptors.append(SampleRequest(lead=question.lead, batch=question.batch, count=question.count).sent())
+                shape = SampleRequest(
+                    written=question.written, lead=question.lead, batch=question.batch, count=question.count
+                )
+                descriptors.append(shape.sent())
                 # how many calls it is, nobody over there is told beforehand
                 question = cast(Question[A], question.untold())
             return worker.request(question, descriptors, limit_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +12,13 @@ from opforge.core import spans
 from opforge.core.operator import Operator
 from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
-from opforge.runner.messages import DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
+from opforge.runner.messages import OTHER, SAME, DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
 from opforge.timing import Candidate
 from opforge.trial.baselines import tolerated
 from opforge.trial.setting import Setting
+from opforge.trial.unseen_content import CALLS, FEW_LOOKS, LOOKS, by_calls, remembered
 from opforge.verify import PreparedCase, judge
 
-CONTENTS = 2
-"""Two calls in a row on different contents: of a kernel that computes in every second call only, one is wrong."""
 CLAIMED_S = 0.05
 """Five times SLACK_S: a claim that is 2.2 times too small is seen, (2 * 50 ms + 10 ms) / 50 ms."""
 TASTE = 256
@@ -52,20 +50,14 @@ AHEAD = 512
 """Half of the thousand launches or so that a stream takes before the caller waits: the events cannot see the wait."""
 ROUNDS = 7
 """Three disturbed rounds of seven do not move the median."""
-FEW_ROUNDS = 3
-"""For calls that are slow or have much memory: one disturbed round does not move the median."""
 SLOW_S = 0.02
-"""From here seven rounds of two calls take more than 0.28 s, as long as the measurement that they are to confirm."""
+"""From here eight pairs of calls take more than 0.32 s, as long as the measurement that they are to confirm."""
 LARGE = 1 << 27
-"""Bytes of memory from which the writing of inputs to a device, before each round, takes much longer than the
-rounds.
+"""Bytes of memory from which the writing of inputs to a device, before each call, takes much longer than the
+calls.
 """
-FASTER_WHEN_SEEN = 2.5
-"""Seen and fresh inputs differ in one element and find the same caches, so 1 is expected. Beyond DISAGREEMENT, which
-one process on the same processor explains.
-"""
-GRAIN_S = 30e-6
-"""Differences that are not told from a wake-up: twice what a graph's launch takes (GRAPH_S)."""
+GRAIN_S = 3e-6
+"""Some steps of the clock that a trace of a device's work is made with."""
 
 
 @spans.spanned(
@@ -80,13 +72,17 @@ def audit(
 ) -> Verdict | None:
     """The failure, if any.
 
-    unseen   the case that was timed, with CONTENTS other contents of the same memory. Two calls in a row on different
-             contents: a kernel that computes in every n-th call only is wrong in one of them
+    unseen   the case that was timed, with other contents of the same memory, the second the twin of the first. Two
+             calls in a row on different contents: a kernel that computes in every second call only is wrong in one of
+             them, and one that knows inputs by some of their elements takes the second for the first
     """
     last = unseen[-1]
 
-    for again in unseen:
-        failure = still_right(candidate, again, operator, isolation)
+    for number, again in enumerate(unseen):
+        if number:
+            # wherever its next result may be made, an answer is
+            candidate.ask(Sample(launch=candidate.launch, timer=by_calls(candidate), cache="warm", lead=CALLS))
+        failure = still_right(candidate, again, operator, isolation, kept=number > 0)
         if failure is not None:
             return failure
     stale = replayed(candidate, unseen[0], operator, isolation)
@@ -102,27 +98,35 @@ def audit(
         conserved(candidate, timing)
         or undivided(candidate, timing)
         or understated(candidate, timing)
-        or remembered(candidate, last, ROUNDS if timing.median_s < SLOW_S and last.arena.size < LARGE else FEW_ROUNDS)
+        or remembered(candidate, last, LOOKS if timing.median_s < SLOW_S and last.arena.size < LARGE else FEW_LOOKS)
     )
     return Broken(case=last.case, dtype=last.dtype, reason=reason, isolation=isolation) if reason else None
 
 
-def still_right(candidate: Candidate, again: PreparedCase, operator: Operator, isolation: str) -> Verdict | None:
-    """The failure, if any, of a launch that was timed, on other content of its memory."""
-    # outputs are NaN again: a call that does nothing because the answer is already there leaves them so
+def still_right(
+    candidate: Candidate, again: PreparedCase, operator: Operator, isolation: str, *, kept: bool = False
+) -> Verdict | None:
+    """The failure, if any, of a launch that was timed, on other content of its memory.
+
+    kept     the outputs hold what the last call left there. Else they are NaN again: a call that does nothing because
+             an answer is there leaves them so. After its twin a call that looks at some of them finds them right
+    """
+    left = {name: tensor.clone() for name, tensor in again.arena.tensors("output").items()} if kept else {}
     again.reset()
-    answer = candidate.ask(Run(launch=candidate.launch))
+    for name, tensor in left.items():
+        again.arena.tensor(name).copy_(tensor)
+    answer = candidate.ask(Run(launch=candidate.launch, written=SAME if kept else OTHER))
     if isinstance(answer, Failure):
         return Broken(case=again.case, dtype=again.dtype, reason=f"after timing: {answer.reason}", isolation=isolation)
     outcome = judge(again, operator, isolation, measured=False)
     if isinstance(outcome, Checked) or tolerated(candidate, outcome, again):
         return None
     if isinstance(outcome, Mismatch):
-        kept = (
+        told = (
             "right before it was timed and wrong after, on new inputs: an answer that was kept, or work that goes "
             "on after the call?"
         )
-        return replace(outcome, cause=f"{kept} {outcome.cause}")
+        return replace(outcome, cause=f"{told} {outcome.cause}")
     return outcome
 
 
@@ -139,8 +143,10 @@ def believed(
 
 
 def unseen_contents(setting: Setting) -> list[PreparedCase]:
-    """The workload with CONTENTS other contents of its memory, for the audits of all that were timed on it."""
-    return [setting.cases.refresh(setting.prepared) for _ in range(CONTENTS)]
+    """The workload with two other contents of its memory, for the audits of all that were timed on it: values that
+    nobody has seen, and the same with some in each other's places.
+    """
+    return list(setting.cases.twins(setting.prepared))
 
 
 @spans.spanned(lambda candidate, timing: ("audit: understated", "", ""))
@@ -149,7 +155,7 @@ def understated(candidate: Candidate, timing: Timing) -> str | None:
     each = max(timing.median_s, 1e-8)
     # on a device: events around the launches, since capturing and tracing take time of their own. Work on a stream that
     # the events do not see is waited for by this process
-    timer = "host" if candidate.timer == "host" else "cuda_event"
+    timer = by_calls(candidate)
 
     def ask(batch: int) -> tuple[Samples | Failure, float]:
         started = time.perf_counter()
@@ -234,7 +240,7 @@ def conserved(candidate: Candidate, timing: Timing) -> str | None:
             f"the device does less for a call among others than for one alone: {told}; work is left out, or goes "
             "on after the call"
         )
-    if timing.median_s < CLAIMED_WORK * busy - GRAIN_S / 10:
+    if timing.median_s < CLAIMED_WORK * busy - GRAIN_S:
         return f"the device is busy for {busy:.3g} s with each call, and {timing.median_s:.3g} s are claimed"
     return None
 
@@ -259,43 +265,3 @@ def undivided(candidate: Candidate, timing: Timing) -> str | None:
         f"a CUDA graph of one call takes {alone:.3g} s by itself, and {timing.median_s:.3g} s are claimed for "
         "each of those timed in a row: some of them do nothing"
     )
-
-
-@spans.spanned(lambda candidate, prepared, rounds=ROUNDS: ("audit: remembered", "", ""))
-def remembered(candidate: Candidate, prepared: PreparedCase, rounds: int = ROUNDS) -> str | None:
-    """Whether a call on inputs that changed a little takes much longer than the same call again; None when it
-    does not.
-    """
-    for _ in range(TRIES):
-        seen: list[float] = []
-        fresh: list[float] = []
-        for _ in range(rounds):
-            # the same is done before either: a pause, and a write into each input, cost a kernel on several threads its
-            # warmth
-            for times, other in ((seen, False), (fresh, True)):
-                _write(prepared, other)
-                timer = "host" if candidate.timer == "host" else "cuda_event"
-                answer = candidate.ask(Sample(launch=candidate.launch, timer=timer, cache="warm", upload=True))
-                if isinstance(answer, Unfit):
-                    return None
-                if isinstance(answer, Failure):
-                    return f"after timing: {answer.reason}"
-                times.append(answer.samples[0])
-        new, old = median(fresh), median(seen)
-        if new <= FASTER_WHEN_SEEN * old or new - old <= GRAIN_S:
-            return None
-    return (
-        f"a call takes {new:.3g} s on inputs it has not seen and {old:.3g} s on the same inputs again: it keeps answers"
-    )
-
-
-def _write(prepared: PreparedCase, other: bool) -> None:
-    """Write one element of each floating-point input: what stands there, or `other`, a value of the same kind (the
-    negative of it, or 1).
-    """
-    for tensor in prepared.arena.tensors("input").values():
-        if tensor.numel() and tensor.dtype.is_floating_point:
-            place = tuple(random.SystemRandom().randrange(extent) for extent in tensor.shape)
-            value = tensor[place].clone()
-            # by way of float32: PyTorch negates no float8
-            tensor[place] = value if not other else -value.float() if bool(value.float()) else 1

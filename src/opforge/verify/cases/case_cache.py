@@ -135,6 +135,19 @@ class CaseCache:
         remembers an answer, by address, by shape or by having seen the inputs while it was timed, is wrong now."""
         return self._filled(dataclasses.replace(prepared.case, seed=fresh_seed()), prepared.dtype, prepared.arena)
 
+    def twins(self, prepared: PreparedCase) -> tuple[PreparedCase, PreparedCase]:
+        """The same memory with values that nobody has seen before, and with some of those in each other's places: the
+        ends, every even position and the sum agree, which is what a kernel would know its inputs by.
+        """
+        case = prepared.case
+        drawn = "twins" if case.distribution == "normal" else case.distribution
+        seed = fresh_seed() & ~1
+        first, second = (
+            self._filled(dataclasses.replace(case, distribution=drawn, seed=each), prepared.dtype, prepared.arena)
+            for each in (seed, seed + 1)
+        )
+        return first, second
+
     def refill(self, prepared: PreparedCase, case: Case) -> PreparedCase:
         """The same memory with the values of another case of the same axes, dtype and layout: for replays."""
         return self._filled(case, prepared.dtype, prepared.arena)

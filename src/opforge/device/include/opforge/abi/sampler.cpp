@@ -16,7 +16,7 @@ void Py_DecRef(Object* object);
 namespace {
 
 struct Shape {
-  std::int64_t fresh;      // 1: call `ready` first, because the inputs have changed
+  std::int64_t written;    // 1: call `ready` first, because the inputs have changed; 2: call `same`
   std::int64_t lead;       // first so many calls that are not timed
   std::int64_t batch;      // calls in a sample
   std::int64_t count;      // samples
@@ -54,11 +54,11 @@ bool read_shape(int descriptor, Shape* shape) {
 
 // The number of samples taken, their seconds per call in `seconds`, then the seconds of all calls of the lead, and the calls in each
 // sample in `batch`; -1 where a call raised, -2 where the shape cannot be read or has more samples than `room`.
-extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Object* run, Object* ready, int descriptor, double* seconds, std::int64_t room,
-                                                                              std::int64_t* batch) {
+extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Object* run, Object* ready, Object* same, int descriptor, double* seconds,
+                                                                              std::int64_t room, std::int64_t* batch) {
   Shape shape{};
   if (!read_shape(descriptor, &shape) || shape.count >= room) return -2;
-  if (shape.fresh != 0 && !called(ready, 1)) return -1;
+  if (shape.written != 0 && !called(shape.written == 1 ? ready : same, 1)) return -1;
   std::vector<double> samples;
   samples.reserve(static_cast<std::size_t>(shape.count));
   const std::int64_t began = now_ns();
