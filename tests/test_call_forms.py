@@ -1,5 +1,5 @@
 """Calls that are more than tensors in and tensors out, through definition, kernels, verdicts and PyTorch: inputs that
-are overwritten.
+are overwritten, inputs that may be left away.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from opforge.core.operator import TensorSpec
 from opforge.dispatch import Chooser, Function
 from opforge.dispatch.registration import schema_of
 from opforge.registry import load
+from opforge.registry.call_checks import check_calls
 from opforge.runner import Isolated, allocate
 from opforge.verify import CaseCache, verify
+from opforge.verify.cases.hidden import hidden_cases
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
 
@@ -184,3 +186,87 @@ def test_pytorch_knows_what_is_overwritten(function):
         assert torch.equal(many[0][entry], tensors[0])
     with pytest.raises(UsageError, match="Give it a batch too"):
         torch.vmap(lambda *rest: (step(many[0][0], *rest), rest[0])[1])(*many[1:])
+
+
+@pytest.mark.slow
+def test_each_form_of_a_call_is_judged(host, tmp_path):
+    """A kernel that is right with all inputs alone is wrong, and is told in which case."""
+    body = "def run(x, weight, bias):\n    y = {weighted}\n    return {shifted}\n"
+    weighted, shifted = "x.clone() if weight is None else x * weight", "y if bias is None else y + bias"
+    kernels = {
+        "torch_right": body.format(weighted=weighted, shifted=shifted),
+        "torch_zero": body.format(weighted="x * (0 if weight is None else weight)", shifted=shifted),
+        "torch_needs": 'SUPPORTS = {"weighted": "has_weight and has_bias"}\n\n\n'
+        + body.format(weighted="x * weight", shifted="y + bias"),
+    }
+    cases = ("no_weight", "no_bias", "transposed", "odd_tail")
+    found = verdicts(host, tmp_path, "optional_affine", kernels, cases)
+    assert [type(verdict).__name__ for verdict in found.values()] == ["Pass", "Mismatch", "Pass"]
+    assert found["torch_zero"].case.name == "no_weight"
+    assert [name for name, _ in found["torch_needs"].not_taken] == ["no_weight", "no_bias"]
+
+
+@pytest.mark.parametrize(
+    ("place", "changed", "words"),
+    [
+        (0, {"optional": True}, "x is optional and comes first"),
+        (2, {"shape": "other"}, "other is an axis of no other"),
+        (2, {"name": "has_weight"}, "share a name"),
+    ],
+)
+def test_a_call_can_do_without_what_is_optional(place, changed, words):
+    operator = load([EXAMPLES]).operator("optional_affine")
+    inputs = list(operator.inputs)
+    inputs[place] = dataclasses.replace(inputs[place], **changed)
+    with pytest.raises(UsageError, match=words):
+        dataclasses.replace(operator, inputs=tuple(inputs))
+
+
+def test_what_is_optional_has_a_case_each_way():
+    operator = load([EXAMPLES]).operator("optional_affine")
+    cases = tuple(case for case in operator.cases if case.scalars.get("has_bias", True))
+    with pytest.raises(UsageError, match=r"bias is optional, and no case is without it.*'has_bias': False"):
+        check_calls(dataclasses.replace(operator, cases=cases))
+    traffic = [operator.cost({"lead": (8,), "cols": 4}, "float32", {"has_bias": way}) for way in (True, False)]
+    assert [(cost.flops, cost.bytes_read) for cost in traffic] == [(64, 128 + 32), (32, 128 + 16)]
+    drawn = hidden_cases(operator, "float32", count=40, most_elements=64)
+    assert len({(case.scalars["has_weight"], case.scalars["has_bias"]) for case in drawn}) == 4
+
+
+def test_a_call_leaves_optional_inputs_away(function):
+    """By None, at the end, or by naming another; with gradients of what is given."""
+    affine = function("optional_affine")
+    reference = affine.operator.reference
+    x, weight, bias = torch.randn(3, 5, 7), torch.randn(7), torch.randn(7)
+    for given in ((x, weight, bias), (x, None, bias), (x, weight), (x,)):
+        for _ in range(2):
+            torch.testing.assert_close(affine(*given), reference(*given, *(None,) * (3 - len(given))))
+    assert torch.equal(affine(x, bias=bias), x + bias)
+    assert schema_of(affine.operator) == "(Tensor x, Tensor? weight=None, Tensor? bias=None) -> Tensor"
+    a, b = (tensor.clone().requires_grad_() for tensor in (x, bias))
+    affine(a, None, b).square().sum().backward()
+    torch.testing.assert_close((a.grad, b.grad), (2 * (x + bias), (2 * (x + bias)).sum((0, 1))))
+    for wrong, words in (
+        (lambda: affine(x, has_bias=True), "bias=None"),
+        (lambda: affine(), r"takes 3 tensors \(x, weight or None, bias or None\)"),
+        (lambda: affine(x, weight[:3]), "cols = 7, elsewhere it is 3"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            wrong()
+
+
+def test_pytorch_knows_what_is_optional(function):
+    affine = function("optional_affine")
+    x, bias = torch.randn(3, 5, 7), torch.randn(3, 7)
+
+    class Model(torch.nn.Module):
+        def forward(self, x, bias):
+            return affine(x, None, bias)
+
+    wanted = x + bias[0]
+    assert torch.equal(torch.export.export(Model(), (x, bias[0])).module()(x, bias[0]), wanted)
+    assert torch.equal(torch.compile(Model(), fullgraph=True, backend="aot_eager")(x, bias[0]), wanted)
+    torch.testing.assert_close(torch.vmap(Model())(x, bias), x + bias[:, None])
+    torch.testing.assert_close(torch.func.grad(lambda b: Model()(x, b).sum())(bias[0]), torch.full((7,), 15.0))
+    leaves = x.clone().requires_grad_(), None, bias[0].clone().requires_grad_()
+    torch.library.opcheck(torch.ops.opforge.optional_affine.default, leaves)

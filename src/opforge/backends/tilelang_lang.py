@@ -130,7 +130,8 @@ class TileLang:
         import torch
 
         def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
-            tensors = (*inputs, *outputs)
+            # a program has no place for what is not given: it says so itself, by its parameter has_NAME
+            tensors = tuple(tensor for tensor in (*inputs, *outputs) if tensor is not None)
             if as_bits:
                 # the C target has no bfloat16: its bits travel as uint16, in the same memory
                 tensors = tuple(

@@ -19,6 +19,7 @@ from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
 from opforge.backends.torch_eager import torch_runs_on
+from opforge.core.call_form import arguments, declared, formed
 from opforge.core.errors import EnvironmentLacks, unknown
 from opforge.core.implementation import Implementation
 from opforge.core.operator import ScalarValue
@@ -128,7 +129,7 @@ class Triton:
         module = load_source(implementation.source)
 
         def with_parameters(*tensors: Any) -> None:
-            launch(*tensors, **call.scalars, **config)
+            launch(*tensors, **declared(call.operator, call.scalars), **config)
 
         def bound(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Callable[..., bool] | None:
             return triton_replay.bound(with_parameters, module, tensors, shapes, host_compiler())
@@ -154,7 +155,7 @@ class Triton:
             raise unknown("Triton target", target, known)
         # Triton adds the "a" itself where the architecture has instructions of its own
         chosen = known.get(target) or known[target.rstrip("a")]
-        operator = call.operator
+        operator = formed(call.operator, {**call.axes, **call.scalars})
         tensors = [
             torch.empty(
                 collapsed_shape(spec.shape, call.axes),
@@ -163,8 +164,14 @@ class Triton:
             )
             for spec in (*operator.inputs, *operator.fresh)
         ]
+        count = len(operator.inputs)
         launches = triton_offline.capture_launches(
-            launch, *tensors, target=chosen, **call.scalars, **call.config.as_dict()
+            launch,
+            *arguments(operator, tensors[:count]),
+            *tensors[count:],
+            target=chosen,
+            **declared(operator, call.scalars),
+            **call.config.as_dict(),
         )
         written: list[Artefact] = []
         for number, captured in enumerate(launches):

@@ -23,6 +23,7 @@ from opforge.core.tensors import (
     ScalarValue as ScalarValue,
     TensorSpec as TensorSpec,
     Ties as Ties,
+    check_optional,
     check_overwritten,
 )
 
@@ -197,6 +198,8 @@ class Operator:
                not the dtype ("tfloat32"). Rates, and times of one format, say nothing of another
     gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its
                inputs are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
+    presence   not given: for each optional input a parameter `has_NAME`
+    written_as   not given: of an operator in the form of a call, the one that the definition has (see core.call_form)
     """
 
     name: str
@@ -223,6 +226,8 @@ class Operator:
     unit: str = "vector"
     compute_dtype: str | None = None
     gradient: str | None = None
+    presence: tuple[Scalar, ...] = field(init=False, default=(), repr=False)
+    written_as: Operator | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -265,10 +270,20 @@ class Operator:
                     f"{self.name}: {spec.name} declares a domain: only inputs without `below` do. Remove it; a law "
                     "says what outputs keep to."
                 )
-        names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *(scalar.name for scalar in self.scalars)]
+        optional = [spec.name for spec in self.inputs if spec.optional]
+        presence = tuple(Scalar(name=f"has_{name}", default=True, choices=(True, False)) for name in optional)
+        object.__setattr__(self, "presence", presence)
+        parameters = [scalar.name for scalar in (*self.scalars, *self.presence)]
+        names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *parameters]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
         check_overwritten(self.name, self.inputs, self.outputs)
+        check_optional(self.name, self.inputs, self.outputs, set(self.derived))
+        if self.gradient is not None and self.presence:
+            raise UsageError(
+                f"{self.name} has optional inputs and names {self.gradient!r} for its gradients. The reference is "
+                "differentiated where inputs are optional: remove `gradient`."
+            )
         if self.gradient is not None and self.overwritten:
             raise UsageError(
                 f"{self.name} overwrites {', '.join(self.overwritten)} and names {self.gradient!r} for its gradients. "
@@ -294,6 +309,11 @@ class Operator:
         return tuple(name for name in self.axes if name not in self.derived)
 
     @property
+    def whole(self) -> Operator:
+        """The operator as its definition has it, whatever form it has for a call."""
+        return self.written_as or self
+
+    @property
     def fresh(self) -> tuple[TensorSpec, ...]:
         """The outputs that a call makes and returns: those that overwrite no input."""
         return tuple(spec for spec in self.outputs if spec.overwrites is None)
@@ -309,17 +329,17 @@ class Operator:
         """The axes for inputs of these shapes, and those of outputs that follow from them and the parameters (their
         defaults where
         none are given); raises UsageError when the inputs do not fit together."""
-        missing = [spec.name for spec in self.inputs if spec.name not in shapes]
+        missing = [spec.name for spec in self.inputs if spec.name not in shapes and not spec.optional]
         if missing:
             raise UsageError(
                 f"{self.name} needs {', '.join(spec.name for spec in self.inputs)}; not given: {', '.join(missing)}."
             )
-        found = bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs])
+        found = bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs if spec.name in shapes])
         return {**self.completed(found, self.scalar_values(scalars or {})), **found} if self.derived else found
 
     def scalar_values(self, given: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
         """Every scalar's value: those given, checked, and the defaults for the others."""
-        known = {scalar.name: scalar for scalar in self.scalars}
+        known = {scalar.name: scalar for scalar in (*self.scalars, *self.presence)}
         for name, value in given.items():
             if name not in known:
                 raise UsageError(f"{self.name} has no parameter {name!r}. It takes: {', '.join(known) or 'none'}.")
@@ -366,7 +386,7 @@ class Operator:
         values = self.scalar_values(scalars)
         return {
             scalar.name: values[scalar.name]
-            for scalar in self.scalars
+            for scalar in (*self.scalars, *self.presence)
             if scalar.choices and scalar.name not in (self.compute_dtype or "")
         }
 
@@ -380,6 +400,8 @@ class Operator:
         def traffic(specs: tuple[TensorSpec, ...]) -> int:
             total = 0
             for spec in specs:
+                if not values.get(f"has_{spec.name}", True):
+                    continue
                 elements = 1
                 for extent in full_shape(spec.shape, axes):
                     elements *= extent

@@ -9,6 +9,7 @@ from typing import Any
 
 from opforge.core.errors import UsageError
 from opforge.core.fields import check_fields, wrong_field
+from opforge.core.shapes import axis_names
 
 ScalarValue = bool | int | float | str
 
@@ -55,6 +56,8 @@ class TensorSpec:
     overwrites  for an output: the input in whose memory it is written. Kernels are given that tensor once, as the
                 input; a call returns the other outputs alone. The reference returns this one too, and leaves its
                 arguments as they are
+    optional    for an input: a call may leave it away. Functions are given None then, and cases, expressions and
+                SUPPORTS have a parameter `has_NAME`, True unless they say otherwise
     """
 
     name: str
@@ -66,6 +69,7 @@ class TensorSpec:
     domain: str = "any"
     ties: Ties | None = None
     overwrites: str | None = None
+    optional: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -99,3 +103,28 @@ def check_overwritten(operator: str, inputs: Sequence[TensorSpec], outputs: Sequ
         if target.name in taken:
             raise UsageError(f"{operator}: two outputs overwrite {target.name}. Each has an input of its own.")
         taken.add(target.name)
+
+
+def check_optional(operator: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], given: set[str]) -> None:
+    """Raises UsageError for an optional tensor that a call cannot do without: an output, the first input, what is
+    overwritten, or the only one that has some axis.
+
+    given   the axes that follow from others
+    """
+    known = given | {name for spec in inputs if not spec.optional for name in axis_names(spec.shape)}
+    overwritten = {spec.overwrites for spec in outputs}
+    for spec in outputs:
+        if spec.optional:
+            raise UsageError(f"{operator}: output {spec.name} is optional: only inputs are. Remove it.")
+    for place, spec in enumerate(inputs):
+        if not spec.optional:
+            continue
+        if place == 0 or spec.name in overwritten:
+            reason = "comes first" if place == 0 else "is overwritten"
+            raise UsageError(f"{operator}: input {spec.name} is optional and {reason}. Let every call give it.")
+        alone = [name for name in axis_names(spec.shape) if name not in known]
+        if alone:
+            raise UsageError(
+                f"{operator}: input {spec.name} is optional, and {', '.join(alone)} is an axis of no other. Name it in "
+                "an input that every call gives, or let it follow from others (derived)."
+            )

@@ -65,6 +65,25 @@ def _dtype(operator: Operator, tensors: Sequence[torch.Tensor]) -> str:
     return name
 
 
+def arranged(
+    operator: Operator, tensors: Sequence[Any], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, ScalarValue]]:
+    """An argument for each input, None where it is not given, and the parameters."""
+    scalars = dict(named)
+    rest = operator.inputs[len(tensors) :]
+    given = (*tensors, *(scalars.pop(spec.name, None) for spec in rest))
+    wrong = [scalar.name for scalar in operator.presence if scalar.name in scalars]
+    if wrong:
+        raise UsageError(
+            f"{operator.name}: {', '.join(wrong)} says itself what is given. Give None for what is not: "
+            f"{wrong[0].removeprefix('has_')}=None."
+        )
+    needed = [value for spec, value in zip(operator.inputs, given, strict=False) if not spec.optional]
+    if len(tensors) > len(operator.inputs) or any(value is None for value in needed):
+        raise misfit(operator, tensors, scalars)
+    return given, scalars
+
+
 def check_overwritten(operator: Operator, tensors: Sequence[torch.Tensor]) -> None:
     """Raises UsageError for a tensor that cannot be overwritten: one of a graph, or one whose elements share addresses.
     The inputs of an operator that overwrites none are not looked at.
@@ -91,7 +110,8 @@ def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any
     that are no plain values.
     """
     wanted = (
-        f"{operator.name} takes {len(operator.inputs)} tensors ({', '.join(spec.name for spec in operator.inputs)})"
+        f"{operator.name} takes {len(operator.inputs)} tensors "
+        f"({', '.join(spec.name + (' or None' if spec.optional else '') for spec in operator.inputs)})"
     )
     strange = [tensor for tensor in tensors if not isinstance(tensor, torch.Tensor)]
     if strange:

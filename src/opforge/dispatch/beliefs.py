@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from opforge.core.call_form import formed
 from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks
@@ -105,7 +106,10 @@ def manner_as(operator: Operator, axes: Axes, dtype: str, scalars: Mapping[str, 
     words = layout.split()
     words = words if len(words) == len(operator.inputs) else words[:1] * len(operator.inputs)
     found = []
+    given = {spec.name for spec in formed(operator, {**axes, **scalars}).inputs}
     for word, spec in zip(words, operator.inputs, strict=True):
+        if spec.name not in given:
+            continue
         shape = collapsed_shape(spec.shape, axes)
         strides, skip = strides_for(word, shape)
         found.append((shape, strides, DTYPES[spec.dtype_for(dtype, scalars)].itemsize, skip == 0))

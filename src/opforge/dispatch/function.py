@@ -12,24 +12,26 @@ too.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from opforge.backends import Call, backend, torch_private
+from opforge.backends import Call, torch_private
 from opforge.backends.torch_private import forward_levels
+from opforge.core.call_form import arguments, declared, formed, taken
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Operator, ScalarValue
-from opforge.dispatch.arguments import check_overwritten, checked_scalars, fitting, misfit
+from opforge.dispatch.arguments import arranged, check_overwritten, checked_scalars, fitting, misfit
+from opforge.dispatch.autocast import cast, outside_autocast
 from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call_table
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference
 from opforge.dispatch.registration import register
 from opforge.dispatch.time_model import VECTOR_BYTES, Manner, manner_of
+from opforge.runner.kernel_arguments import prepare
 from opforge.runner.launch import collapse, layout_of
 from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of
 
@@ -42,7 +44,6 @@ _any_autocast = torch_private.any_autocast
 _differentiated = torch_private.differentiated
 _is_grad_enabled = torch.is_grad_enabled
 _ORDINARY = (torch.Tensor, torch.nn.Parameter)
-_AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)
 MOST = 1000
 """Classes of tensors and parameters that are kept, then all are forgotten: a seed or a length that is new at every step
 must not fill the memory.
@@ -59,6 +60,8 @@ class Function:
 
     Under torch.autocast products of matrices are computed in autocast's dtype, and other operators that are given
     several floating-point dtypes in the widest of them; outputs have that dtype. Without it dtypes must agree.
+
+    An optional input may be None, left away at the end, or given by its name.
     """
 
     def __init__(self, operator: Operator, chooser: Chooser) -> None:
@@ -74,6 +77,9 @@ class Function:
         # output is), where the kernel finds out itself whether it is meant
         self._quick: dict[Any, tuple[PreparedFunction, Callable[..., bool]]] = {}
         self._products = operator.unit == "matrix"
+        # calls of one form have all inputs; of others the methods below are given the tensors that are there, and the
+        # parameters that say which are not
+        self._one_form = not operator.presence
         # the places of inputs that a call overwrites
         self._overwritten = [i for i, spec in enumerate(operator.inputs) if spec.name in operator.overwritten]
         # `_call(tensors, scalars)`: from the first class of tensors on the table in C++, where there is one
@@ -84,6 +90,14 @@ class Function:
         self._custom = self._register()
 
     def __call__(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Any:
+        if not self._one_form:
+            given, scalars = arranged(self.operator, tensors, scalars)
+            if _is_compiling():
+                given = tuple(cast(self.operator, given))
+                values = self.operator.scalar_values(scalars)
+                return self._custom(*given, *declared(self.operator, values).values())
+            tensors, absent = taken(self.operator, given)
+            scalars = {**scalars, **absent}
         # torch.compile reads True here, and traces no further
         if _is_dynamo_compiling():
             return self._watched(tensors, scalars)
@@ -105,7 +119,7 @@ class Function:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
             quick = self._quick.get((shape, *_apart(scalars)) if scalars else shape)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            raise misfit(self.operator, tensors, scalars) from error
+            raise misfit(self._form(scalars), tensors, scalars) from error
         if quick is not None:
             for tensor in tensors:
                 if type(tensor) not in _ORDINARY or (tensor.requires_grad and _is_grad_enabled()):
@@ -123,7 +137,7 @@ class Function:
         try:
             key = _key(tensors, scalars)
         except (AttributeError, RuntimeError) as error:
-            raise misfit(self.operator, tensors, scalars) from error
+            raise misfit(self._form(scalars), tensors, scalars) from error
         call = self._calls.get(key)
         if call is None:
             return self._first(key, tensors, scalars)
@@ -139,6 +153,10 @@ class Function:
 
     def why(self, *tensors: torch.Tensor, **scalars: ScalarValue) -> Choice:
         """Which implementation this call takes, and why."""
+        if not self._one_form:
+            given, scalars = arranged(self.operator, tensors, scalars)
+            tensors, absent = taken(self.operator, given)
+            scalars = {**scalars, **absent}
         return self._kernel(tensors, scalars)[1]
 
     def compute(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
@@ -152,12 +170,17 @@ class Function:
         if self._table is not None:
             self._table.clear()
 
+    def _form(self, scalars: Mapping[str, ScalarValue]) -> Operator:
+        """The operator as a call with these parameters has it."""
+        return self.operator if self._one_form else formed(self.operator, scalars)
+
     def _watched(self, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """A call that something watches or transforms."""
-        if len(tensors) != len(self.operator.inputs) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            raise misfit(self.operator, tensors, scalars)
-        tensors = self._cast(tensors)
-        check_overwritten(self.operator, tensors)
+        operator = self._form(scalars)
+        if len(tensors) != len(operator.inputs) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise misfit(operator, tensors, scalars)
+        tensors = cast(self._form(scalars), tensors)
+        check_overwritten(operator, tensors)
         if self._overwritten and (forward_levels._current_level >= 0 or _differentiated()):
             raise UsageError(
                 f"{self.operator.name} overwrites {', '.join(self.operator.overwritten)}, and has no gradient: "
@@ -166,29 +189,33 @@ class Function:
         if forward_levels._current_level >= 0 or _differentiated():
             values = checked_scalars(self.operator, scalars)
             # the reference would broadcast, and promote dtypes
-            fitting(self.operator, tensors, values)
-            return by_reference(self.operator, tensors, values)
+            fitting(operator, tensors, values)
+            return by_reference(operator, tensors, values)
         if _is_compiling():
             return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
         values = checked_scalars(self.operator, scalars)
         if _transforms_active() and not _dispatch_modes():
             # said here, and not by an exception that has to come through PyTorch's dispatcher
-            fitting(self.operator, tensors, values)
-        return self._custom(*tensors, *values.values())
+            fitting(operator, tensors, values)
+        if self._one_form:
+            return self._custom(*tensors, *values.values())
+        return self._custom(*arguments(operator, tensors), *declared(operator, values).values())
 
     def _first(self, key: tuple[Any, ...], tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
         """The first call of its class; the others find it prepared."""
         if any(isinstance(tensor, torch.fx.Proxy) for tensor in tensors):
-            return self._custom(*tensors, *self.operator.scalar_values(scalars).values())
+            values = self.operator.scalar_values(scalars)
+            form = self._form(scalars)
+            return self._custom(*arguments(form, tensors), *declared(form, values).values())
         if (
             any(type(tensor) not in _ORDINARY or tensor.is_meta for tensor in tensors)
             and len({tensor.device for tensor in tensors}) == 1
         ):
             return self._watched(tensors, scalars)
-        cast = self._cast(tensors)
-        if cast is not tensors:
+        converted = cast(self._form(scalars), tensors)
+        if converted is not tensors:
             # not kept: autocast may be over at the next call, and this one refused
-            return self(*cast, **scalars)
+            return self._looked_up(tuple(converted), dict(scalars))
         found, _ = self._kernel(tensors, scalars)
         run = found.run
         call = (
@@ -202,7 +229,7 @@ class Function:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
             self._quick[(shape, *_apart(scalars)) if scalars else shape] = (
                 make,
-                _outside_autocast(bound) if self._products else bound,
+                outside_autocast(bound) if self._products else bound,
             )
         if not self._table_asked:
             self._make_table()
@@ -225,7 +252,7 @@ class Function:
         tensors, scalars = tuple(given), dict(named)
         prepared = self._kernel(tensors, scalars)[0]
         if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            tracked = apply_directly(self.backward, prepared.run, checked_scalars(self.operator, scalars))
+            tracked = apply_directly(self.backward_of(scalars), prepared.run, checked_scalars(self.operator, scalars))
             self._table.keep(tensors, scalars, SPREAD, tracked, None, None)
         elif prepared.direct is not None:
             self._table.keep(tensors, scalars, SPREAD, *prepared.direct, None)
@@ -247,7 +274,7 @@ class Function:
             )
             found = self._prepared.get(key)
         except (AttributeError, RuntimeError, TypeError) as error:
-            raise misfit(self.operator, tensors, scalars) from error
+            raise misfit(self._form(scalars), tensors, scalars) from error
         if found is not None:
             return found
         with FIRST_TIMES:
@@ -265,7 +292,7 @@ class Function:
         return found
 
     def _tracked(self, run: PreparedFunction, scalars: Mapping[str, ScalarValue]) -> PreparedFunction:
-        backward = self.backward
+        backward = self.backward_of(scalars)
 
         def tracked(tensors: Sequence[torch.Tensor]) -> Any:
             return Tracked.apply(backward, run, scalars, *tensors) if _is_grad_enabled() else run(tensors)
@@ -279,9 +306,9 @@ class Function:
 
         def aware(tensors: Sequence[torch.Tensor]) -> Any:
             if _any_autocast():
-                cast = self._cast(tensors)
-                if cast is not tensors:
-                    return self(*cast, **given)
+                converted = cast(self._form(given), tensors)
+                if converted is not tensors:
+                    return self._looked_up(tuple(converted), dict(given))
             return call(tensors)
 
         return aware
@@ -313,35 +340,15 @@ class Function:
 
         return counted
 
-    def _cast(self, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The tensors as autocast wants them; the same object where it has nothing to say."""
-        if not tensors or tensors[0].is_meta or not torch.is_autocast_enabled(tensors[0].device.type):
-            return tensors
-        if self._overwritten:
-            return tensors  # the caller's own memory is what is written
-        operator = self.operator
-        joined = [spec.dtype == "T" for spec in operator.inputs]
-        kinds = [tensor.dtype for tensor, own in zip(tensors, joined, strict=False) if own]
-        if any(kind not in _AUTOCAST for kind in kinds):
-            return tensors
-        wanted = (
-            torch.get_autocast_dtype(tensors[0].device.type)
-            if operator.unit == "matrix"
-            else functools.reduce(torch.promote_types, kinds)
-        )
-        if all(kind == wanted for kind in kinds):
-            return tensors
-        return tuple(tensor.to(wanted) if own else tensor for tensor, own in zip(tensors, joined, strict=False))
-
     def _prepare(
         self, tensors: Sequence[torch.Tensor], given: Mapping[str, ScalarValue]
     ) -> tuple[PreparedCall, Choice]:
-        operator = self.operator
+        operator = self._form(given)
         if len(tensors) != len(operator.inputs) or any(tensor.layout is not torch.strided for tensor in tensors):
-            raise misfit(self.operator, tensors, given)
-        scalars = checked_scalars(self.operator, given)
-        axes, dtype = fitting(self.operator, tensors, scalars)
-        check_overwritten(self.operator, tensors)
+            raise misfit(operator, tensors, given)
+        scalars = checked_scalars(operator, given)
+        axes, dtype = fitting(operator, tensors, scalars)
+        check_overwritten(operator, tensors)
         device = tensors[0].device
         flat = [collapse(tensor, spec.shape, axes) for spec, tensor in zip(operator.inputs, tensors, strict=True)]
         layouts = [layout_of(item) if isinstance(item, torch.Tensor) else "strided" for item in flat]
@@ -358,7 +365,7 @@ class Function:
         call = Call(
             operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=choice.config, device=device.type
         )
-        kernel = backend(choice.implementation.backend).prepare(choice.implementation, call)
+        kernel = prepare(choice.implementation, call)
         return call_of(
             operator,
             choice.implementation,
@@ -369,6 +376,10 @@ class Function:
             dtype,
             scalars,
         ), choice
+
+    def backward_of(self, scalars: Mapping[str, ScalarValue]) -> Backward:
+        """The backward pass of a call with these parameters."""
+        return self.backward if self._one_form else Backward(operator=self._form(scalars))
 
     def _backward(self) -> Backward:
         name = self.operator.gradient
@@ -414,11 +425,6 @@ def _manner(flat: Sequence[Any]) -> Manner:
         else ("strided", False)
         for item in flat
     )
-
-
-def _outside_autocast(bound: Callable[..., bool]) -> Callable[..., bool]:
-    """What autocast would compute in another dtype is not computed."""
-    return lambda *tensors: not _any_autocast() and bound(*tensors)
 
 
 def function_of(name: str, chooser: Chooser) -> Function:

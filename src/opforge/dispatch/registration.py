@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import string
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from opforge.core.call_form import arguments as spread, declared, formed, taken
 from opforge.core.errors import OpforgeError
 from opforge.core.operator import Operator, Scalar, ScalarValue
 from opforge.core.shapes import full_shape
@@ -28,12 +29,16 @@ _registered: dict[str, Registered] = {}
 
 def schema_of(operator: Operator) -> str:
     """The operator's schema in PyTorch's notation, without its name: `(Tensor x, Tensor weight, float eps=1e-06) ->
-    Tensor`. What is overwritten is marked: `(Tensor(a!) x) -> ()`.
+    Tensor`. What is overwritten is marked: `(Tensor(a!) x) -> ()`; what is optional too: `Tensor? bias=None`.
     """
     marks = dict(zip(operator.overwritten, string.ascii_lowercase, strict=False))
     arguments = [
-        f"Tensor({marks[spec.name]}!) {spec.name}" if spec.name in marks else f"Tensor {spec.name}"
-        for spec in operator.inputs
+        f"Tensor({marks[spec.name]}!) {spec.name}"
+        if spec.name in marks
+        else f"Tensor? {spec.name}{'=None' if all(later.optional for later in operator.inputs[place:]) else ''}"
+        if spec.optional
+        else f"Tensor {spec.name}"
+        for place, spec in enumerate(operator.inputs)
     ]
     arguments += [f"{_TYPES[type(scalar.default)]} {scalar.name}={_literal(scalar)}" for scalar in operator.scalars]
     results = ", ".join("Tensor" for _ in operator.fresh)
@@ -58,12 +63,15 @@ class Registered:
     custom: Any = None
 
     def split(self, arguments: Sequence[Any]) -> tuple[Sequence[Any], dict[str, ScalarValue]]:
-        """Tensors, and every parameter by name: PyTorch leaves trailing ones away that have their default."""
+        """The tensors that are given, and every parameter by name, with those that say what is not given: PyTorch
+        leaves trailing ones away that have their default.
+        """
         count = len(self.operator.inputs)
+        arguments = [*arguments, *(None for _ in range(count - len(arguments)))]
         given = dict(zip((scalar.name for scalar in self.operator.scalars), arguments[count:], strict=False))
-        return arguments[:count], {
-            scalar.name: given.get(scalar.name, scalar.default) for scalar in self.operator.scalars
-        }
+        scalars = {scalar.name: given.get(scalar.name, scalar.default) for scalar in self.operator.scalars}
+        tensors, presence = taken(self.operator, arguments[:count])
+        return tensors, {**scalars, **presence}
 
     def real(self, *arguments: Any) -> Any:
         """The result, by the chosen implementation."""
@@ -72,8 +80,8 @@ class Registered:
 
     def fake(self, *arguments: Any) -> Any:
         """Outputs of the right shapes and dtypes, without contents."""
-        operator = self.operator
         tensors, scalars = self.split(arguments)
+        operator = formed(self.operator, scalars)
         shapes = {spec.name: tuple(tensor.shape) for spec, tensor in zip(operator.inputs, tensors, strict=True)}
         axes = operator.bind(shapes, scalars)
         kinds = [
@@ -92,24 +100,44 @@ class Registered:
 
         tensors, scalars = self.split(inputs)
         ctx.opforge_arguments = len(inputs)
-        remember(ctx, self.function().backward, scalars, tensors, output)
+        count = len(self.operator.inputs)
+        ctx.opforge_given = [place for place, given in enumerate(inputs[:count]) if given is not None]
+        remember(ctx, self.function().backward_of(scalars), declared(self.operator, scalars), tensors, output)
 
     def backward(self, ctx: Any, *incoming: Any) -> Any:
         """One gradient for each tensor, None for each parameter."""
         from opforge.dispatch.gradients import come_back
 
-        found = come_back(ctx, incoming, ctx.needs_input_grad)
-        return *found, *(None for _ in range(ctx.opforge_arguments - len(found)))
+        given = ctx.opforge_given
+        found = come_back(ctx, incoming, [ctx.needs_input_grad[place] for place in given])
+        gradients: list[Any] = [None] * ctx.opforge_arguments
+        for place, gradient in zip(given, found, strict=True):
+            gradients[place] = gradient
+        return tuple(gradients)
 
     def batched(self, info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
         """The rule of torch.vmap."""
+        count = len(self.operator.inputs)
         tensors, scalars = self.split(arguments)
-        return self._batching(info, in_dims[: len(tensors)], *tensors, *scalars.values())
+        dims = [dim for dim, given in zip(in_dims, arguments[:count], strict=False) if given is not None]
+        return self._batching_of(scalars)(info, dims, *tensors, *declared(self.operator, scalars).values())
+
+    def _batching_of(self, scalars: Mapping[str, ScalarValue]) -> Batching:
+        """The rule for calls of this form."""
+        key = tuple(scalars.get(scalar.name, True) for scalar in self.operator.presence)
+        if key not in self._batching:
+            form = formed(self.operator, scalars)
+            count = len(form.inputs)
+            self._batching[key] = Batching(
+                operator=form,
+                call=lambda *given: self.custom(*spread(form, given[:count]), *given[count:]),
+            )
+        return self._batching[key]
 
     def serve(self, operator: Operator, function: Callable[[], Any]) -> None:
         """From here on it is `function` that computes it."""
         self.operator, self.function = operator, function
-        self._batching = Batching(operator=operator, call=lambda *arguments: self.custom(*arguments))
+        self._batching: dict[tuple[Any, ...], Batching] = {}
 
 
 def register(operator: Operator, function: Callable[[], Any]) -> Registered:

@@ -33,6 +33,7 @@ def check_calls(operator: Operator) -> None:
         _check_axes(operator, item)
         _check_situation(operator, item)
         _check_scalars(operator, item)
+    _check_both_ways(operator)
     for item in calls:
         _check_expressions(operator, item)
     for dtype in operator.dtypes:
@@ -41,6 +42,16 @@ def check_calls(operator: Operator) -> None:
                 f"{operator.name} has no case for {dtype} that its constraints allow. Add one, or take {dtype} out of "
                 "dtypes."
             )
+
+
+def _check_both_ways(operator: Operator) -> None:
+    for scalar in operator.presence:
+        for wanted in (True, False):
+            if not any(case.scalars.get(scalar.name, True) is wanted for case in operator.cases):
+                raise UsageError(
+                    f"{operator.name}: {scalar.name.removeprefix('has_')} is optional, and no case is "
+                    f"{'with' if wanted else 'without'} it. Add one: scalars={{{scalar.name!r}: {wanted}}}."
+                )
 
 
 def same_kind(value: ScalarValue, default: ScalarValue) -> bool:
@@ -114,7 +125,7 @@ def _check_situation(operator: Operator, item: Case | Workload) -> None:
 
 def _check_scalars(operator: Operator, item: Case | Workload) -> None:
     operator.scalar_values(item.scalars)
-    defaults = {scalar.name: scalar.default for scalar in operator.scalars}
+    defaults = {scalar.name: scalar.default for scalar in (*operator.scalars, *operator.presence)}
     for name, value in item.scalars.items():
         if not same_kind(value, defaults[name]):
             raise UsageError(

@@ -97,7 +97,8 @@ def check_space(source: Path, space: Mapping[str, tuple[Any, ...]], default: Map
 
 def check_names(operator: Operator, implementation: Implementation) -> None:
     """Raises UsageError for a condition over an axis or a parameter that the operator does not have."""
-    call = {*operator.axes, *(scalar.name for scalar in operator.scalars), "dtype"}
+    parameters = (*operator.scalars, *operator.presence)
+    call = {*operator.axes, *(scalar.name for scalar in parameters), "dtype"}
     config = {*implementation.space, *implementation.default.as_dict(), "itemsize", *BOUNDS}
     for key, conditions, known in (
         ("SUPPORTS", implementation.supports, call),

@@ -14,6 +14,7 @@ from typing import Any
 from opforge.backends import backend, cache
 from opforge.backends.shared_code import source_sha256
 from opforge.core import spans
+from opforge.core.call_form import formed
 from opforge.core.errors import EnvironmentLacks, NotNow, OpforgeError
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
@@ -138,7 +139,8 @@ class Executor:
 
         def bind_to(memory: Any) -> Launch | Rejected:
             tensors = placement.tensors(memory)
-            inputs = {spec.name: tensors[spec.name] for spec in operator.inputs}
+            call = formed(operator, {**question.axes, **question.scalars})
+            inputs = {spec.name: tensors[spec.name] for spec in call.inputs}
             outputs = {spec.name: tensors[spec.overwrites or spec.name] for spec in operator.outputs}
             return bind(
                 operator,

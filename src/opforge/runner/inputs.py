@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES, DType
 from opforge.core.errors import unknown
 from opforge.core.expr import evaluate
@@ -250,8 +251,9 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
     (and where the layout
     says, if it says where), everything poisoned. What is overwritten has one place, as an input."""
     scalars = operator.scalar_values(case.scalars)
-    placements = case.layout.split()
-    layouts = placements if len(placements) == len(operator.inputs) else placements * len(operator.inputs)
+    words = case.layout.split()
+    named = dict(zip((spec.name for spec in operator.inputs), words, strict=False)) if len(words) > 1 else {}
+    operator = formed(operator, {**case.axes, **scalars})
     place = case.layout if case.layout in PLACES else "contiguous"
     wanted = [
         (
@@ -262,7 +264,8 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
             # elements that share an address have no values of their own to become
             "contiguous" if layout == "expanded" and spec.name in operator.overwritten else layout,
         )
-        for spec, layout in zip(operator.inputs, layouts, strict=True)
+        for spec in operator.inputs
+        for layout in (named.get(spec.name, words[0]),)
     ]
     wanted += [
         (spec.name, "output", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), place)
@@ -285,6 +288,7 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
     twins = case.distribution == "twins"
     device = arena.bytes().device
     generator = torch.Generator(device).manual_seed(seed & ~1 if twins else seed)
+    operator = formed(operator, {**case.axes, **case.scalars})
     specs = {spec.name: spec for spec in operator.inputs}
     for name, tensor in arena.tensors("input").items():
         slot = next(slot for slot in arena.slots if slot.name == name)

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opforge.backends import Call, Kernel, backend
+from opforge.backends import Call, Kernel
 from opforge.core import spans
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, collapsed_shape, full_shape
 from opforge.core.timing_terms import CALL, OUT
 from opforge.runner.guards import ALL, Guards
+from opforge.runner.kernel_arguments import prepare
 
 LIBRARY = ("torch", "compile", "library")
 """Backends whose own work it is to call PyTorch's operations. They take tensors as they are."""
@@ -98,11 +100,12 @@ def bind(
     outside = _outside(operator, implementation, scalars, axes, dtype)
     if outside is not None:
         return outside
+    operator = formed(operator, {**axes, **scalars})
     first = next(iter(inputs.values()))
     chosen = implementation.default if config is None else config
     call = Call(operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=chosen, device=first.device.type)
     with spans.span("prepare", implementation.name):
-        kernel: Kernel = backend(implementation.backend).prepare(implementation, call)
+        kernel = prepare(implementation, call)
     ordered_inputs = [inputs[spec.name] for spec in operator.inputs]
     ordered_outputs = [outputs[spec.name] for spec in operator.fresh]
     if kernel.allocates:
@@ -169,6 +172,7 @@ def refused(
     outside = _outside(operator, implementation, scalars, axes, dtype)
     if outside is not None or implementation.backend in LIBRARY:
         return outside
+    operator = formed(operator, {**axes, **scalars})
     tensors = [inputs[spec.name] for spec in operator.inputs] + [outputs[spec.name] for spec in operator.fresh]
     flat = _flat(operator, implementation, tensors, axes)
     return flat if isinstance(flat, Rejected) else None

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.implementation import Config, Rejected
 from opforge.core.operator import Case
 from opforge.registry import Home, Registry
@@ -55,9 +56,10 @@ def main(job: Mapping[str, Any], tell: Callable[..., None]) -> None:
             slot.name: _apart(slot, arena.bytes() if slot.role == "input" else None, device) for slot in arena.slots
         }
         arena.close()
+        call = formed(operator, {**case.axes, **case.scalars})
         inputs, outputs = (
             {spec.name: tensors[spec.overwrites or spec.name] for spec in specs}
-            for specs in (operator.inputs, operator.outputs)
+            for specs in (call.inputs, call.outputs)
         )
         name = job.get("label", "") + case.name
         print(f"{MARK} {name}", flush=True)

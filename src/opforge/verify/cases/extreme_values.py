@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Case, Operator, ScalarValue
 from opforge.verify.judging.elements import noise, right_elements
@@ -24,6 +25,7 @@ def withstands(operator: Operator, case: Case, dtype: str, truth: Truth) -> bool
     import torch
 
     scalars = operator.scalar_values(case.scalars)
+    operator = formed(operator, {**case.axes, **scalars})
     if _saturates(operator, scalars, dtype, truth):
         return False
     computed = torch.float64 if dtype == "float64" else torch.float32

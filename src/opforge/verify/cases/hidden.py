@@ -8,6 +8,7 @@ element, about 8 % not contiguous.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -166,8 +167,12 @@ def hidden_cases(
             scalars=base.scalars,
             seed=draw.randrange(1 << 62) * 2,
         )
-        if operator.violated(case.axes, dtype, operator.scalar_values(case.scalars)) is None:
-            cases.append(case)
+        chosen = {scalar.name: draw.random() < 0.5 for scalar in operator.presence}
+        both = [dataclasses.replace(case, scalars={**case.scalars, **chosen}), case] if chosen else [case]
+        for drawn_case in both:
+            if operator.violated(case.axes, dtype, operator.scalar_values(drawn_case.scalars)) is None:
+                cases.append(drawn_case)
+                break
     return tuple(cases)
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import OpforgeError
 from opforge.core.operator import Case, Operator
@@ -212,6 +213,7 @@ def _size(value: AxisValue) -> int:
 def _offered(operator: Operator, case: Case, dtype: str, *, coarse: bool = False) -> list[Impostor]:
     import torch
 
+    operator = formed(operator, {**case.axes, **case.scalars})
     arena = allocate(operator, case, dtype)
     try:
         assert case.seed is not None

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from opforge.core.call_form import declared
 from opforge.core.dtypes import DTYPES
 from opforge.core.gradient import wire
 from opforge.core.operator import Operator
@@ -114,7 +115,12 @@ def gradcheck(subject: Subject) -> str:
     import torch
 
     small = min(
-        (case for case in subject.operator.cases if elements(subject.operator, case) > 1),
+        (
+            case
+            for case in subject.operator.cases
+            if elements(subject.operator, case) > 1
+            and all(case.scalars.get(scalar.name, True) for scalar in subject.operator.presence)
+        ),
         key=lambda case: elements(subject.operator, case),
     )
     tensors = [
@@ -126,7 +132,7 @@ def gradcheck(subject: Subject) -> str:
         raise Open("no input is declared differentiable")
     for leaf in leaves:
         leaf.requires_grad_(True)
-    scalars = subject.operator.scalar_values(small.scalars)
+    scalars = declared(subject.operator, subject.operator.scalar_values(small.scalars))
     if "float64" in subject.operator.dtypes:
         through, words = subject.function, ""
     elif subject.gradient is not None:

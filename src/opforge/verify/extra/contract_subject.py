@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opforge.core.call_form import declared
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import full_shape
 from opforge.runner import allocate, fill, fresh_seed
@@ -46,7 +47,10 @@ class Subject:
         plain = [
             case
             for case in self.operator.cases
-            if case.dtype in (None, self.dtype) and case.distribution == "normal" and elements(self.operator, case)
+            if case.dtype in (None, self.dtype)
+            and case.distribution == "normal"
+            and elements(self.operator, case)
+            and all(case.scalars.get(scalar.name, True) for scalar in self.operator.presence)
         ]
 
         def rank(case: Case) -> tuple[int, bool, int]:
@@ -58,7 +62,7 @@ class Subject:
 
     @property
     def scalars(self) -> dict[str, Any]:
-        return self.operator.scalar_values(self.case.scalars)
+        return declared(self.operator, self.operator.scalar_values(self.case.scalars))
 
     def inputs(self, case: Case | None = None) -> list[Any]:
         """Fresh tensors on the device."""
@@ -73,7 +77,7 @@ class Subject:
 
     def call(self, tensors: Sequence[Any]) -> tuple[Any, ...]:
         """Every output: what a call returns, and what stands in the inputs that it overwrites."""
-        return self.outputs(tensors, self.function(*tensors, **self.case.scalars))
+        return self.outputs(tensors, self.function(*tensors, **declared(self.operator, self.case.scalars)))
 
     def outputs(self, tensors: Sequence[Any], returned: Any) -> tuple[Any, ...]:
         """Every output, of what a call on `tensors` has returned."""

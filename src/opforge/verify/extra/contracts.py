@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from opforge.core.call_form import declared
 from opforge.core.operator import Operator
 from opforge.verify.extra.contract_gradients import gradcheck, gradients
 from opforge.verify.extra.contract_subject import ClauseBroken, Elsewhere, Open, Subject
@@ -133,7 +134,7 @@ def _compiled(subject: Subject) -> str:
     import torch
 
     tensors = subject.inputs()
-    scalars = dict(subject.case.scalars)
+    scalars = declared(subject.operator, subject.case.scalars)
     torch.compiler.reset()
     compiled = torch.compile(
         lambda *given: subject.function(*given, **scalars), fullgraph=True, backend=subject.compiler

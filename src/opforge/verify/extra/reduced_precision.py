@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Case, Operator
 
@@ -75,6 +76,7 @@ def outputs_of(
     """What the reference gives, calculated so; None where nothing it does would be any different."""
     import torch
 
+    operator = formed(operator, {**case.axes, **case.scalars})
     given, changed = [], 0
     for spec in operator.inputs:
         tensor = inputs[spec.name]

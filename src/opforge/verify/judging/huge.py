@@ -14,6 +14,7 @@ from typing import Any
 
 from opforge.backends import backend
 from opforge.core import units
+from opforge.core.call_form import formed
 from opforge.core.implementation import Implementation, Rejected
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import AxisValue, full_shape, tokens
@@ -145,7 +146,7 @@ class Huge:
         from its seed. Inputs without rows (a bias, a weight) are the same in all of them."""
         import torch
 
-        operator = self.bench.operator
+        operator = formed(self.bench.operator, {**case.axes, **case.scalars})
         lead = leading_axis(operator)
         assert lead is not None and case.seed is not None
         total = case.axes[lead]

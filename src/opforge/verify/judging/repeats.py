@@ -9,6 +9,7 @@ from random import SystemRandom
 from typing import Any
 
 from opforge.backends import backend
+from opforge.core.call_form import formed
 from opforge.core.implementation import Config, Implementation
 from opforge.core.shapes import tokens
 from opforge.core.verdict import Broken, Checked, Mismatch, Statement
@@ -206,7 +207,8 @@ class Repeats:
         """Run one row by itself and compare it, bit by bit, with that row of the batch."""
         import torch
 
-        operator, case = self.bench.operator, prepared.case
+        case = prepared.case
+        operator = formed(self.bench.operator, {**case.axes, **case.scalars})
         lead = leading_axis(operator)
         if lead is None or case.layout != "contiguous":
             return None

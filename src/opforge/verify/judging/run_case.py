@@ -8,6 +8,7 @@ from typing import Any
 
 from opforge.backends.imported_symbols import foreign_code
 from opforge.core import spans
+from opforge.core.call_form import formed
 from opforge.core.errors import EnvironmentLacks, NotNow, UsageError
 from opforge.core.fields import shown
 from opforge.core.implementation import Config, Implementation, Rejected
@@ -107,6 +108,7 @@ def _broken_law(prepared: PreparedCase, operator: Operator, outputs: dict[str, A
 
     if not operator.laws or not prepared.truth.finite_inputs:
         return None
+    operator = formed(operator, {**prepared.case.axes, **prepared.case.scalars})
     wide = {name: tensor.double() for name, tensor in outputs.items()}
     if any(not tensor.numel() or not bool(torch.isfinite(tensor).all()) for tensor in wide.values()):
         return None

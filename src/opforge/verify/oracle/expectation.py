@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES, DType
 from opforge.core.errors import OpforgeError, UsageError
 from opforge.core.expr import evaluate
@@ -75,6 +76,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
     import torch
 
     scalars = operator.scalar_values(case.scalars)
+    operator = formed(operator, {**case.axes, **scalars})
     # whole numbers stay what they are: an index in float64 is no index
     wide = {
         name: tensor.detach().to(torch.float64 if tensor.is_floating_point() else tensor.dtype).clone()
