@@ -1,5 +1,5 @@
 """Calls that are more than tensors in and tensors out, through definition, kernels, verdicts and PyTorch: inputs that
-are overwritten, inputs that may be left away.
+are overwritten, inputs that may be left away, segments of any length.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from opforge.core.errors import UsageError
-from opforge.core.operator import TensorSpec
+from opforge.core.operator import Case, TensorSpec
 from opforge.dispatch import Chooser, Function
 from opforge.dispatch.registration import schema_of
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls
-from opforge.runner import Isolated, allocate
+from opforge.runner import Isolated, allocate, fill
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import hidden_cases
 
@@ -270,3 +270,104 @@ def test_pytorch_knows_what_is_optional(function):
     torch.testing.assert_close(torch.func.grad(lambda b: Model()(x, b).sum())(bias[0]), torch.full((7,), 15.0))
     leaves = x.clone().requires_grad_(), None, bias[0].clone().requires_grad_()
     torch.library.opcheck(torch.ops.opforge.optional_affine.default, leaves)
+
+
+def test_offsets_have_empty_segments_and_a_long_one():
+    """From 0 to the size of the axis, in every distribution and layout, and others for each seed."""
+    operator = load([EXAMPLES]).operator("bag_sum")
+    drawn = []
+    for distribution, layout, axes in (
+        ("normal", "contiguous", {"vocab": 9, "d": 3, "n": 400, "bounds": 41, "bags": 40}),
+        ("special", "strided", {"vocab": 9, "d": 3, "n": 400, "bounds": 41, "bags": 40}),
+        ("twins", "contiguous", {"vocab": 9, "d": 3, "n": 0, "bounds": 3, "bags": 2}),
+        ("zeros", "misaligned", {"vocab": 9, "d": 3, "n": 5, "bounds": 2, "bags": 1}),
+    ):
+        case = Case(name="drawn", axes=axes, why="drawn", distribution=distribution, layout=layout)
+        arena = allocate(operator, case, "float32")
+        try:
+            for seed in (6, 7, 11):
+                fill(arena, operator, case, seed)
+                offsets = arena.tensor("offsets").clone()
+                assert (int(offsets[0]), int(offsets[-1])) == (0, axes["n"])
+                assert bool((offsets.diff() >= 0).all())
+                drawn.append(offsets)
+        finally:
+            arena.close()
+    for offsets in drawn[:6]:
+        lengths = offsets.diff()
+        assert int((lengths == 0).sum()) >= 3 and int(lengths.max()) >= 150
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_sizes_that_no_offsets_fit_are_refused():
+    operator = load([EXAMPLES]).operator("bag_sum")
+    for n, bounds, words in ((0, 1, None), (3, 1, "offsets_covers"), (0, 0, "offsets_covers"), (3, 2, None)):
+        axes = {"vocab": 4, "d": 2, "n": n, "bounds": bounds, "bags": bounds - 1}
+        violated = operator.violated(axes, "float32", {})
+        assert (violated and violated.name) == words
+    assert all(case.axes["bounds"] >= 1 for case in hidden_cases(operator, "float32", count=40, most_elements=64))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"dtype": "float32"}, "one axis of int32 or int64"),
+        ({"shape": "bounds 2"}, "one axis of int32 or int64"),
+        ({"offsets": "rows"}, "along 'rows', which is no axis of another input"),
+        ({"below": "n"}, "remove the others"),
+    ],
+)
+def test_offsets_cut_an_axis_of_another_input(changed, words):
+    operator = load([EXAMPLES]).operator("bag_sum")
+    *others, offsets = operator.inputs
+    with pytest.raises(UsageError, match=words):
+        dataclasses.replace(operator, inputs=(*others, dataclasses.replace(offsets, **changed)))
+
+
+@pytest.mark.slow
+def test_segments_that_are_empty_or_long_are_judged(host, tmp_path):
+    """A kernel that skips empty bags leaves poison; one that takes so many rows of a bag at most loses the others."""
+    body = """def run(table, indices, offsets):
+    y = table.new_{made}(len(offsets) - 1, table.shape[1])
+    for bag in range(len(y)):
+        rows = table[indices[offsets[bag] : {end}]].float()
+        if len(rows):
+            y[bag] = rows.sum(0)
+    return y
+"""
+    kernels = {
+        "torch_right": body.format(made="zeros", end="offsets[bag + 1]"),
+        "torch_skips": body.format(made="ones", end="offsets[bag + 1]"),
+        "torch_short": body.format(made="zeros", end="min(offsets[bag + 1], offsets[bag] + 16)"),
+    }
+    found = verdicts(host, tmp_path, "bag_sum", kernels, ("few", "one_bag", "no_index"))
+    assert [type(verdict).__name__ for verdict in found.values()] == ["Pass", "Mismatch", "Mismatch"]
+
+
+def test_pytorch_takes_ragged_inputs(function):
+    """Gradients, torch.compile, torch.export, and torch.vmap over tables."""
+    bags = function("bag_sum")
+    table, indices, offsets = torch.randn(9, 4), torch.arange(8), torch.tensor([0, 3, 3, 8])
+    wanted = torch.stack([table[:3].sum(0), torch.zeros(4), table[3:8].sum(0)])
+    leaf = table.clone().requires_grad_()
+    y = bags(leaf, indices, offsets)
+    torch.testing.assert_close(y, wanted)
+    y.square().sum().backward()
+    torch.testing.assert_close(leaf.grad, torch.cat([2 * wanted[[0] * 3 + [2] * 5], torch.zeros(1, 4)]))
+
+    class Model(torch.nn.Module):
+        def forward(self, *tensors):
+            return bags(*tensors)
+
+    given = (table, indices, offsets)
+    for made in (
+        torch.export.export(Model(), given).module(),
+        torch.compile(Model(), fullgraph=True, backend="aot_eager"),
+    ):
+        torch.testing.assert_close(made(*given), wanted)
+    tables = torch.stack([table, 2 * table])
+    torch.testing.assert_close(
+        torch.vmap(bags, in_dims=(0, None, None))(tables, indices, offsets), torch.stack([wanted, 2 * wanted])
+    )
+    with pytest.raises(UsageError, match="offsets_covers"):
+        bags(table, indices, torch.tensor([0]))

@@ -40,12 +40,16 @@ def formed(operator: Operator, names: Mapping[str, Any]) -> Operator:
         return asked
 
     tolerance = whole.tolerance
-    functions = {name: named(getattr(tolerance, name)) for name in ("magnitude", "rounded", "errors")}
     changes = {
         "inputs": tuple(spec for spec in whole.inputs if names.get(f"has_{spec.name}", True)),
         "written_as": whole,
         "reference": reference,
-        "tolerance": replace(tolerance, **functions),
+        "tolerance": replace(
+            tolerance,
+            magnitude=named(tolerance.magnitude),
+            rounded=named(tolerance.rounded),
+            errors=named(tolerance.errors),
+        ),
         "laws": tuple(Law(name=law.name, about=law.about, holds=_known(named(law.holds))) for law in whole.laws),
     }
     for field, value in changes.items():
@@ -66,7 +70,7 @@ def taken(operator: Operator, given: Sequence[Any]) -> tuple[tuple[Any, ...], di
     """The tensors of a call, one by one, of its arguments; and the parameters that say which are not given."""
     if not operator.presence:
         return tuple(given), {}
-    absent = {
+    absent: dict[str, ScalarValue] = {
         f"has_{spec.name}": False
         for spec, value in zip(operator.inputs, given, strict=False)
         if spec.optional and value is None

@@ -23,6 +23,7 @@ from opforge.core.tensors import (
     ScalarValue as ScalarValue,
     TensorSpec as TensorSpec,
     Ties as Ties,
+    check_offsets,
     check_optional,
     check_overwritten,
 )
@@ -278,6 +279,7 @@ class Operator:
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
         check_overwritten(self.name, self.inputs, self.outputs)
+        check_offsets(self.name, self.inputs, self.outputs)
         check_optional(self.name, self.inputs, self.outputs, set(self.derived))
         if self.gradient is not None and self.presence:
             raise UsageError(
@@ -365,6 +367,12 @@ class Operator:
                     expression=f"{name} == ({expression})",
                     about=f"{name} is {axes[name]}, and follows from the other axes and parameters",
                 )
+        for spec in self.inputs:
+            if spec.offsets is not None:
+                rule = f"{spec.shape} >= 2 or {spec.shape} == 1 and {spec.offsets} == 0"
+                if not evaluate(rule, names):
+                    about = f"{spec.name} begins with 0 and ends with {spec.offsets}"
+                    return Constraint(name=f"{spec.name}_covers", expression=rule, about=about)
         return next((constraint for constraint in self.constraints if not evaluate(constraint.expression, names)), None)
 
     def takes(self, case: Case | Workload, dtype: str) -> bool:

@@ -49,7 +49,7 @@ def shape_name(operator: Operator, axes: Axes, scalars: Mapping[str, ScalarValue
     """The one name of a shape: the free axes in the operator's order, the parameters that are not at their default, the
     layout where it is not contiguous.
     """
-    defaults = {scalar.name: scalar.default for scalar in operator.scalars}
+    defaults = {scalar.name: scalar.default for scalar in (*operator.scalars, *operator.presence)}
     parts = [f"{name}={axis_text(axes[name])}" for name in operator.free_axes]
     parts += [f"{name}={scalars[name]}" for name in defaults if scalars.get(name, defaults[name]) != defaults[name]]
     parts += [f"layout={layout.replace(' ', '+')}"] if layout != "contiguous" else []
@@ -114,7 +114,7 @@ def example(operator: Operator) -> str:
 def _help(operator: Operator) -> str:
     several = variadic(operator)
     axes = ", ".join(f"*{name}" if name in several else name for name in operator.free_axes)
-    parameters = ", ".join(scalar.name for scalar in operator.scalars)
+    parameters = ", ".join(scalar.name for scalar in (*operator.scalars, *operator.presence))
     return (
         f"Axes of {operator.name}: {axes}{f'; parameters: {parameters}' if parameters else ''}. "
         f"Example: --shape {example(operator)}"
@@ -122,7 +122,10 @@ def _help(operator: Operator) -> str:
 
 
 def _workload(operator: Operator, given: Mapping[str, str], text: str) -> Workload:
-    several, scalars_known = variadic(operator), {scalar.name: scalar for scalar in operator.scalars}
+    several, scalars_known = (
+        variadic(operator),
+        {scalar.name: scalar for scalar in (*operator.scalars, *operator.presence)},
+    )
     axes: dict[str, AxisValue] = {}
     scalars: dict[str, ScalarValue] = {}
     layout = "contiguous"

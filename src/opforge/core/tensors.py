@@ -58,6 +58,9 @@ class TensorSpec:
                 arguments as they are
     optional    for an input: a call may leave it away. Functions are given None then, and cases, expressions and
                 SUPPORTS have a parameter `has_NAME`, True unless they say otherwise
+    offsets     for an input of whole numbers along one axis: the axis that they cut into segments, of which segment i
+                goes from offset i up to offset i + 1. They begin with 0, do not decrease, and end with the size of that
+                axis; cases have empty segments and a long one
     """
 
     name: str
@@ -70,6 +73,7 @@ class TensorSpec:
     ties: Ties | None = None
     overwrites: str | None = None
     optional: bool = False
+    offsets: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,4 +131,27 @@ def check_optional(operator: str, inputs: Sequence[TensorSpec], outputs: Sequenc
             raise UsageError(
                 f"{operator}: input {spec.name} is optional, and {', '.join(alone)} is an axis of no other. Name it in "
                 "an input that every call gives, or let it follow from others (derived)."
+            )
+
+
+def check_offsets(operator: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raises UsageError for offsets that are no vector of whole numbers, or that cut no axis of another input."""
+    for spec in outputs:
+        if spec.offsets is not None:
+            raise UsageError(f"{operator}: output {spec.name} has offsets: only inputs are given any. Remove them.")
+    for spec in inputs:
+        if spec.offsets is None:
+            continue
+        if not spec.shape.isidentifier() or spec.dtype not in ("int32", "int64"):
+            raise UsageError(
+                f"{operator}: {spec.name} [{spec.shape}] {spec.dtype} has offsets: one axis of int32 or int64. Write "
+                f'TensorSpec(name="{spec.name}", shape="bounds", dtype="int64", offsets="{spec.offsets}").'
+            )
+        if spec.below is not None or spec.domain != "any":
+            raise UsageError(f"{operator}: {spec.name} has offsets, which say what its values are: remove the others.")
+        cut = {token for other in inputs if other is not spec and not other.optional for token in other.shape.split()}
+        if spec.offsets not in cut:
+            raise UsageError(
+                f"{operator}: {spec.name} has offsets along {spec.offsets!r}, which is no axis of another input. Name "
+                f"one of: {', '.join(sorted(token for token in cut if token.isidentifier()))}."
             )

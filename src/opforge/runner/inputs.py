@@ -175,6 +175,22 @@ def _whole(shape: tuple[int, ...], spec: TensorSpec, names: Mapping[str, Any], g
     return values
 
 
+def _offsets(count: int, total: int, generator: Any) -> Any:
+    """Where segments begin and end, in [0, total]: about a quarter of them is empty, one is as long as half of all."""
+    import torch
+
+    device, segments = generator.device, count - 1
+    if segments < 1:
+        return torch.zeros(count, dtype=torch.int64, device=device)
+    lengths = torch.rand(segments, generator=generator, device=device, dtype=torch.float64)
+    lengths *= torch.rand(segments, generator=generator, device=device) >= 1 / 4
+    longest = torch.randint(0, segments, (1,), generator=generator, device=device)
+    lengths[longest] = lengths.sum().clamp(min=1.0)
+    ends = (lengths.cumsum(0) / lengths.sum() * total).round().long().clamp(max=total)
+    ends[-1] = total
+    return torch.cat([ends.new_zeros(1), ends])
+
+
 SMALL = 8
 """Whole numbers up to this magnitude are drawn where a distribution is about ordinary values: sums of many stay in
 16 bits.
@@ -295,7 +311,11 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
         shape = tuple(1 if stride == 0 else extent for extent, stride in zip(slot.shape, slot.strides, strict=True))
         spec = specs[name]
         form = DTYPES[slot.dtype]
-        if spec.below is not None:
+        if spec.offsets is not None:
+            total = case.axes[spec.offsets]
+            assert isinstance(total, int)
+            values = _offsets(shape[0], total, generator)
+        elif spec.below is not None:
             values = _whole(shape, spec, {**case.axes, **operator.scalar_values(case.scalars)}, generator)
         elif form.whole:
             values = _whole_numbers(case.distribution, shape, form, generator)
@@ -303,7 +323,7 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
             values = make(shape, form.largest, generator)
             if form.name == "float64" and case.distribution not in EXACT:
                 values = _all_digits(values, generator)
-        if twins and seed & 1:
+        if twins and seed & 1 and spec.offsets is None:
             values = _swapped(values, torch.Generator(device).manual_seed(seed))
         target = distinct(slot, tensor)
         target.copy_(within(values, spec.domain, target.dtype))

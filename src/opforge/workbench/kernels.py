@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from opforge.backends import Missing, backend as find_backend
+from opforge.core.call_form import formed, taken
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
 from opforge.core.implementation import Rejected
 from opforge.core.shapes import full_shape
@@ -16,7 +17,7 @@ from opforge.runner import bind
 def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., Any]:
     """See `opforge.get_kernel`."""
     registry = load()
-    operator = registry.operator(operation)
+    whole = registry.operator(operation)
     candidates = [
         item
         for item in registry.implementations(operation)
@@ -29,7 +30,10 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
     def kernel(*tensors: Any, **scalars: Any) -> Any:
         import torch
 
-        if len(tensors) != len(operator.inputs):
+        given = (*tensors, *(None for _ in whole.inputs[len(tensors) :]))
+        tensors, absent = taken(whole, given)
+        operator = formed(whole, absent)
+        if len(given) != len(whole.inputs) or len(tensors) != len(operator.inputs):
             raise UsageError(
                 f"{operation} takes {len(operator.inputs)} tensors "
                 f"({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}."
@@ -43,7 +47,7 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
         if isinstance(mode, Missing):
             raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {mode}.")
         inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, tensors, strict=True)}
-        values = operator.scalar_values(scalars)
+        values = operator.scalar_values({**scalars, **absent})
         axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()}, values)
         dtype = next(
             (

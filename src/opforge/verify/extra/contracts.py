@@ -169,7 +169,12 @@ def _vmap(subject: Subject) -> str:
     import torch
 
     tensors = subject.inputs()
-    batched = [torch.stack([tensor, tensor.flip(0) if tensor.ndim else tensor]) for tensor in tensors]
+    # offsets the other way round would be none
+    turned = [
+        tensor.flip(0) if tensor.ndim and spec.offsets is None else tensor
+        for spec, tensor in zip(subject.operator.inputs, tensors, strict=True)
+    ]
+    batched = [torch.stack(pair) for pair in zip(tensors, turned, strict=True)]
     before = [tensor.clone() for tensor in batched]
     try:
         # it takes functions of tensors that return some
