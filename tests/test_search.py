@@ -11,7 +11,8 @@ import pytest
 
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
-from opforge.core.timing import Timing
+from opforge.core.timing import Moment, Timing
+from opforge.core.verdict import Unsupported
 from opforge.machine import device_named
 from opforge.tuning.final import Standing, surely_faster, ties_kept
 from opforge.tuning.modelled import modelled_spaces
@@ -31,6 +32,7 @@ from opforge.tuning.strategies import (
 )
 from opforge.tuning.strategies.gaussian import GaussianProcess, expected_improvement
 from opforge.tuning.strategies.prior import performance
+from opforge.tuning.weighing import costs, over, parse_weights
 
 
 def points(**space):
@@ -344,3 +346,26 @@ def test_a_tie_keeps_what_was_there():
     assert order(former, item(4, 0.9), item(8, 0.998), item(2, 1.0), item(1, 1.3)) == [4, 2, 8, 1]
     assert order(("gone", default), *clear) == [4, 1] and order(former) == []
     assert surely_faster(timed(1.0, 1.0), timed(1.2, 1.2)) and not surely_faster(timed(1.0), timed(1.005))
+
+
+def test_what_a_point_costs_by_weights_is_what_it_costs_over_another():
+    """Twice the memory at nine tenths of the time is dearer by 0.6 : 0.3; what one of both lacks has no say."""
+    weights = {"time": 0.6, "memory": 0.3, "energy": 0.1}
+    dear = {"time": 0.9, "memory": 2.0}
+    assert over(dear, {"time": 1.0, "memory": 1.0, "energy": 5.0}, weights) == pytest.approx(
+        0.9 / (0.6 / 0.9 + 0.3 * 0.5)
+    )
+    assert over(dear, {"time": 1.0}, {"memory": 1.0}) == pytest.approx(0.9)
+    assert parse_weights("time=1,error=0") == {"time": 1.0, "error": 0.0} and parse_weights("") == {}
+    for text in ("time", "time=-1", "speed=1", "time=0", "time=nan", ","):
+        with pytest.raises(UsageError, match=r"Example: time=0\.6"):
+            parse_weights(text)
+
+
+def test_energy_is_power_by_time_and_memory_what_a_call_takes_in_all():
+    moments = tuple(
+        Moment(at_s=0.0, load=None, cpu_mhz=None, stolen=None, power_w=power) for power in (300.0, 500.0, 400.0)
+    )
+    found = costs(replace(timed(2.0, 2.0), moments=moments, extra_bytes=24), Unsupported(reason=""), 1000)
+    assert found == {"time": 2.0, "memory": 1024, "energy": 800.0}
+    assert set(costs(timed(1.0), Unsupported(reason=""), 1000)) == {"time"}

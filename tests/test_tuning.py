@@ -789,3 +789,37 @@ def test_a_folder_that_cannot_be_written_is_said_before_the_search(home, monkeyp
         next(tune(load([home]), "twice", TuneOptions(), None, add=lambda record: None))
     with pytest.raises(UsageError, match="nothing is defined for float16"):
         next(tune(load([home]), "twice", TuneOptions(dtypes=("float16",)), None, add=lambda record: None, write=False))
+
+
+SLOPPY = """// y = 2x: quickly and a little off, or exactly and slowly.
+/* opforge
+space = {EXACT = [0, 1]}
+default = {EXACT = 0}
+*/
+#include <chrono>
+#include <thread>
+#include "opforge/host.h"
+namespace {
+void twice(opforge::TensorView x, opforge::TensorView y) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(EXACT ? 6 : 2));
+  const float* in = static_cast<const float*>(x.data_ptr());
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    static_cast<float*>(y.data_ptr())[i] = in[i] * (EXACT ? 2.0f : 2.0f * (1 + 0x1p-23f));
+  }
+}
+}  // namespace
+OPFORGE_EXPORT(run, twice)
+"""
+
+
+@pytest.mark.campaign
+def test_weights_steer_the_search_and_the_final(home):
+    """By time the quick point wins; by nine parts of error to one of time the exact one does. Both are on the front."""
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOPPY)
+    by_time, _, _ = tuned(home)
+    assert by_time.record.config.as_dict() == {"EXACT": 0}
+    weighed, trials, _ = tuned(home, weights={"time": 0.1, "error": 0.9})
+    assert weighed.record.config.as_dict() == {"EXACT": 1} and weighed.over_default > 2
+    assert [trial.outcome for trial in trials] == ["timed", "timed"]
+    front = {tuple(config.as_dict().items()): cost for _, config, cost in weighed.front}
+    assert len(front) == 2 and front[("EXACT", 1),]["error"] < front[("EXACT", 0),]["error"]

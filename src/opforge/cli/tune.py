@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from opforge.store import Store
     from opforge.tuning import Trial, Tuned
 
+FRONT = 8
+"""So many points of a front are shown; all of them are in the JSON."""
+
 
 def tune(
     context: typer.Context,
@@ -69,6 +72,14 @@ def tune(
             min=0, help="Points to try at most for each implementation × workload × dtype. 0: every valid point."
         ),
     ] = 64,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=WEIGHT,…",
+            help="What a point costs, where that is not its time alone: time, memory, energy, error by weight, as "
+            "time=0.6,memory=0.3,energy=0.1. The search follows it, and the final too.",
+        ),
+    ] = "",
     seed: Annotated[int, typer.Option(help="Of the order in which points are tried.")] = 0,
     strategy: Annotated[
         str,
@@ -139,6 +150,7 @@ def tune(
     from opforge.cli.progress import telling
     from opforge.timing import Plan
     from opforge.tuning import NAMES, TuneOptions, compile_first, tune as run_tune
+    from opforge.tuning.weighing import parse_weights
     from opforge.workbench.configs import ensure_taken
 
     registry = settings(context).registry()
@@ -157,6 +169,7 @@ def tune(
             *own_shapes(registry, [name], shape, checked("dtype", dtype, definition.dtypes)),
         ),
         trials=trials,
+        weights=parse_weights(weights),
         settings=own_configs(config),
         target=_meant(target, where),
         seed=seed,
@@ -276,10 +289,15 @@ def _words(tuned: Tuned) -> str:
     counted += f"; {tuned.refused} points refused by limits" if tuned.refused else ""
     if tuned.record is None or tuned.record.timing is None:
         return f"{tuned.operator} {tuned.workload} {tuned.dtype}: no choice ({counted}); {tuned.why}"
+    from opforge.tuning.weighing import cost_words
+
     gained = f", {units.ratio(1 / tuned.over_default)} its default" if tuned.over_default else ""
     chosen = f"{tuned.record.implementation} [{tuned.record.config}] {units.seconds(tuned.record.timing.median_s)}"
     lines = [f"{tuned.operator} {tuned.workload} {tuned.dtype}: {chosen}{gained} ({counted}); {tuned.why}"]
     lines += [f"  {name} [{config}] takes {units.ratio(ratio)} as long" for name, config, ratio in tuned.others]
+    if len(tuned.front) > 1:
+        lines.append("  beaten by no other point in every objective:")
+        lines += [f"    {name} [{config}] {cost_words(cost)}" for name, config, cost in tuned.front[:FRONT]]
     return "\n".join(lines)
 
 
@@ -296,6 +314,7 @@ def _plain(tuned: Tuned) -> dict[str, object]:
             {"implementation": name, "config": config.as_dict(), "over_fastest": ratio}
             for name, config, ratio in tuned.others
         ],
+        "front": [{"implementation": name, "config": config.as_dict(), **cost} for name, config, cost in tuned.front],
         "timed": tuned.timed,
         "slower": tuned.slower,
         "same_code": tuned.same_code,

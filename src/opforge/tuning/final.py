@@ -4,7 +4,7 @@ audited as a bench does it; then it is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from opforge.core.comparison import FASTER
@@ -20,6 +20,8 @@ from opforge.trial import believed, check, on_the_workload, unseen_contents
 from opforge.tuning.job import Job, Passed, attempt
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions
 from opforge.tuning.space import eligible, within_reach
+from opforge.tuning.strategies import Objectives, pareto_front, weighted_scores
+from opforge.tuning.weighing import over
 from opforge.verify import BRIEF
 
 FINAL_SAMPLES = 3.0
@@ -84,7 +86,9 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
             seconds_of[item.implementation.name] = min(
                 item.seconds, seconds_of.get(item.implementation.name, float("inf"))
             )
-    _, far = within_reach(seconds_of)
+    weights = job.options.weights
+    # what costs more time may cost less in all
+    _, far = within_reach(seconds_of) if not weights else ([], [])
     beyond = [item for item in finalists if item.implementation.name in far]
     near = [item for item in finalists if item.implementation.name not in far]
     candidates = [item.candidate() for item in near]
@@ -97,7 +101,17 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
         ),
         key=lambda item: item.timing.median_s,
     )
-    for first in ties_kept(standing, _there(job)):
+    ahead = surely_faster
+    if weights:
+        costs = {id(item.timing): job.costs(item.timing, item.finalist.proof) for item in standing}
+        scores = weighted_scores([costs[id(item.timing)] for item in standing], weights)
+        order = sorted(range(len(standing)), key=lambda place: -scores[place])
+        standing = [standing[place] for place in order]
+
+        def ahead(one: Timing, other: Timing) -> bool:
+            return over(costs[id(one)], costs[id(other)], weights) * (1 + TIE.band) < 1
+
+    for first in ties_kept(standing, _there(job), ahead):
         record = _judged(job, first)
         if record.timing is not None and record.timing.suspect is None:
             return _kept(job, record, first, standing, beyond, write)
@@ -111,10 +125,15 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
     return _tuned(job, f"{why}; see: opforge verify {job.operator.name}")
 
 
-def ties_kept(standing: Sequence[Standing], there: tuple[str, Config] | None) -> list[Standing]:
-    """The finalists, fastest first, but for what was there: it comes before all who are not surely faster than it.
+def ties_kept(
+    standing: Sequence[Standing],
+    there: tuple[str, Config] | None,
+    ahead_of: Callable[[Timing, Timing], bool] | None = None,
+) -> list[Standing]:
+    """The finalists, best first, but for what was there: it comes before all who are not surely better than it.
 
     there   the former choice; None: the default of whoever stands first, which is what calls got until now
+    ahead_of   whether the first of two timings is surely better; default: surely_faster
     """
     if not standing:
         return []
@@ -130,7 +149,8 @@ def ties_kept(standing: Sequence[Standing], there: tuple[str, Config] | None) ->
     )
     if keeper is None:
         return list(standing)
-    ahead = [item for item in standing if item is not keeper and surely_faster(item.timing, keeper.timing)]
+    better = ahead_of or surely_faster
+    ahead = [item for item in standing if item is not keeper and better(item.timing, keeper.timing)]
     return [*ahead, keeper, *(item for item in standing if item is not keeper and item not in ahead)]
 
 
@@ -223,4 +243,9 @@ def _tuned(
         refused=job.refused,
         kept=kept,
         why=why,
+        front=_front(job),
     )
+
+
+def _front(job: Job) -> tuple[tuple[str, Config, Objectives], ...]:
+    return tuple(job.tried[place] for place in pareto_front([cost for *_, cost in job.tried]))

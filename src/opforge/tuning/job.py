@@ -20,6 +20,8 @@ from opforge.tuning.codes import CompiledCode
 from opforge.tuning.compile_queue import Compilers
 from opforge.tuning.device_lock import alone_on
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Trial, TuneOptions
+from opforge.tuning.strategies import Objectives
+from opforge.tuning.weighing import costs, over
 from opforge.verify import QUICK
 
 POINT = replace(QUICK, hidden=0, repeats=0, seconds=0.0, least_hidden=0, shrink_s=0.0)
@@ -66,6 +68,7 @@ class Job:
     """One workload and dtype being tuned.
 
     stop            whether whoever waits wants no more points
+    tried           what each timed point costs: implementation, config, objectives
     began, until    by time.monotonic(): when the tuning began, and when this workload's share of its time ends
     """
 
@@ -84,6 +87,7 @@ class Job:
     began: float
     until: float
     timer: str = ""
+    tried: list[tuple[str, Config, Objectives]] = field(default_factory=list)
     resumed: int = 0
     refused: int = 0
     counts: dict[str, int] = field(default_factory=lambda: {TIMED: 0, SLOWER: 0, SAME_CODE: 0, FAILED: 0})
@@ -138,6 +142,11 @@ class Job:
             trial=trial,
         )
 
+    def costs(self, timing: Timing, verdict: Verdict) -> Objectives:
+        """What a timed point costs, by objective (tuning.weighing)."""
+        scalars = self.operator.scalar_values(self.workload.scalars)
+        return costs(timing, verdict, self.operator.cost(self.workload.axes, self.dtype, scalars).bytes)
+
     def measure(self, candidates: Sequence[Candidate], factor: float = 1.0) -> list[Timing | Untimed]:
         """Timings, interleaved, in the order given; the clock that the first kernel got is everybody's."""
         plan = self.options.plan
@@ -180,7 +189,9 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What became of a point: what passed, and its time over the incumbent's; or why it did not."""
+    """What became of a point: what passed, and its time (by weights: its cost) over the incumbent's; or why it did
+    not.
+    """
 
     passed: Passed | None
     verdict: Verdict
@@ -221,8 +232,9 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
             return _untimed(job, mine)
         ratio = mine.median_s / _seconds(other, incumbent)
         # a busy machine lengthens many samples of one side by chance, and seldom all of them
-        if ratio > HOPELESS and not (
-            isinstance(other, Timing) and min(mine.samples_s) <= HOPELESS * min(other.samples_s)
+        hopeless = _hopeless(job)
+        if ratio > hopeless and not (
+            isinstance(other, Timing) and min(mine.samples_s) <= hopeless * min(other.samples_s)
         ):
             reason = f"right on this workload, where it takes {units.ratio(ratio)} as long as the best point until then"
             return Attempt(
@@ -237,6 +249,7 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
     if not isinstance(verdict, Pass):
         return _failed(verdict)
     point.proof = replace(verdict, checked=(*verdict.checked, *point.proof.checked))
+    ratio = _weighed(job, point, incumbent, ratio)
     if incumbent is None or ratio < 1:
         # of many points the one that was lucky looks best: who seems faster is measured once more, and that counts
         mine, *others = job.measure(
@@ -246,7 +259,27 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
             return _untimed(job, mine)
         point.timing = mine
         ratio = next((mine.median_s / _seconds(other, incumbent) for other in others), 1.0)
+        ratio = _weighed(job, point, incumbent, ratio)
+    if point.timing is not None:
+        job.tried.append((point.implementation.name, point.config, job.costs(point.timing, point.proof)))
     return Attempt(passed=point, verdict=point.proof, ratio=ratio, outcome=TIMED, reason="")
+
+
+def _hopeless(job: Job) -> float:
+    """How much slower a point may be: where other objectives count too, they may make up for it."""
+    weights = job.options.weights
+    share = weights.get("time", 0.0) / sum(weights.values()) if weights else 1.0
+    return HOPELESS / share if share else float("inf")
+
+
+def _weighed(job: Job, point: Passed, incumbent: Passed | None, ratio: float) -> float:
+    """What a point costs over the incumbent by the weights of this job; its time alone without any. ratio: of their
+    times, interleaved.
+    """
+    if not job.options.weights or incumbent is None or incumbent.timing is None or point.timing is None:
+        return ratio
+    mine = {**job.costs(point.timing, point.proof), "time": ratio}
+    return over(mine, {**job.costs(incumbent.timing, incumbent.proof), "time": 1.0}, job.options.weights)
 
 
 def _seconds(now: Timing | Untimed, incumbent: Passed | None) -> float:

@@ -144,6 +144,7 @@ def journal_file(
     dtype: str,
     device: str,
     environment: Environment,
+    weights: Mapping[str, float],
 ) -> Path:
     """Where the journal of a search lies. device: the name of its descriptor; the environment has the full one."""
     parts = {
@@ -159,6 +160,9 @@ def journal_file(
         "device": device,
         "environment": environment.fingerprint,
     }
+    if weights:
+        # what was taught by other weights is of another search
+        parts["weights"] = dict(weights)
     key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
     return data_folder() / "tuning" / f"{key}.jsonl"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from opforge.core.device import DeviceSpec
 from opforge.core.implementation import Config
 from opforge.core.record import Record
 from opforge.timing import Plan
+from opforge.tuning.strategies import Objectives
 
 TIMED, SLOWER, SAME_CODE, FAILED = "timed", "slower", "same code", "failed"
 
@@ -24,6 +26,7 @@ class TuneOptions:
     workloads         which workloads by name; empty means those whose scale fits the device
     trials            points to try at most for each implementation × workload × dtype; 0 means every valid point
     seed              of the order in which points are tried
+    weights           of "time", "memory", "energy" and "error" in what a point costs; empty means time alone
     settings          values that tunables must have, each a choice beside the others: points with none of them are not
                       tried, the default apart; empty means every point
     target            a described device whose limits bound the spaces too; None: this device's alone
@@ -44,6 +47,7 @@ class TuneOptions:
     workloads: tuple[str, ...] = ()
     trials: int = 64
     seed: int = 0
+    weights: Mapping[str, float] = field(default_factory=dict)
     settings: tuple[Config, ...] = ()
     target: DeviceSpec | None = None
     strategy: str = "model"
@@ -93,6 +97,7 @@ class Tuned:
     record       of the fastest implementation and config, verified once more with all cases, timed interleaved with the
                  others; None: nothing passed
     over_default its time over that of its own default, interleaved; None where the default did not pass
+    front        (implementation, config, costs) of the timed points that no other beats in every objective
     others       (implementation, its best config, time of it over the time of the fastest)
     resumed      how many of the points were measured by an earlier run of the same search, which was interrupted
     refused      how many points of the spaces the limits refused
@@ -114,3 +119,4 @@ class Tuned:
     refused: int
     kept: bool
     why: str
+    front: tuple[tuple[str, Config, Objectives], ...]

@@ -15,9 +15,8 @@ def resume(job: Job, space: Space, finalists: list[Passed]) -> None:
     because the final and all that follow are held against them; the others are not measured again.
     """
     implementation = space.implementation
-    file = journal_file(
-        job.operator, implementation, job.workload, job.dtype, detect(job.options.device).name, job.environment
-    )
+    device, weights = detect(job.options.device).name, job.options.weights
+    file = journal_file(job.operator, implementation, job.workload, job.dtype, device, job.environment, weights)
     if job.options.fresh:
         file.unlink(missing_ok=True)
     job.refused += space.refused
@@ -32,6 +31,9 @@ def resume(job: Job, space: Space, finalists: list[Passed]) -> None:
         if entry.record is not None:
             # the end may have come between the journal and the store; what is there already is passed over
             job.add(entry.record)
+            if entry.record.timing is not None:
+                cost = job.costs(entry.record.timing, entry.record.verdict)
+                job.tried.append((implementation.name, entry.config, cost))
         if entry.code_sha256:
             space.seen.setdefault(entry.code_sha256, entry.config)
         if entry.outcome == TIMED and isinstance(entry.taught, Measured):

@@ -174,6 +174,7 @@ def _not_begun(operator: Operator, workload: Workload, dtype: str, why: str) -> 
         others=(),
         kept=False,
         why=why,
+        front=(),
         **nothing,
     )
 
