@@ -111,7 +111,8 @@ def still_right(
     kept     the outputs hold what the last call left there. Else they are NaN again: a call that does nothing because
              an answer is there leaves them so. After its twin a call that looks at some of them finds them right
     """
-    left = {name: tensor.clone() for name, tensor in again.arena.tensors("output").items()} if kept else {}
+    outputs = [slot.name for slot in again.arena.slots if slot.role == "output"]
+    left = {name: again.arena.tensor(name).clone() for name in outputs} if kept else {}
     again.reset()
     for name, tensor in left.items():
         again.arena.tensor(name).copy_(tensor)

@@ -96,7 +96,7 @@ def watched(prepared: PreparedCase) -> Callable[[], str | None]:
     arena = prepared.arena
     whole, places, large = arena.bytes(), {}, False
     for slot in arena.slots:
-        if slot.role == "input" and slot.span_bytes:
+        if not slot.written and slot.span_bytes:
             start = slot.offset + secrets.randbelow(max(1, slot.span_bytes - WATCHED + 1))
             places[slot.name] = slice(start, min(start + WATCHED, slot.offset + slot.span_bytes))
             large |= slot.span_bytes > WATCHED
