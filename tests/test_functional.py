@@ -151,10 +151,13 @@ def test_a_few_of_pytorchs_samples_of_each_function(functional):
     assert sum(count["operator"] for count in table.values()) > 20
 
 
-@pytest.mark.campaign
-def test_all_of_pytorchs_samples_on_kernels(on_kernels, capsys):
+@pytest.mark.parametrize(
+    ("dtypes", "least"),
+    [pytest.param(DTYPES[:2], 450, marks=pytest.mark.campaign), pytest.param(DTYPES, 700, marks=pytest.mark.slow)],
+)
+def test_all_of_pytorchs_samples_on_kernels(on_kernels, capsys, dtypes, least):
     """At least 95 % are taken and all are right; the table says how many by an operator of ours."""
-    table, wrong = run_samples(on_kernels, SAMPLED, DTYPES, most=None)
+    table, wrong = run_samples(on_kernels, SAMPLED, dtypes, most=None)
     kinds = ("samples", "taken", "right", "operator", "kernel")
     sums = {name: sum((table[key] for key in table if key[0] == name), collections.Counter()) for name in SAMPLED}
     total = sums["all"] = sum(table.values(), collections.Counter())
@@ -163,7 +166,7 @@ def test_all_of_pytorchs_samples_on_kernels(on_kernels, capsys):
         for name, count in sums.items():
             print(f"| {name} |", " | ".join(str(count[kind]) for kind in kinds), "|")
     assert not wrong, (len(wrong), wrong[0])
-    assert total["samples"] > 700 and total["taken"] >= 0.95 * total["samples"]
+    assert total["samples"] > least and total["taken"] >= 0.95 * total["samples"]
     assert total["kernel"] >= 100
 
 

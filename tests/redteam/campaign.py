@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, honest, hostile, on_gpu, walls
+from tests.redteam import bugs, cheats, honest, hostile, masks, on_gpu, walls
 
 from opforge.runner import sandbox
 
@@ -39,13 +39,16 @@ class Count:
 class Plan:
     """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat on a GPU, and
     not only
-    for what falls short. `named`: only the cheats on a GPU whose names these patterns match; () for all."""
+    for what falls short. `named`: only the cheats on a GPU whose names these patterns match; () for all. `masked`: the
+    operators whose masks are taken away, and in which dtypes; () for all."""
 
     one_cheat_per_guard: bool
     honest: int
     kinds: tuple[str, ...]
     hostile: tuple[str, ...]
     repeats: int
+    masked: tuple[str, ...] = ()
+    masked_dtypes: tuple[str, ...] = ()
     told: bool = False
     named: tuple[str, ...] = ()
 
@@ -73,6 +76,8 @@ QUICK = Plan(
         "writes_garbage",
         "import_exits",
     ),
+    masked=("silu", "softmax"),
+    masked_dtypes=("float32",),
     repeats=1,
 )
 REPEATED = 20
@@ -179,6 +184,24 @@ def try_bugs(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count
             wanted=BUG_LIMIT_S,
             most=True,
         ),
+    ]
+
+
+def try_masks(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """Masks that are gone, and one element more, in the kernels as they are."""
+    asked = [
+        item for item in masks.hunt(folder, operators=plan.masked, dtypes=plan.masked_dtypes) if item.found is not None
+    ]
+    for item in asked:
+        if not item.found:
+            say(f"  {item.operator}/{item.implementation} {item.dtype}: {item.verdict}")
+    return [
+        Count(
+            what="forgotten masks and elements too many found",
+            reached=sum(bool(item.found) for item in asked),
+            wanted=len(asked),
+        ),
+        Count(what="operators whose masks were forgotten", reached=len({item.operator for item in asked}), wanted=2),
     ]
 
 
@@ -333,6 +356,7 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
             "cheats": lambda: try_cheats(plan, say),
             "honest": lambda: try_honest(plan, Path(folder) / "honest", say),
             "bugs": lambda: try_bugs(plan, Path(folder) / "bugs", say),
+            "masks": lambda: try_masks(plan, Path(folder) / "masks", say),
             "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
             "walls": lambda: try_walls(plan, Path(folder) / "walls", say),
         }
@@ -369,7 +393,18 @@ def main() -> int:
     parser.add_argument(
         "--only",
         action="append",
-        choices=("cheats", "honest", "bugs", "hostile", "walls", "gpu", "gpu-contexts", "gpu-cheats", "gpu-cache"),
+        choices=(
+            "cheats",
+            "honest",
+            "bugs",
+            "masks",
+            "hostile",
+            "walls",
+            "gpu",
+            "gpu-contexts",
+            "gpu-cheats",
+            "gpu-cache",
+        ),
         help="one part; may be given several times",
     )
     parser.add_argument(

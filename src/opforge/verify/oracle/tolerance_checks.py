@@ -53,10 +53,11 @@ def _fits(part: Any, output: Any) -> bool:
 
     if not isinstance(part, torch.Tensor) or part.is_complex():
         return False
-    try:
-        return bool(torch.broadcast_shapes(part.shape, output.shape) == output.shape)
-    except RuntimeError:
-        return False
+    # torch.broadcast_shapes would import a symbolic algebra system first, a second of a verification of five
+    missing = output.ndim - part.ndim
+    return missing >= 0 and all(
+        extent in (1, wanted) for extent, wanted in zip(part.shape, output.shape[missing:], strict=True)
+    )
 
 
 def _described(given: Any) -> str:
