@@ -1,5 +1,5 @@
 """Calls that are more than tensors in and tensors out, through definition, kernels, verdicts and PyTorch: inputs that
-are overwritten, inputs that may be left away, segments of any length.
+are overwritten, inputs that may be left away, segments of any length, lists of tensors.
 """
 
 from __future__ import annotations
@@ -371,3 +371,107 @@ def test_pytorch_takes_ragged_inputs(function):
     )
     with pytest.raises(UsageError, match="offsets_covers"):
         bags(table, indices, torch.tensor([0]))
+
+
+@pytest.mark.slow
+def test_each_tensor_of_a_list_is_judged(host, tmp_path):
+    """One that is left out, in a list that is overwritten too, is a wrong answer with its place."""
+    body = "def run(xs):\n    return torch.cat({taken}, dim=1)\n"
+    kernels = {
+        "torch_right": body.format(taken="xs"),
+        "torch_swapped": body.format(taken="[*xs[1:], xs[0]]"),
+        "torch_two": 'SUPPORTS = {"two": "len(widths) == 2"}\n\n\n' + body.format(taken="[xs[0], xs[1]]"),
+    }
+    found = verdicts(host, tmp_path, "concat_rows", kernels, ("two", "many", "rows"))
+    assert [type(verdict).__name__ for verdict in found.values()] == ["Pass", "Mismatch", "Pass"]
+    assert [name for name, _ in found["torch_two"].not_taken] == ["many"]
+    step = (EXAMPLES / "adamw_list" / "torch_foreach.py").read_text()
+    kernels = {
+        "torch_right": step,
+        "torch_first": step.replace("_copy_(params, moved)", "_copy_(params[:1], moved[:1])"),
+        "torch_grads": step + "    grads[-1].zero_()\n",
+    }
+    found = verdicts(host, tmp_path, "adamw_list", kernels, ("two",))
+    assert [type(verdict).__name__ for verdict in found.values()] == ["Pass", "Mismatch", "Broken"]
+    assert found["torch_first"].output == "params_out_1" and "grads_1 was modified" in found["torch_grads"].reason
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "words"),
+    [
+        ("xs", {"shape": "rows widths*2"}, "no products"),
+        ("xs", {"many": "cols"}, "has that axis once"),
+        ("xs", {"optional": True}, "it is not optional"),
+        ("y", {"shape": "rows widths"}, r"derived={\"total\": \"sum\(sizes\)\"}"),
+        ("y", {"shape": "rows widths", "many": "widths"}, "let it overwrite one"),
+    ],
+)
+def test_a_list_has_an_axis_of_its_own(name, changed, words):
+    operator = load([EXAMPLES]).operator("concat_rows")
+
+    def other(specs):
+        return tuple(dataclasses.replace(spec, **changed) if spec.name == name else spec for spec in specs)
+
+    with pytest.raises(UsageError, match=words):
+        dataclasses.replace(operator, inputs=other(operator.inputs), outputs=other(operator.outputs))
+
+
+def test_hidden_cases_draw_how_many_tensors_a_list_has():
+    operator = load([EXAMPLES]).operator("concat_rows")
+    drawn = hidden_cases(operator, "float32", count=40, most_elements=256)
+    assert len({len(case.axes["widths"]) for case in drawn}) >= 3
+    assert all(case.axes["total"] == sum(case.axes["widths"]) for case in drawn)
+    axes = {"rows": 7, "widths": (3, 0, 5), "total": 8}
+    assert operator.cost(axes, "float32").bytes_read == operator.cost(axes, "float32").bytes_written == 7 * 8 * 4
+    with pytest.raises(UsageError, match="widths is empty"):
+        check_calls(
+            dataclasses.replace(
+                operator, cases=(*operator.cases, Case(name="none", axes={"rows": 1, "widths": ()}, why="no tensor"))
+            )
+        )
+
+
+def test_a_call_gives_a_list(function):
+    """Of any length, with a gradient for each of its tensors; what is no such list is refused."""
+    concat = function("concat_rows")
+    a, b, c = torch.randn(3, 4), torch.randn(3, 2), torch.randn(3, 5)
+    for given in ([a, b], [a, b, c], (a,), [b, a], [a, b]):
+        assert torch.equal(concat(given), torch.cat(list(given), 1))
+    assert schema_of(concat.operator) == "(Tensor[] xs) -> Tensor"
+    leaves, weight = [tensor.clone().requires_grad_() for tensor in (a, b)], torch.randn(3, 6)
+    (concat(leaves) * weight).sum().backward()
+    assert torch.equal(leaves[0].grad, weight[:, :4]) and torch.equal(leaves[1].grad, weight[:, 4:])
+    for wrong, words in (
+        (a, r"a list of tensors \[rows widths\].*Write xs=\[a, b\]"),
+        ([], "at least one"),
+        ([a, torch.randn(2, 4)], "rows = 2, elsewhere it is 3"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            concat(wrong)
+    many = torch.randn(6, 3, 2)
+    together = torch.vmap(lambda each: concat([a, each]))(many)
+    assert torch.equal(together, torch.stack([torch.cat([a, each], 1) for each in many]))
+
+
+def test_pytorch_knows_lists(function):
+    """In exported programs and under torch.compile; a list that is overwritten is marked."""
+    concat, step = function("concat_rows"), function("adamw_list")
+
+    class Model(torch.nn.Module):
+        def forward(self, a, b):
+            return concat([a, b, a])
+
+    a, b = torch.randn(3, 4), torch.randn(3, 2)
+    wanted = torch.cat([a, b, a], 1)
+    assert torch.equal(torch.export.export(Model(), (a, b)).module()(a, b), wanted)
+    assert torch.equal(torch.compile(Model(), fullgraph=True, backend="aot_eager")(a, b), wanted)
+    assert schema_of(step.operator).startswith("(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] ms")
+    first, second = step_inputs(), [tensor[:7].clone() for tensor in step_inputs()]
+    given = [list(pair) for pair in zip(first, second, strict=True)]
+    wanted = step.operator.reference(*given, **step.operator.scalar_values({}))
+    assert step(*given) is None
+    torch.testing.assert_close((given[0], given[2], given[3]), wanted)
+    with pytest.raises(UsageError, match="lists of one length, not 2 of params and 1 of grads"):
+        step(given[0], given[1][:1], *given[2:])
+    with pytest.raises(UsageError, match=r"under torch.no_grad\(\)"):
+        step([torch.nn.Parameter(tensor) for tensor in given[0]], *given[1:])

@@ -97,7 +97,7 @@ def native_kernel(entry: Any, call: Call) -> Kernel:
     numbers = native.scalar_arguments(call.operator, call.scalars)
 
     def launch(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
-        function(*inputs, *outputs, *numbers)
+        function(*native.one_by_one(inputs), *outputs, *numbers)
 
     def bound(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> Callable[..., bool] | None:
         return native.bound(function, tensors, shapes, numbers, host_compiler())

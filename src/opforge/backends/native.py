@@ -306,6 +306,13 @@ def bound(
     return prepared
 
 
+def one_by_one(inputs: Sequence[Any]) -> Sequence[Any]:
+    """Arguments as compiled code takes them: a list is its length, and then its tensors."""
+    if not any(isinstance(value, list) for value in inputs):
+        return inputs
+    return [part for value in inputs for part in ((len(value), *value) if isinstance(value, list) else (value,))]
+
+
 def scalar_arguments(operator: Operator, scalars: Mapping[str, ScalarValue]) -> tuple[int | float, ...]:
     """The scalars as numbers, in the operator's order; a choice of words is passed as its place among the choices."""
     numbers: list[int | float] = []

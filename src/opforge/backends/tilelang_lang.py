@@ -130,6 +130,8 @@ class TileLang:
         import torch
 
         def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
+            if any(isinstance(tensor, list) for tensor in inputs):
+                raise EnvironmentLacks(f"{implementation.name}: a TileLang program takes no lists of tensors.")
             # a program has no place for what is not given: it says so itself, by its parameter has_NAME
             tensors = tuple(tensor for tensor in (*inputs, *outputs) if tensor is not None)
             if as_bits:

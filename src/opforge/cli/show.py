@@ -134,6 +134,7 @@ def _kept(spec: TensorSpec) -> str:
     rules += [f"sometimes {', '.join(spec.sometimes)}"] if spec.sometimes else []
     rules += [f"of equal scores {spec.ties.rule}"] if spec.ties is not None else []
     rules += [f"offsets along {spec.offsets}"] if spec.offsets else []
+    rules += [f"a list along {spec.many}"] if spec.many else []
     rules += ["optional"] if spec.optional else []
     rules += [f"overwrites {spec.overwrites}"] if spec.overwrites else []
     return "".join(f", {each}" for each in rules)

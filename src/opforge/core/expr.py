@@ -20,6 +20,10 @@ def _prod(value: int | tuple[int, ...]) -> int:
     return math.prod(value) if isinstance(value, tuple) else value
 
 
+def _sum(value: int | tuple[int, ...]) -> int:
+    return sum(value) if isinstance(value, tuple) else value
+
+
 def _last(value: int | tuple[int, ...]) -> int:
     """The last of several axes; 1 where there is none."""
     return (value[-1] if value else 1) if isinstance(value, tuple) else value
@@ -35,6 +39,7 @@ def _next_pow2(n: int) -> int:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "prod": _prod,
+    "sum": _sum,
     "last": _last,
     "cdiv": _cdiv,
     "next_pow2": _next_pow2,

@@ -29,6 +29,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "overwrites": '"x"',
         "optional": "True",
         "offsets": '"tokens"',
+        "many": '"sizes"',
     },
     "Scalar": {"name": '"eps"', "default": "1e-5", "choices": '("none", "tanh")', "about": '"added to the variance"'},
     "Constraint": {"name": '"even"', "expression": '"cols % 2 == 0"', "about": '"columns come in pairs"'},

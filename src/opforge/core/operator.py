@@ -16,16 +16,18 @@ from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate
 from opforge.core.fields import check_fields, wrong_field
 from opforge.core.rounding import Errors
-from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes, full_shape
+from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes
 from opforge.core.tensors import (
     DOMAINS as DOMAINS,
     TIES,
     ScalarValue as ScalarValue,
     TensorSpec as TensorSpec,
     Ties as Ties,
+    check_lists,
     check_offsets,
     check_optional,
     check_overwritten,
+    shapes_of,
 )
 
 
@@ -200,6 +202,7 @@ class Operator:
     gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its
                inputs are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
     presence   not given: for each optional input a parameter `has_NAME`
+    list_axes  not given: the axes that have a size for each tensor of a list; `listed` has those of a call
     written_as   not given: of an operator in the form of a call, the one that the definition has (see core.call_form)
     """
 
@@ -228,6 +231,8 @@ class Operator:
     compute_dtype: str | None = None
     gradient: str | None = None
     presence: tuple[Scalar, ...] = field(init=False, default=(), repr=False)
+    list_axes: tuple[str, ...] = field(init=False, default=(), repr=False)
+    listed: Mapping[str, tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
     written_as: Operator | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -274,18 +279,20 @@ class Operator:
         optional = [spec.name for spec in self.inputs if spec.optional]
         presence = tuple(Scalar(name=f"has_{name}", default=True, choices=(True, False)) for name in optional)
         object.__setattr__(self, "presence", presence)
+        if self.gradient is not None and not self.one_form:
+            raise UsageError(
+                f"{self.name} has optional inputs or lists, and names {self.gradient!r} for its gradients. The "
+                "reference is differentiated there: remove `gradient`."
+            )
         parameters = [scalar.name for scalar in (*self.scalars, *self.presence)]
         names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *parameters]
         if len(set(names)) != len(names):
             raise UsageError(f"{self.name}: inputs, outputs and scalars share a name: {sorted(names)}. Rename one.")
         check_overwritten(self.name, self.inputs, self.outputs)
+        check_lists(self.name, self.inputs, self.outputs)
+        object.__setattr__(self, "list_axes", tuple(dict.fromkeys(i.many for i in self.inputs if i.many is not None)))
         check_offsets(self.name, self.inputs, self.outputs)
         check_optional(self.name, self.inputs, self.outputs, set(self.derived))
-        if self.gradient is not None and self.presence:
-            raise UsageError(
-                f"{self.name} has optional inputs and names {self.gradient!r} for its gradients. The reference is "
-                "differentiated where inputs are optional: remove `gradient`."
-            )
         if self.gradient is not None and self.overwritten:
             raise UsageError(
                 f"{self.name} overwrites {', '.join(self.overwritten)} and names {self.gradient!r} for its gradients. "
@@ -316,6 +323,11 @@ class Operator:
         return self.written_as or self
 
     @property
+    def one_form(self) -> bool:
+        """Whether all calls have the same tensors: no input is optional or a list."""
+        return not self.presence and not self.list_axes
+
+    @property
     def fresh(self) -> tuple[TensorSpec, ...]:
         """The outputs that a call makes and returns: those that overwrite no input."""
         return tuple(spec for spec in self.outputs if spec.overwrites is None)
@@ -337,18 +349,22 @@ class Operator:
                 f"{self.name} needs {', '.join(spec.name for spec in self.inputs)}; not given: {', '.join(missing)}."
             )
         found = bind_axes([(spec.name, spec.shape, shapes[spec.name]) for spec in self.inputs if spec.name in shapes])
+        found |= self.listed
         return {**self.completed(found, self.scalar_values(scalars or {})), **found} if self.derived else found
 
     def scalar_values(self, given: Mapping[str, ScalarValue]) -> dict[str, ScalarValue]:
         """Every scalar's value: those given, checked, and the defaults for the others."""
         known = {scalar.name: scalar for scalar in (*self.scalars, *self.presence)}
         for name, value in given.items():
+            if name in self.list_axes:
+                continue  # it tells the form of a call
             if name not in known:
                 raise UsageError(f"{self.name} has no parameter {name!r}. It takes: {', '.join(known) or 'none'}.")
             choices = known[name].choices
             if choices and value not in choices:
                 raise UsageError(f"{self.name}: {name} = {value!r} is not one of {choices}.")
-        return {name: given.get(name, scalar.default) for name, scalar in known.items()}
+        form = {name: given[name] for name in self.list_axes if name in given}
+        return {**{name: given.get(name, scalar.default) for name, scalar in known.items()}, **form}
 
     def completed(self, axes: Axes, scalars: Mapping[str, ScalarValue]) -> dict[str, AxisValue]:
         """The axes with every derived one as the others and the parameters have it."""
@@ -410,9 +426,7 @@ class Operator:
             for spec in specs:
                 if not values.get(f"has_{spec.name}", True):
                     continue
-                elements = 1
-                for extent in full_shape(spec.shape, axes):
-                    elements *= extent
+                elements = sum(math.prod(shape) for shape in shapes_of(spec, axes))
                 total += elements * DTYPES[spec.dtype_for(dtype, values)].itemsize
             return total
 

@@ -29,9 +29,12 @@ NONE = "()"
 
 
 def variadic(operator: Operator) -> frozenset[str]:
-    """The axes that stand for any number of axes: `lead` of `"*lead cols"`."""
+    """The axes whose value is several sizes: those that stand for any number of axes (`lead` of `"*lead cols"`), and
+    those that have a size for each tensor of a list.
+    """
     specs = (*operator.inputs, *operator.outputs)
-    return frozenset(token[1:] for spec in specs for token in tokens(spec.shape) if token.startswith("*"))
+    named = {token[1:] for spec in specs for token in tokens(spec.shape) if token.startswith("*")}
+    return frozenset(named | set(operator.list_axes))
 
 
 def axis_text(value: AxisValue) -> str:

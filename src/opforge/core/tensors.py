@@ -9,7 +9,7 @@ from typing import Any
 
 from opforge.core.errors import UsageError
 from opforge.core.fields import check_fields, wrong_field
-from opforge.core.shapes import axis_names
+from opforge.core.shapes import Axes, Shape, axis_names, full_shape
 
 ScalarValue = bool | int | float | str
 
@@ -61,6 +61,9 @@ class TensorSpec:
     offsets     for an input of whole numbers along one axis: the axis that they cut into segments, of which segment i
                 goes from offset i up to offset i + 1. They begin with 0, do not decrease, and end with the size of that
                 axis; cases have empty segments and a long one
+    many        for an input that is a list of tensors, and for the output that overwrites it: the axis of its shape
+                that has a size of its own in each of them. In cases and expressions that axis is a tuple, as long as
+                the list: {"sizes": (3, 5)}
     """
 
     name: str
@@ -74,6 +77,7 @@ class TensorSpec:
     overwrites: str | None = None
     optional: bool = False
     offsets: str | None = None
+    many: str | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -155,3 +159,41 @@ def check_offsets(operator: str, inputs: Sequence[TensorSpec], outputs: Sequence
                 f"{operator}: {spec.name} has offsets along {spec.offsets!r}, which is no axis of another input. Name "
                 f"one of: {', '.join(sorted(token for token in cut if token.isidentifier()))}."
             )
+
+
+def check_lists(operator: str, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
+    """Raises UsageError for a list without an axis of its own, or one that is optional, ragged, or made by the call."""
+    lists = {spec.many for spec in inputs if spec.many is not None}
+    for spec in (*inputs, *outputs):
+        tokens = spec.shape.split()
+        if spec.many is None:
+            if lists & set(axis_names(spec.shape)):
+                raise UsageError(
+                    f"{operator}: {spec.name} [{spec.shape}] has an axis whose size differs from tensor to tensor of a "
+                    'list. Let its own follow from it: derived={"total": "sum(sizes)"}.'
+                )
+            continue
+        if tokens.count(spec.many) != 1 or any("*" in token for token in tokens):
+            raise UsageError(
+                f"{operator}: {spec.name} [{spec.shape}] is a list along {spec.many!r}. Its shape has that axis once, "
+                f'and no products or *names: TensorSpec(name="xs", shape="rows {spec.many}", many="{spec.many}").'
+            )
+        if spec.optional or spec.offsets is not None or spec.ties is not None:
+            raise UsageError(f"{operator}: {spec.name} is a list: it is not optional, has no offsets and no ties.")
+        if spec in outputs and spec.overwrites is None:
+            raise UsageError(
+                f"{operator}: output {spec.name} is a list that a call would make: let it overwrite one that is given."
+            )
+    many = {spec.name: spec.many for spec in inputs}
+    for spec in outputs:
+        if spec.overwrites is not None and many.get(spec.overwrites) != spec.many:
+            raise UsageError(f"{operator}: output {spec.name} and {spec.overwrites} are a list, or neither is.")
+
+
+def shapes_of(spec: TensorSpec, axes: Axes) -> list[Shape]:
+    """The sizes of a tensor, or of each tensor of a list."""
+    if spec.many is None:
+        return [full_shape(spec.shape, axes)]
+    sizes = axes[spec.many]
+    assert isinstance(sizes, tuple)
+    return [full_shape(spec.shape, {**axes, spec.many: size}) for size in sizes]

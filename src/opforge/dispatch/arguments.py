@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from opforge.core.errors import UsageError
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.operator import Operator, ScalarValue, TensorSpec
 from opforge.core.shapes import Axes
 
 
@@ -81,7 +81,30 @@ def arranged(
     needed = [value for spec, value in zip(operator.inputs, given, strict=False) if not spec.optional]
     if len(tensors) > len(operator.inputs) or any(value is None for value in needed):
         raise misfit(operator, tensors, scalars)
+    lengths: dict[str, int] = {}
+    for spec, value in zip(operator.inputs, given, strict=True):
+        if spec.many is not None:
+            _check_list(operator, spec, value)
+            if lengths.setdefault(spec.many, len(value)) != len(value):
+                first = next(other.name for other in operator.inputs if other.many == spec.many)
+                raise UsageError(
+                    f"{operator.name} takes lists of one length, not {lengths[spec.many]} of {first} and {len(value)} "
+                    f"of {spec.name}."
+                )
     return given, scalars
+
+
+def _check_list(operator: Operator, spec: TensorSpec, value: Any) -> None:
+    axes = len(spec.shape.split())
+    if (
+        not isinstance(value, list | tuple)
+        or not value
+        or not all(isinstance(item, torch.Tensor) and item.ndim == axes for item in value)
+    ):
+        raise UsageError(
+            f"{operator.name} takes {spec.name} as a list of tensors [{spec.shape}], at least one, not "
+            f"{' '.join(repr(value).split()):.60}. Write {spec.name}=[a, b]."
+        )
 
 
 def check_overwritten(operator: Operator, tensors: Sequence[torch.Tensor]) -> None:
@@ -103,6 +126,12 @@ def check_overwritten(operator: Operator, tensors: Sequence[torch.Tensor]) -> No
                 f"{operator.name} overwrites {spec.name}, whose elements share addresses (strides {tensor.stride()}). "
                 f"Give it memory of its own: {spec.name}.clone()."
             )
+
+
+def overwritten_places(operator: Operator) -> list[int]:
+    """The places of the inputs that a call overwrites."""
+    overwritten = operator.overwritten
+    return [place for place, spec in enumerate(operator.inputs) if spec.name in overwritten]
 
 
 def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any]) -> UsageError:

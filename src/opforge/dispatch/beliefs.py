@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from opforge.core.call_form import formed
+from opforge.core.call_form import formed, layouts_of
 from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks
@@ -103,15 +103,11 @@ def on_one_terms(timed: Iterable[Evidence]) -> list[Evidence]:
 
 def manner_as(operator: Operator, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], layout: str) -> Manner:
     """How the inputs of a workload lie, whose layout is in words (core.operator.Workload)."""
-    words = layout.split()
-    words = words if len(words) == len(operator.inputs) else words[:1] * len(operator.inputs)
+    words = layouts_of(operator, {**axes, **scalars}, layout)
     found = []
-    given = {spec.name for spec in formed(operator, {**axes, **scalars}).inputs}
-    for word, spec in zip(words, operator.inputs, strict=True):
-        if spec.name not in given:
-            continue
+    for spec in formed(operator, {**axes, **scalars}).inputs:
         shape = collapsed_shape(spec.shape, axes)
-        strides, skip = strides_for(word, shape)
+        strides, skip = strides_for(words[spec.name], shape)
         found.append((shape, strides, DTYPES[spec.dtype_for(dtype, scalars)].itemsize, skip == 0))
     return manner_of(found)
 

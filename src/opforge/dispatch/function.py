@@ -24,7 +24,14 @@ from opforge.core.call_form import arguments, declared, formed, taken
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Operator, ScalarValue
-from opforge.dispatch.arguments import arranged, check_overwritten, checked_scalars, fitting, misfit
+from opforge.dispatch.arguments import (
+    arranged,
+    check_overwritten,
+    checked_scalars,
+    fitting,
+    misfit,
+    overwritten_places,
+)
 from opforge.dispatch.autocast import cast, outside_autocast
 from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call_table
 from opforge.dispatch.choose import Choice, Chooser
@@ -61,7 +68,7 @@ class Function:
     Under torch.autocast products of matrices are computed in autocast's dtype, and other operators that are given
     several floating-point dtypes in the widest of them; outputs have that dtype. Without it dtypes must agree.
 
-    An optional input may be None, left away at the end, or given by its name.
+    An optional input may be None, left away at the end, or given by its name. A list of tensors is one argument.
     """
 
     def __init__(self, operator: Operator, chooser: Chooser) -> None:
@@ -79,12 +86,12 @@ class Function:
         self._products = operator.unit == "matrix"
         # calls of one form have all inputs; of others the methods below are given the tensors that are there, and the
         # parameters that say which are not
-        self._one_form = not operator.presence
-        # the places of inputs that a call overwrites
-        self._overwritten = [i for i, spec in enumerate(operator.inputs) if spec.name in operator.overwritten]
+        self._one_form = operator.one_form
+        self._overwrites = bool(operator.overwritten)
         # `_call(tensors, scalars)`: from the first class of tensors on the table in C++, where there is one
         self._table: Any = None
-        self._table_asked = False
+        # it is asked by plain parameters, and sizes of lists are none
+        self._table_asked = bool(operator.list_axes)
         self._call: Callable[..., Any] = self._looked_up
         self.backward = self._backward()
         self._custom = self._register()
@@ -113,8 +120,8 @@ class Function:
             or _tracing()
         ):
             return self._watched(tensors, scalars)
-        if self._overwritten and _is_grad_enabled() and any(getattr(item, "requires_grad", False) for item in tensors):
-            check_overwritten(self.operator, tensors)
+        if self._overwrites and _is_grad_enabled() and any(getattr(item, "requires_grad", False) for item in tensors):
+            check_overwritten(self._form(scalars), tensors)
         try:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
             quick = self._quick.get((shape, *_apart(scalars)) if scalars else shape)
@@ -181,7 +188,7 @@ class Function:
             raise misfit(operator, tensors, scalars)
         tensors = cast(self._form(scalars), tensors)
         check_overwritten(operator, tensors)
-        if self._overwritten and (forward_levels._current_level >= 0 or _differentiated()):
+        if self._overwrites and (forward_levels._current_level >= 0 or _differentiated()):
             raise UsageError(
                 f"{self.operator.name} overwrites {', '.join(self.operator.overwritten)}, and has no gradient: "
                 "torch.func cannot differentiate it."
@@ -284,8 +291,8 @@ class Function:
                 if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
                     # PyTorch's own functions read the sign themselves
                     made = PreparedCall(self._without_negation(made.run, scalars), direct=made.direct)
-                if self._overwritten:
-                    made = PreparedCall(self._counted(made.run))
+                if self._overwrites:
+                    made = PreparedCall(self._counted(made.run, scalars))
                 if len(self._prepared) >= MOST:
                     self.forget()
                 found = self._prepared[key] = made, choice
@@ -322,7 +329,7 @@ class Function:
             if any(tensor.is_neg() for tensor in tensors):
                 plain = [tensor.resolve_neg() for tensor in tensors]
                 found = self.compute(plain, given)
-                for place in self._overwritten:
+                for place in overwritten_places(self._form(given)):
                     if tensors[place].is_neg():
                         tensors[place].copy_(plain[place])
                 return found
@@ -330,12 +337,13 @@ class Function:
 
         return asked
 
-    def _counted(self, run: PreparedFunction) -> PreparedFunction:
+    def _counted(self, run: PreparedFunction, given: Mapping[str, ScalarValue]) -> PreparedFunction:
         """A kernel that overwrites tensors does not tell PyTorch, which counts the versions of what autograd keeps."""
+        places = overwritten_places(self._form(given))
 
         def counted(tensors: Sequence[torch.Tensor]) -> Any:
             found = run(tensors)
-            torch.autograd.graph.increment_version([tensors[place] for place in self._overwritten])
+            torch.autograd.graph.increment_version([tensors[place] for place in places])
             return found
 
         return counted

@@ -29,12 +29,15 @@ _registered: dict[str, Registered] = {}
 
 def schema_of(operator: Operator) -> str:
     """The operator's schema in PyTorch's notation, without its name: `(Tensor x, Tensor weight, float eps=1e-06) ->
-    Tensor`. What is overwritten is marked: `(Tensor(a!) x) -> ()`; what is optional too: `Tensor? bias=None`.
+    Tensor`. What is overwritten is marked: `(Tensor(a!) x) -> ()`; what is optional or a list too: `Tensor? bias=None`,
+    `Tensor[] xs`.
     """
     marks = dict(zip(operator.overwritten, string.ascii_lowercase, strict=False))
     arguments = [
-        f"Tensor({marks[spec.name]}!) {spec.name}"
+        f"Tensor({marks[spec.name]}!){'[]' if spec.many else ''} {spec.name}"
         if spec.name in marks
+        else f"Tensor[] {spec.name}"
+        if spec.many
         else f"Tensor? {spec.name}{'=None' if all(later.optional for later in operator.inputs[place:]) else ''}"
         if spec.optional
         else f"Tensor {spec.name}"
@@ -99,32 +102,42 @@ class Registered:
         from opforge.dispatch.gradients import remember
 
         tensors, scalars = self.split(inputs)
-        ctx.opforge_arguments = len(inputs)
-        count = len(self.operator.inputs)
-        ctx.opforge_given = [place for place, given in enumerate(inputs[:count]) if given is not None]
+        ctx.opforge_rest = max(0, len(inputs) - len(self.operator.inputs))
+        # what was given, without its memory
+        ctx.opforge_given = [
+            None if value is None else [True] * len(value) if isinstance(value, list | tuple) else True
+            for value in inputs[: len(self.operator.inputs)]
+        ]
+        ctx.opforge_form = formed(self.operator, scalars)
         remember(ctx, self.function().backward_of(scalars), declared(self.operator, scalars), tensors, output)
 
     def backward(self, ctx: Any, *incoming: Any) -> Any:
         """One gradient for each tensor, None for each parameter."""
         from opforge.dispatch.gradients import come_back
 
-        given = ctx.opforge_given
-        found = come_back(ctx, incoming, [ctx.needs_input_grad[place] for place in given])
-        gradients: list[Any] = [None] * ctx.opforge_arguments
-        for place, gradient in zip(given, found, strict=True):
-            gradients[place] = gradient
-        return tuple(gradients)
+        needs = _one_by_one(ctx.opforge_given, ctx.needs_input_grad)
+        found = come_back(ctx, incoming, needs)
+        return *spread(ctx.opforge_form, found), *(None for _ in range(ctx.opforge_rest))
 
-    def batched(self, info: Any, in_dims: Sequence[int | None], *arguments: Any) -> tuple[Any, Any]:
+    def batched(self, info: Any, in_dims: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
         """The rule of torch.vmap."""
-        count = len(self.operator.inputs)
+        given = arguments[: len(self.operator.inputs)]
         tensors, scalars = self.split(arguments)
-        dims = [dim for dim, given in zip(in_dims, arguments[:count], strict=False) if given is not None]
-        return self._batching_of(scalars)(info, dims, *tensors, *declared(self.operator, scalars).values())
+        # what an entry has, by which calls of its form are known
+        entries = [
+            [_Entry(*pair) for pair in zip(value, dim, strict=True)] if isinstance(value, list | tuple) else value
+            for value, dim in zip(given, in_dims, strict=False)
+        ]
+        _, form = taken(self.operator, [*entries, *(None for _ in self.operator.inputs[len(entries) :])])
+        rule = self._batching_of({**scalars, **form})
+        return rule(info, _one_by_one(given, in_dims), *tensors, *declared(self.operator, scalars).values())
 
     def _batching_of(self, scalars: Mapping[str, ScalarValue]) -> Batching:
         """The rule for calls of this form."""
-        key = tuple(scalars.get(scalar.name, True) for scalar in self.operator.presence)
+        key = (
+            *(scalars.get(scalar.name, True) for scalar in self.operator.presence),
+            *(scalars[name] for name in self.operator.list_axes),
+        )
         if key not in self._batching:
             form = formed(self.operator, scalars)
             count = len(form.inputs)
@@ -138,6 +151,23 @@ class Registered:
         """From here on it is `function` that computes it."""
         self.operator, self.function = operator, function
         self._batching: dict[tuple[Any, ...], Batching] = {}
+
+
+class _Entry:
+    """The shape that a batched tensor has in one entry."""
+
+    def __init__(self, tensor: torch.Tensor, dim: int | None) -> None:
+        self.shape = [size for place, size in enumerate(tensor.shape) if place != dim]
+
+
+def _one_by_one(given: Sequence[Any], said: Sequence[Any]) -> list[Any]:
+    """What is said of each argument, said of each tensor that is given."""
+    return [
+        each
+        for value, words in zip(given, said, strict=False)
+        if value is not None
+        for each in (words if isinstance(value, list | tuple) else (words,))
+    ]
 
 
 def register(operator: Operator, function: Callable[[], Any]) -> Registered:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError, unknown
 from opforge.core.expr import evaluate
@@ -77,6 +78,7 @@ def _check_axes(operator: Operator, item: Case | Workload) -> None:
         )
     specs = (*operator.inputs, *operator.outputs)
     variadic = {token[1:] for spec in specs for token in tokens(spec.shape) if token.startswith("*")}
+    variadic |= set(operator.list_axes)
     for name, value in item.axes.items():
         sizes = value if isinstance(value, tuple) and name in variadic else (value,)
         if not all(isinstance(size, int) and size >= 0 for size in sizes) or (
@@ -87,11 +89,15 @@ def _check_axes(operator: Operator, item: Case | Workload) -> None:
                 f"{place}: {name} cannot be {value!r}. It is "
                 f"{'a tuple of whole numbers' if name in variadic else 'a whole number'}, none below 0: {example}."
             )
-    for spec in specs:
+        if name in operator.list_axes and not value:
+            raise UsageError(f"{place}: {name} is empty. A list has one tensor at the least: {name}=(3,).")
+    operator.scalar_values(item.scalars)
+    form = formed(operator, {**item.axes, **{scalar.name: True for scalar in operator.presence}})
+    for spec in (*form.inputs, *form.outputs):
         if math.prod(full_shape(spec.shape, item.axes)) >= MOST_ELEMENTS:
             raise UsageError(f"{place}: no memory holds {spec.name} of shape {full_shape(spec.shape, item.axes)}.")
     # shapes that leave two axes open at once, or say nothing of one
-    found = operator.bind({spec.name: full_shape(spec.shape, item.axes) for spec in operator.inputs}, item.scalars)
+    found = form.bind({spec.name: full_shape(spec.shape, item.axes) for spec in form.inputs}, item.scalars)
     if found != dict(item.axes):
         raise UsageError(f"{place}: its shapes give {found}, and it says {dict(item.axes)}. Let them agree.")
 

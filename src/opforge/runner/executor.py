@@ -141,7 +141,7 @@ class Executor:
             tensors = placement.tensors(memory)
             call = formed(operator, {**question.axes, **question.scalars})
             inputs = {spec.name: tensors[spec.name] for spec in call.inputs}
-            outputs = {spec.name: tensors[spec.overwrites or spec.name] for spec in operator.outputs}
+            outputs = {spec.name: tensors[spec.overwrites or spec.name] for spec in call.outputs}
             return bind(
                 operator,
                 implementation,

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opforge.core.call_form import formed
+from opforge.core.call_form import formed, layouts_of
 from opforge.core.dtypes import DTYPES, DType
 from opforge.core.errors import unknown
 from opforge.core.expr import evaluate
@@ -267,8 +267,7 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
     (and where the layout
     says, if it says where), everything poisoned. What is overwritten has one place, as an input."""
     scalars = operator.scalar_values(case.scalars)
-    words = case.layout.split()
-    named = dict(zip((spec.name for spec in operator.inputs), words, strict=False)) if len(words) > 1 else {}
+    layouts = layouts_of(operator, {**case.axes, **scalars}, case.layout)
     operator = formed(operator, {**case.axes, **scalars})
     place = case.layout if case.layout in PLACES else "contiguous"
     wanted = [
@@ -281,7 +280,7 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
             "contiguous" if layout == "expanded" and spec.name in operator.overwritten else layout,
         )
         for spec in operator.inputs
-        for layout in (named.get(spec.name, words[0]),)
+        for layout in (layouts[spec.name],)
     ]
     wanted += [
         (spec.name, "output", spec.dtype_for(dtype, scalars), full_shape(spec.shape, case.axes), place)

@@ -10,7 +10,7 @@ from opforge.core import units
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.operator import Operator, Workload
-from opforge.core.shapes import full_shape
+from opforge.core.tensors import shapes_of
 
 ORACLE_BYTES = 8
 """Of each element: the oracle holds its operands and results in float64."""
@@ -20,8 +20,9 @@ def bytes_to_verify(operator: Operator, workload: Workload, dtype: str) -> int:
     """The least that verifying a call holds at once: its tensors, and the oracle's in float64."""
     scalars = operator.scalar_values(workload.scalars)
     return sum(
-        prod(full_shape(spec.shape, workload.axes)) * (DTYPES[spec.dtype_for(dtype, scalars)].itemsize + ORACLE_BYTES)
+        prod(shape) * (DTYPES[spec.dtype_for(dtype, scalars)].itemsize + ORACLE_BYTES)
         for spec in (*operator.inputs, *operator.outputs)
+        for shape in shapes_of(spec, workload.axes)
     )
 
 

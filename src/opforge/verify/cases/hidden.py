@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, Operator
-from opforge.core.shapes import AxisValue, full_shape, tokens
+from opforge.core.shapes import AxisValue, tokens
+from opforge.core.tensors import shapes_of
 from opforge.verify.cases.extreme_values import EXTREMES
 
 ZERO_SIZE = 0.10
@@ -103,7 +104,9 @@ def distributions(operator: Operator, dtype: str) -> tuple[str, ...]:
 
 def elements(operator: Operator, case: Case) -> int:
     """Elements of the largest tensor of a case."""
-    return max(math.prod(full_shape(spec.shape, case.axes)) for spec in (*operator.inputs, *operator.outputs))
+    whole = operator.whole
+    specs = (*whole.inputs, *whole.outputs)
+    return max((math.prod(shape) for spec in specs for shape in shapes_of(spec, case.axes)), default=0)
 
 
 def hidden_cases(
@@ -235,6 +238,8 @@ def _drawn_axes(
             # after a hundred misses the constraints are narrow: then most axes stay as the operator's own case has them
             if name in base.axes and (draw.random() < (0.1 if attempt < 100 else 0.7)):
                 axes[name] = base.axes[name]
+            elif name in operator.list_axes:
+                axes[name] = tuple(next(sizes) for _ in range(draw.choice((1, 2, 3, 5))))
             elif name in variadic:
                 axes[name] = tuple(max(1, int(next(sizes) ** 0.5)) for _ in range(draw.choice((0, 1, 1, 2, 2, 3))))
             else:
@@ -242,7 +247,14 @@ def _drawn_axes(
         if empty:
             name = draw.choice(operator.free_axes)
             value = axes[name]
-            axes[name] = (0, *value[1:]) if isinstance(value, tuple) else 0
+            # of a list all are empty: a few that are not would have something to compute
+            axes[name] = (
+                (0,) * len(value)
+                if name in operator.list_axes and isinstance(value, tuple)
+                else (0, *value[1:])
+                if isinstance(value, tuple)
+                else 0
+            )
         try:
             axes = operator.completed(axes, operator.scalar_values(base.scalars))
             if operator.violated(axes, dtype, operator.scalar_values(base.scalars)) is not None:
@@ -255,7 +267,7 @@ def _drawn_axes(
             continue
         if size <= most and work <= 512 * most and (size == 0 or not empty) and (empty or size > 0):
             # zero-size: some tensor is empty; elsewhere none is
-            shapes = [math.prod(full_shape(spec.shape, axes)) for spec in operator.inputs]
+            shapes = [math.prod(shape) for spec in operator.inputs for shape in shapes_of(spec, axes)]
             if empty == (0 in shapes):
                 return base, axes
     return None

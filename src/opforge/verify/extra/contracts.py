@@ -44,6 +44,8 @@ def check_function(
     gradient   the operator that the definition names for its gradients: finite differences are asked about its
                reference then
     """
+    if operator.list_axes:
+        return (Clause(name="lists", standing="open", detail="its inputs are lists of tensors"),)
     subjects = [
         Subject(
             operator=operator,
