@@ -69,10 +69,18 @@ def main() -> None:
             space for space in spaces if any(space is not item and space.kernel == item.kernel for item in spaces)
         ]
         if related:
-            figures["warm"] = _told("model, warm", _runs(related, options.seeds, warm))
+            runs = _runs(related, options.seeds, warm)
+            figures["warm"] = _told("model, warm", runs)
+            first = {name: float(np.mean([run.fractions[0] for run in each])) for name, each in runs.items()}
+            least = min(first, key=lambda name: first[name])
+            print(f"  predicted from the other devices alone: {np.mean(list(first.values())):.3f} of the optimum,")
+            print(f"  least on {least}: {first[least]:.3f}", flush=True)
         figures["batches"] = _told(f"model, {TOGETHER} at once", _runs(spaces, options.seeds, batches))
         if options.against:
             _compared(figures["model"], json.loads(options.against.read_text()))
+        for kernel in sorted({space.kernel for space in spaces}):
+            means = np.mean([figures["model"][space.name] for space in spaces if space.kernel == kernel], axis=0)
+            print(f"  model, {kernel:24}{''.join(f'{value:8.3f}' for value in means)}")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1))
 

@@ -2,6 +2,7 @@
 a good one sooner than chance does. Times are made up; nothing is compiled.
 """
 
+import itertools
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.timing import Moment, Timing
 from opforge.core.verdict import Unsupported
 from opforge.machine import device_named
+from opforge.tuning.code_prior import CodePrior, CodeUse, cannot_launch
 from opforge.tuning.final import Standing, surely_faster, ties_kept
 from opforge.tuning.modelled import modelled_spaces
 from opforge.tuning.replay import measured_spaces, replay, trace_of
@@ -369,3 +371,40 @@ def test_energy_is_power_by_time_and_memory_what_a_call_takes_in_all():
     found = costs(replace(timed(2.0, 2.0), moments=moments, extra_bytes=24), Unsupported(reason=""), 1000)
     assert found == {"time": 2.0, "memory": 1024, "energy": 800.0}
     assert set(costs(timed(1.0), Unsupported(reason=""), 1000)) == {"time"}
+
+
+def use(**changes):
+    kernel = {"registers": 32, "stack_bytes": 0, "shared_bytes": 0, "threads": 256, "blocks": 132 * 8}
+    return CodeUse(**{**kernel, **changes})
+
+
+def test_code_that_no_block_of_the_device_holds_is_not_launched():
+    """227 KiB fit an H200 and no A100; what a descriptor does not know refuses nothing."""
+    h200, a100 = device_named("h200"), device_named("a100")
+    large = use(shared_bytes=227 << 10)
+    assert cannot_launch(large, h200) == "" and "232448 bytes of shared memory" in cannot_launch(large, a100)
+    assert "registers" in cannot_launch(use(registers=255, threads=512), h200)
+    assert cannot_launch(large, replace(a100, shared_bytes_per_block=0)) == ""
+
+
+def test_full_waves_come_first_and_what_matters_here_is_learnt():
+    """One block more than the device holds at once is a second wave, nearly empty. Where spills cost nothing and few
+    warps much, points say so.
+    """
+    prior = CodePrior(device_named("h200"))
+    assert prior.expected(use()) < prior.expected(use(blocks=132 * 8 + 1))
+    assert prior.expected(use()) < prior.expected(use(stack_bytes=64))
+    for registers, stack in itertools.product((32, 64, 128), (0, 64, 0, 64)):
+        blocks = 132 * 65536 // (registers * 256)
+        prior.tell(use(registers=registers, stack_bytes=stack, blocks=blocks), registers / 32)
+    few = use(registers=128, blocks=132 * 2)
+    assert prior.expected(few) - prior.expected(use()) > 5 * 0.1 * np.log(4)  # five times what was expected
+    assert abs(prior.expected(use(stack_bytes=64)) - prior.expected(use())) < 0.1
+
+
+def test_of_points_that_are_compiled_the_most_promising_comes_first():
+    search = Search(GRID, 8, 1, name="exhaustive")
+    assert search.next() == GRID[0]
+    waiting = search.ahead(4)
+    assert search.next(lambda config: config != waiting[3], lambda config: -waiting.index(config)) == waiting[2]
+    assert search.next() == waiting[0]

@@ -32,6 +32,7 @@ from opforge.core.shapes import Axes
 from opforge.inspect.resources import parse_resource_usage
 from opforge.inspect.tools import tool
 from opforge.registry import Registry
+from opforge.tuning.code_prior import CodeUse
 from opforge.tuning.compile_queue import NOW, Compilers
 
 LIMIT_S = 300.0
@@ -45,10 +46,12 @@ follow.
 class CompiledCode:
     """What the compiler makes of a point: SHA-256 of all that decides what is executed, and the stack of its GPU
     kernels, a thread's, in
-    bytes (0: nothing is spilled; of the kernel with the most; None: not known)."""
+    bytes (0: nothing is spilled; of the kernel with the most; None: not known). use: the rest that its kernels use;
+    None where a launch decides on it."""
 
     sha256: str
     stack_bytes: int | None = None
+    use: CodeUse | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +222,14 @@ class Codes:
             try:
                 assert child.stdout is not None
                 for line in child.stdout:
-                    words = line.split()
-                    if words[:1] == ["code"]:
-                        promises[int(words[1])].keep(
-                            CompiledCode(sha256=words[2], stack_bytes=None if words[3] == "-" else int(words[3]))
+                    if line.startswith("code "):
+                        _, place, sha, stack, use = line.split(maxsplit=4)
+                        promises[int(place)].keep(
+                            CompiledCode(
+                                sha256=sha,
+                                stack_bytes=json.loads(stack),
+                                use=CodeUse(**said) if (said := json.loads(use)) else None,
+                            )
                         )
             finally:
                 late.cancel()
@@ -260,12 +267,21 @@ def stack_of(cubin: Path) -> int | None:
     """Bytes of stack that a thread of the kernel with the most has: what is spilled, and arrays that are indexed. None
     where no tool can tell.
     """
+    return most_of(cubin).get("stack_bytes")
+
+
+def most_of(cubin: Path) -> dict[str, int]:
+    """What the kernels of a file use, of each resource the most: "registers" and "stack_bytes" of a thread, and others.
+    Nothing where no tool can tell.
+    """
     with contextlib.suppress(OpforgeError, OSError, subprocess.SubprocessError):
         said = subprocess.run(
             [str(tool("cuobjdump")), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
         ).stdout
-        return max((use.get("stack_bytes", 0) for use in parse_resource_usage(said).values()), default=None)
-    return None
+        uses = list(parse_resource_usage(said).values())
+        names = {"stack_bytes", *(name for use in uses for name in use)} if uses else set()
+        return {name: max(use.get(name, 0) for use in uses) for name in names}
+    return {}
 
 
 def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:

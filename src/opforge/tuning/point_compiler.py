@@ -1,21 +1,24 @@
-"""The process that compiles a group of points: reads a request, prints `code PLACE HASH STACK` for each point that
-compiled (STACK: bytes, or -).
+"""The process that compiles a group of points: reads a request, prints `code PLACE HASH STACK USE` for each point that
+compiled (STACK and USE in JSON: bytes or null, a CodeUse or null).
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from opforge.backends import Call, backend
+from opforge.backends import Artefact, Call, backend
 from opforge.backends.tilelang_lang import TileLang
 from opforge.core.implementation import Config
 from opforge.registry import load
-from opforge.tuning.codes import CompiledCode, stack_of
+from opforge.tuning.code_prior import CodeUse
+from opforge.tuning.codes import CompiledCode, most_of
 
 
 def code_of(request: dict[str, Any], config: Config) -> CompiledCode:
@@ -33,7 +36,7 @@ def code_of(request: dict[str, Any], config: Config) -> CompiledCode:
         device=request["device"],
     )
     compiler = backend(implementation.backend)
-    digest, stack = sha256(), None
+    digest, stack, use = sha256(), None, None
     if isinstance(compiler, TileLang):
         digest.update(compiler.code(implementation, call).encode())
     else:
@@ -42,12 +45,25 @@ def code_of(request: dict[str, Any], config: Config) -> CompiledCode:
                 digest.update(artefact.path.read_bytes())
                 # the same instructions on another grid, or with other shared memory, are another point
                 digest.update(repr((artefact.threads, sorted((artefact.facts or {}).items()))).encode())
-                stack = (
-                    max((size for size in (stack, stack_of(artefact.path)) if size is not None), default=None)
-                    if artefact.kind == "cubin"
-                    else stack
-                )
-    return CompiledCode(sha256=digest.hexdigest(), stack_bytes=stack)
+                if artefact.kind == "cubin" and (most := most_of(artefact.path)):
+                    stack = max(most["stack_bytes"], stack or 0)
+                    use = _with(use, artefact, most)
+    return CompiledCode(sha256=digest.hexdigest(), stack_bytes=stack, use=use)
+
+
+def _with(use: CodeUse | None, artefact: Artefact, most: dict[str, int]) -> CodeUse | None:
+    """What the kernels until now and this one use, of each the most; None where shared memory is not known."""
+    facts = artefact.facts or {}
+    if "shared_bytes" not in facts or not artefact.threads:
+        return use
+    mine = {
+        "registers": most.get("registers", 0),
+        "stack_bytes": most["stack_bytes"],
+        "shared_bytes": int(facts["shared_bytes"]),
+        "threads": artefact.threads,
+        "blocks": math.prod(int(size) for size in str(facts.get("grid", "0")).split("x")),
+    }
+    return CodeUse(**{name: max(size, getattr(use, name, 0)) for name, size in mine.items()})
 
 
 def main(asked: str) -> None:
@@ -60,7 +76,8 @@ def main(asked: str) -> None:
         except Exception as error:  # noqa: BLE001
             print(f"no code for {place}: {type(error).__name__}: {error}"[:500], file=sys.stderr, flush=True)
             continue
-        print(f"code {place} {code.sha256} {'-' if code.stack_bytes is None else code.stack_bytes}", flush=True)
+        stack, use = json.dumps(code.stack_bytes), json.dumps(asdict(code.use) if code.use else None)
+        print(f"code {place} {code.sha256} {stack} {use}", flush=True)
 
 
 if __name__ == "__main__":

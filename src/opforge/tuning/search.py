@@ -137,10 +137,15 @@ class Search:
         waiting = len(self.queue) or int(self.given == 0)
         return self.ahead(waiting + self.strategy.planned(self.trials))
 
-    def next(self, ready: Callable[[Config], bool] = lambda config: True) -> Config | None:
+    def next(
+        self,
+        ready: Callable[[Config], bool] = lambda config: True,
+        expected: Callable[[Config], float] = lambda config: 0.0,
+    ) -> Config | None:
         """The next point; None when there is none or the trials are used up. The first is the default.
 
-        ready   whether a point is compiled: of those that wait the first that is, so that nobody waits for a compiler
+        ready      whether a point is compiled: of those that wait one that is, so that nobody waits for a compiler
+        expected   what its code lets expect, the less the sooner; among equals the order is the strategy's
         """
         waiting = self.ahead(1)
         if not waiting or self.given >= self.trials:
@@ -148,7 +153,7 @@ class Search:
         chosen = (
             waiting[0]
             if waiting[0] == self.default
-            else next((config for config in waiting if ready(config)), waiting[0])
+            else min((config for config in waiting if ready(config)), key=expected, default=waiting[0])
         )
         self.queue.remove(chosen)
         self.given += 1

@@ -18,6 +18,7 @@ from opforge.core.verdict import Broken, Unsupported
 from opforge.machine import detect
 from opforge.registry import Registry
 from opforge.trial import leave
+from opforge.tuning.code_prior import CodePrior, cannot_launch
 from opforge.tuning.codes import Codes, CompiledCode, CompileRefused
 from opforge.tuning.compile_queue import LATER, NOW, Compilers, beside_kernels
 from opforge.tuning.earlier import stage_of, traces_of
@@ -44,6 +45,7 @@ class Space:
     incumbent   its fastest point that passed, until now
     reference_s the incumbent's time as the strategy was told it: the others' are told as ratios to it, measured side by
                 side, so that a clock that drifts changes nothing
+    prior       what compiled code says of points that wait
     journal     where the search is kept while it lasts; None before it has begun
     """
 
@@ -52,11 +54,17 @@ class Space:
     codes: Codes
     one_point: bool
     refused: int
+    prior: CodePrior
     seen: dict[str, Config] = field(default_factory=dict)
     unknown: Config | None = None
     incumbent: Passed | None = None
     reference_s: float = 0.0
     journal: Journal | None = None
+
+    def expected(self, config: Config) -> float:
+        """What the code of a point that is compiled lets expect: the less the sooner."""
+        code = self.codes.of(config)
+        return self.prior.expected(code.use) if isinstance(code, CompiledCode) and code.use else 0.0
 
     @property
     def seconds(self) -> float:
@@ -117,6 +125,7 @@ def spaces_of(
                 codes=codes,
                 one_point=len(points) == 1,
                 refused=sum(refused.values()),
+                prior=CodePrior(detect(options.device)),
             )
         )
     return spaces
@@ -206,7 +215,7 @@ def search_space(job: Job, space: Space, until: float, finalists: list[Passed]) 
                 compile_ahead(job, space, fresh, NOW)
             elif len(fresh) == len(waiting):
                 compile_ahead(job, space, fresh, NOW, half())
-        config = search.next(codes.known if beside else lambda config: True)
+        config = search.next(codes.known, space.expected) if beside else search.next()
         if config is None:
             break
         code: CompiledCode | CompileRefused | None = None
@@ -229,6 +238,8 @@ def search_space(job: Job, space: Space, until: float, finalists: list[Passed]) 
         sha256 = code.sha256 if isinstance(code, CompiledCode) else ""
         if space.journal is not None:
             space.journal.begin(config)
+        if isinstance(code, CompiledCode) and code.use and (why := cannot_launch(code.use, space.prior.device)):
+            code = CompileRefused(reason=why)
         if isinstance(code, CompileRefused):
             verdict = Broken(
                 case=job.setting.prepared.case, dtype=job.dtype, reason=code.reason, isolation=job.setting.isolation
@@ -249,6 +260,8 @@ def search_space(job: Job, space: Space, until: float, finalists: list[Passed]) 
                 implementation, config, tried.verdict, challenger.timing if challenger else None, code
             )
             taught = _taught(space, tried)
+            if code is not None and code.use and isinstance(taught, Measured):
+                space.prior.tell(code.use, taught.seconds)
         search.tell(config, taught)
         if space.journal is not None:
             # before anything else: what is here is not measured again, and its record not lost
