@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 from opforge.core.errors import UsageError  # noqa: E402
 from opforge.core.implementation import Rejected  # noqa: E402
 from opforge.core.operator import Case  # noqa: E402
+from opforge.core.precision import matrix_errors  # noqa: E402
 from opforge.core.timing import Timing  # noqa: E402
 from opforge.core.verdict import Pass  # noqa: E402
 from opforge.device.torch.precision import products_in  # noqa: E402
@@ -71,6 +72,17 @@ def test_the_bound_of_tf32_refuses_bfloat16(k):
     number.
     """
     assert not agrees("tf32", in_bfloat16, k=k)
+
+
+@pytest.mark.parametrize(("precision", "largest", "beyond"), [("tf32", 3.4028e38, True), ("tf32", 3.40e38, False),
+                                                              ("ieee", 3.4028e38, False)])  # fmt: skip
+def test_a_factor_that_tf32_rounds_to_infinity_may_make_one_and_no_other_row_may(precision, largest, beyond):
+    """cuBLAS and a kernel of ours got a Mismatch on an H200 for the infinity that rounding to 11 bits gives."""
+    a, b = torch.ones(3, 4, dtype=torch.float64), torch.full((4, 2), 0.1, dtype=torch.float64)
+    a[1, 2] = largest
+    reached = matrix_errors(a, b, precision, "float32").reached
+    past = torch.zeros(3, dtype=torch.bool) if reached is None else (reached > 1e39).all(-1)
+    assert past.tolist() == [False, beyond, False]
 
 
 @pytest.mark.parametrize("change", [cut_off, rounded])

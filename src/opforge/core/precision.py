@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from opforge.core.operator import Constraint, Scalar
-from opforge.core.rounding import Errors, finite, product_errors
+from opforge.core.rounding import BEYOND, Errors, finite, product_errors
 
 PRECISIONS = ("ieee", "tf32")
 
@@ -23,6 +23,9 @@ FACTORS_HAVE_FLOAT32 = Constraint(
     about="float16 and bfloat16 factors are multiplied exactly, and torch.autocast makes such factors of float32 "
     "ones: leave precision out",
 )
+LEAST_BEYOND_TF32 = (2 - 2.0**-11) * 2.0**127
+"""From here on a float32 is rounded to infinity where 11 of its bits are kept: cuBLAS and `cvt.rna.tf32` do so (seen on
+an NVIDIA H200), and truncation does not."""
 COMPUTE_DTYPE = "'tfloat32' if precision == 'tf32' else dtype"
 """For Operator.compute_dtype."""
 
@@ -54,4 +57,10 @@ def matrix_errors(a: Any, b: Any, precision: str, dtype: str) -> Errors:
     # of cut off factors the mean of the shared part is 0.72 of its most, and the standard deviation of the other 0.22;
     # both with room
     product, root = left @ right, (left.square() @ right.square()).sqrt()
-    return errors + Errors(lost_in_factors(left, right, precision), 2.0**-9 * (0.8 * product.abs() + 0.4 * root))
+    beyond = (left.abs() >= LEAST_BEYOND_TF32).any(-1, keepdim=True) | (right.abs() >= LEAST_BEYOND_TF32).any(
+        -2, keepdim=True
+    )
+    reached = product.abs().maximum(BEYOND * beyond.to(product.dtype))
+    return errors + Errors(
+        lost_in_factors(left, right, precision), 2.0**-9 * (0.8 * product.abs() + 0.4 * root), reached
+    )

@@ -29,7 +29,7 @@ NEAREST = 4
 """Times of an implementation that are averaged: two on each side of a size."""
 BESIDE = 0.5
 """What an octave of an axis counts that is not contiguous: twice as many rows are the same work twice over."""
-OTHER_WIDTH, SAME_WIDTH = 2.5, 1.0
+OTHER_WIDTH, SAME_WIDTH = 1.5, 1.0
 """Octaves that another dtype is away, of another size or of the same (float16 for bfloat16)."""
 OTHER_LAYOUT, OTHER_ALIGNMENT = 2.0, 2.0
 """Octaves that an input is away which lies otherwise, or which 16-byte loads fit where they did not."""

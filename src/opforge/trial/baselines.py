@@ -37,4 +37,5 @@ def tolerated(candidate: Candidate, found: Checked | Mismatch | Broken, prepared
     if not isinstance(found, Mismatch) or not isinstance(candidate.proof, Inaccurate):
         return False
     # a call that leaves everything as it was has computed nothing, however inaccurate it may be
-    return not bool((prepared.arena.bytes() == prepared.pristine).all())
+    left = prepared.arena.bytes().to(prepared.pristine.device)
+    return not bool((left == prepared.pristine).all())
