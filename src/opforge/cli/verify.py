@@ -77,6 +77,10 @@ def verify(
             help="Run some cases of what passes under compute-sanitizer: memcheck, racecheck, initcheck or synccheck.",
         ),
     ] = "",
+    soak: Annotated[
+        bool,
+        typer.Option("--soak", help="Call what passes 10,000 times as well: do answers drift, does memory leak?"),
+    ] = False,
     huge: Annotated[
         bool,
         typer.Option(
@@ -144,13 +148,14 @@ def verify(
     try:
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
             verified = verify_all(registry, names, options, host, listener=watcher)
-            if sanitize or huge:
+            if sanitize or soak or huge:
                 verified = run_extra_checks(
                     registry,
                     verified,
                     host,
                     options.device,
                     sanitize=sanitize,
+                    soak=soak,
                     huge=huge,
                     progress=lambda words: typer.echo(f"  {words}", err=True),
                 )

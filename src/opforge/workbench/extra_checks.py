@@ -1,4 +1,4 @@
-"""What a Pass may be asked on request: compute-sanitizer, and tensors of more than 2^31 elements."""
+"""What a Pass may be asked on request: compute-sanitizer, ten thousand calls, tensors of more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.verify import CaseCache
 from opforge.verify.extra.sanitize import sanitized
+from opforge.verify.extra.soak import soaked
 from opforge.verify.judging.huge import Huge
 
 
@@ -23,12 +24,14 @@ def run_extra_checks(
     device: str,
     *,
     sanitize: str = "",
+    soak: bool = False,
     huge: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Record]:
     """The records of a verification; those with a Pass after they were asked further, one after the other.
 
     sanitize   a tool of compute-sanitizer ("memcheck", "racecheck", …), "" for none
+    soak       whether to call each ten thousand times
     huge       whether to verify on more than 2^31 elements; the memory is shared by the implementations of an operator
                and dtype
     What ends a verification, or keeps one from being asked further, is raised when all records have been given, that
@@ -52,6 +55,9 @@ def run_extra_checks(
                     if sanitize and isinstance(verdict, Pass):
                         progress(f"{operator} {record.implementation} {dtype} under {sanitize}")
                         verdict = sanitized(bench, implementation, dtype, sanitize, verdict)
+                    if soak and isinstance(verdict, Pass):
+                        progress(f"{operator} {record.implementation} {dtype} ten thousand times")
+                        verdict = soaked(bench, implementation, dtype, verdict, record.config)
                     if huge and isinstance(verdict, Pass):
                         progress(f"{operator} {record.implementation} {dtype} beyond 2^31")
                         verdict = large.judged(implementation, verdict)
