@@ -2,6 +2,7 @@
 C++, compiled here.
 """
 
+import importlib.util
 import json
 import shutil
 import signal
@@ -823,3 +824,18 @@ def test_weights_steer_the_search_and_the_final(home):
     assert [trial.outcome for trial in trials] == ["timed", "timed"]
     front = {tuple(config.as_dict().items()): cost for _, config, cost in weighed.front}
     assert len(front) == 2 and front[("EXACT", 1),]["error"] < front[("EXACT", 0),]["error"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton to compile for a GPU")
+@pytest.mark.offline
+def test_what_a_compiled_point_uses_comes_with_its_code():
+    """Registers, shared memory, threads and the grid of the launch, through the process that compiles."""
+    registry, compilers = load(), Compilers(1)
+    try:
+        chosen = registry.implementation("softmax", "triton_online")
+        shape = {"lead": (64,), "cols": 4096}
+        code = Codes(registry, chosen, shape, "float16", {}, "cuda", "sm_90a", compilers).of(chosen.default)
+    finally:
+        compilers.close()
+    assert code.use.registers > 16 and code.use.threads % 32 == 0 and code.use.blocks == 64
+    assert code.use.stack_bytes == code.stack_bytes == 0 and code.use.shared_bytes < 232448

@@ -235,6 +235,8 @@ class Codes:
                 late.cancel()
                 child.kill()
                 child.wait()
+                if child.stdout is not None:
+                    child.stdout.close()
 
 
 def code_of_library(path: Path) -> CompiledCode:
