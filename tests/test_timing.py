@@ -258,13 +258,13 @@ def test_a_native_sampler_and_the_one_in_python_take_the_same_samples():
         calls.clear()
         ready.clear()
         same.clear()
-        samples, led, batch = take(
+        samples, led, batch, collected = take(
             lambda: calls.append(1),
             lambda: ready.append(1),
             lambda: same.append(1),
-            sample_requests.SampleRequest(written=OTHER, lead=2, batch=3, count=4).sent(),
+            sample_requests.SampleRequest(written=OTHER, lead=2, batch=3, count=4, collected=True).sent(),
         )
-        assert (len(calls), len(ready), len(same), len(samples), batch) == (2 + 3 * 4, 1, 0, 4, 3)
+        assert collected and (len(calls), len(ready), len(same), len(samples), batch) == (2 + 3 * 4, 1, 0, 4, 3)
         take(
             *map(lambda kept: lambda: kept.append(1), (calls, ready, same)),
             sample_requests.SampleRequest(written=SAME).sent(),

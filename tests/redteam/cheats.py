@@ -36,6 +36,7 @@ FAMILIES = {
     "D": "timing",
     "E": "harness attack",
     "F": "hostile",
+    "M": "made for this verifier",
 }
 EFFORT = replace(
     QUICK, hidden=0, elements=1 << 10, emulated_elements=1 << 8, own=True, seconds=3.0, repeats=12, shrink_s=0.0
@@ -57,6 +58,7 @@ class Cheat:
     mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given
     also     guards that are down in both runs, so that the one in question is what catches it
     lost     taken in by the harness's own process, the process is lost: there is no verdict at all
+    left     it gets through: docs/isolation.md says so
     """
 
     operator: str
@@ -68,6 +70,7 @@ class Cheat:
     mode: str
     also: tuple[str, ...] = ()
     lost: bool = False
+    left: bool = False
 
     @property
     def family(self) -> str:
@@ -111,6 +114,7 @@ def cheats(home: Path = HOME) -> tuple[Cheat, ...]:
                 mode=fields["mode"],
                 also=tuple(fields.get("lowered", "").split()),
                 lost=fields.get("expect") == "lost",
+                left=fields.get("expect") == "passes",
             )
         )
     return tuple(found)
@@ -251,7 +255,7 @@ def try_all(team: Team, chosen: Sequence[Cheat], *, without: bool = True) -> Ite
         began = time.perf_counter()
         with _circumstances(cheat) as guards:
             found = verdict_on(team, cheat, team.host(guards))
-        passes = passes_without(team, cheat) if without else True
+        passes = passes_without(team, cheat) if without and not cheat.left else True
         words = getattr(found, "reason", "") or getattr(found, "cause", "") or type(found).__name__
         yield Outcome(
             cheat=cheat,

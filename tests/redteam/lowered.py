@@ -122,15 +122,31 @@ def lowered(guard: str) -> Iterator[None]:
             (
                 "opforge.trial.audit.judge",
                 lambda prepared, *args, **kwargs: Checked(case=prepared.case, dtype=prepared.dtype, metrics=()),
-            )
+            ),
+            ("opforge.trial.audit.in_row", _nothing),
         ],
-        "audit_remembered": [("opforge.trial.audit.remembered", lambda *args, **kwargs: None)],
-        "audit_kept": [("opforge.trial.audit.still_right", _on_nothing), ("opforge.trial.audit.remembered", _nothing)],
+        "audit_remembered": [
+            ("opforge.trial.audit.remembered", _nothing),
+            ("opforge.trial.audit.in_row", _nothing),
+        ],
+        "audit_in_row": [("opforge.trial.audit.in_row", _nothing)],
+        "audit_kept": [
+            ("opforge.trial.audit.still_right", _on_nothing),
+            ("opforge.trial.audit.remembered", _nothing),
+            ("opforge.trial.audit.in_row", _nothing),
+        ],
         "audit_twins": [
             ("opforge.workbench.bench.unseen_contents", _two_contents),
+            ("opforge.trial.audit.in_row", _nothing),
             ("opforge.trial.audit.remembered", _nothing),
         ],
         "watched": [("opforge.trial.setting.watched", lambda prepared: lambda: None)],
+        "again": [("opforge.verify.verification.again", lambda *args: ())],
+        "declared": [("opforge.verify.verification.declared", lambda *args: ())],
+        "places": [
+            ("opforge.verify.verification.fenced", lambda *args: ()),
+            ("opforge.verify.cases.hidden.PLACES", ()),
+        ],
         "audit_replayed": [("opforge.trial.audit.replayed", lambda *args, **kwargs: None)],
         "audit_conserved": [("opforge.trial.audit.conserved", lambda *args, **kwargs: None)],
         "audit_undivided": [("opforge.trial.audit.undivided", lambda *args, **kwargs: None)],

@@ -18,6 +18,7 @@ DISTRIBUTIONS = (
     "float16_range",
     "twins",
     "special",
+    "scattered",
 )
 """How values are drawn (runner.inputs makes them)."""
 

@@ -59,6 +59,10 @@ from opforge.runner.write_ledger import Ledger
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
 WORTH_PINNING = 1 << 25
+HELD, HELD_BYTES = 64, 1 << 26
+"""Results of a launch that are kept while the next are made, and their bytes beyond one result: a kernel may return
+several buffers in turn.
+"""
 SHORT = re.compile(
     "No space left on device|Disk quota exceeded|Cannot allocate memory|Resource temporarily unavailable|Too "
     "many open files|virtual memory exhausted"
@@ -77,7 +81,7 @@ class Executor:
         self.launches: dict[int, tuple[Launch, Arena, Any]] = {}
         self.placements: dict[int, Placement] = {}
         self.rotations: dict[int, sampling.Rotation] = {}
-        self.held: dict[int, Mapping[str, Any]] = {}
+        self.held: dict[int, list[Mapping[str, Any]]] = {}
         self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
         self.sharing: dict[int, int] = {}
         self.next = 0
@@ -287,20 +291,24 @@ class Executor:
         return Launched(operations=operations, foreign=tuple(foreign))
 
     def _hold(self, number: int, launch: Launch) -> None:
-        """Keep a result until the next one: memory that is handed out twice would change under its first owner."""
-        last, mine = self.held.get(number, {}), self.placements[number].storages()
+        """Keep the last results while the next ones are made: memory that is handed out twice would change under its
+        first owner.
+        """
+        held, mine = self.held.setdefault(number, []), self.placements[number].storages()
         outputs = {
             name: tensor
             for name, tensor in launch.read().items()
             if tensor.numel() and tensor.untyped_storage().data_ptr() not in mine
         }
+        theirs = {tensor.untyped_storage().data_ptr() for last in held for tensor in last.values()}
         for name, tensor in outputs.items():
-            if name in last and last[name].untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            if tensor.untyped_storage().data_ptr() in theirs:
                 raise ContractBroken(
-                    f"{launch.implementation} returned {name} in the memory of its previous result, which its caller "
-                    "may still hold"
+                    f"{launch.implementation} returned {name} in the memory of its previous result, or of one before, "
+                    "which its caller may still hold"
                 )
-        self.held[number] = outputs
+        room = HELD_BYTES // max(1, sum(tensor.untyped_storage().nbytes() for tensor in outputs.values()))
+        held[:] = [*held, outputs][-max(1, min(HELD, room)) :]
 
     def collect(self, question: Collect, fds: Sequence[int]) -> Done:
         """Put what the last run left into the arena."""
@@ -328,7 +336,14 @@ class Executor:
         if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
         try:
-            return sampling.sample(self.rotations[question.launch], question, fds, launch.ready, launch.same)
+            return sampling.sample(
+                self.rotations[question.launch],
+                question,
+                fds,
+                launch.ready,
+                launch.same,
+                lambda: self._collect(question.launch),
+            )
         finally:
             for descriptor in fds:
                 os.close(descriptor)

@@ -146,6 +146,19 @@ def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return flat.reshape(shape)
 
 
+def _scattered(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    """What `special` has, at places that nobody can know: a kernel may let a NaN through where cases have one."""
+    import torch
+
+    values = _normal(shape, largest, generator)
+    flat = (values.double() if largest > DTYPES["float32"].largest else values).flatten()
+    specials = [float("nan"), float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40, largest]
+    places = torch.randperm(flat.numel(), generator=generator, device=flat.device)
+    for place, special in zip(places.tolist(), specials, strict=False):
+        flat[place] = special
+    return flat.reshape(shape)
+
+
 def _all_digits(values: Any, generator: Any) -> Any:
     """float64 values of a distribution that was drawn in float32: each moved by less than an ulp of float32, so that a
     kernel which computes in float32 shows. 0, infinities and NaN stay.
@@ -195,7 +208,7 @@ SMALL = 8
 """Whole numbers up to this magnitude are drawn where a distribution is about ordinary values: sums of many stay in
 16 bits.
 """
-WIDE = ("large", "exponents", "float16_range", "special", "skewed")
+WIDE = ("large", "exponents", "float16_range", "special", "scattered", "skewed")
 """Distributions that are about the ends of a format: whole numbers of all magnitudes then, and sums that wrap."""
 
 
@@ -259,6 +272,7 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "float16_range": _float16_range,
     "twins": _twins,
     "special": _special,
+    "scattered": _scattered,
 }
 
 

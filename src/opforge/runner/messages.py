@@ -283,6 +283,7 @@ class Sample(Question[Samples]):
     apart    on a GPU each sample comes long after what ran before it
     upload   the arena's bytes are taken to the device first
     written  what the parent wrote to the arena before: nothing (0), what stood there (SAME) or OTHER content
+    collected, places, contents   by the host's clock: runner.sample_requests.SampleRequest
     """
 
     do: ClassVar[str] = "sample"
@@ -296,12 +297,15 @@ class Sample(Question[Samples]):
     apart: bool = False
     upload: bool = False
     written: int = 0
+    collected: bool = False
+    places: tuple[tuple[int, bytes, bytes], ...] = ()
+    contents: bytes = b""
 
     def untold(self) -> Sample:
         """The same without the numbers: how many calls it is, the worker is told through a descriptor
         (shapes.Shape).
         """
-        return dataclasses.replace(self, batch=1, count=1, lead=0, written=0)
+        return dataclasses.replace(self, batch=1, count=1, lead=0, written=0, collected=False, places=(), contents=b"")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,11 @@ import shutil
 import struct
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from time import perf_counter as _perf_counter
+from typing import NamedTuple
 
 from opforge.backends import cache
 from opforge.core.errors import OpforgeError
@@ -22,7 +23,8 @@ from opforge.runner.messages import OTHER
 
 SOURCE = Path(__file__).resolve().parents[1] / "device" / "include" / "opforge" / "abi" / "sampler.cpp"
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
-FORM = struct.Struct("=4q")
+FORM = struct.Struct("=6q")
+PLACE = struct.Struct("=2q8s8s")
 MOST_SAMPLES = 1 << 12
 
 
@@ -35,28 +37,46 @@ class SampleRequest:
     lead       calls that are not timed, before the samples
     batch      calls in a sample
     count      samples; 0 for a request that only warms
+    collected  whether what the last call left is put into the arena
+    places     elements of inputs that are written before each sample: their offset in the arena, what stands there in
+               one content, and in another (equally many bytes, at most 8)
+    contents   of each sample, which of the two it is taken on, where there are places
     """
 
     written: int = 0
     lead: int = 0
     batch: int = 1
     count: int = 1
+    collected: bool = False
+    places: tuple[tuple[int, bytes, bytes], ...] = ()
+    contents: bytes = b""
 
     def sent(self) -> int:
         """A descriptor from which it can be read once."""
         theirs, ours = os.pipe()
         try:
-            os.write(ours, FORM.pack(*astuple(self)))
+            shape = FORM.pack(self.written, self.lead, self.batch, self.count, self.collected, len(self.places))
+            places = b"".join(PLACE.pack(offset, len(one), one, other) for offset, one, other in self.places)
+            os.write(ours, shape + places + self.contents)
         finally:
             os.close(ours)
         return theirs
 
 
+class Taken(NamedTuple):
+    """Seconds per call, the seconds of the lead, the calls in a sample, and whether the last result was asked for."""
+
+    samples: list[float]
+    led: float
+    batch: int
+    collected: bool
+
+
 @lru_cache(maxsize=1)
-def sampler() -> Callable[[RunFunction, RunFunction, RunFunction, int], tuple[list[float], float, int]]:
+def sampler() -> Callable[[RunFunction, RunFunction, RunFunction, int, int], Taken]:
     """The native sampler, compiled once and kept; the one in Python where there is no compiler. Both take the run, what
     makes it ready, what does as much where nothing has changed, and the
-    descriptor of a SampleRequest. They give seconds per call, the seconds of the lead, and the calls in a sample."""
+    descriptor of a SampleRequest, and the address of the arena that its places lie in. They give what was Taken."""
     try:
         library = ctypes.PyDLL(str(_compiled()))
     except (OSError, OpforgeError, subprocess.SubprocessError):
@@ -71,17 +91,16 @@ def sampler() -> Callable[[RunFunction, RunFunction, RunFunction, int], tuple[li
         ctypes.POINTER(ctypes.c_double),
         ctypes.c_int64,
         ctypes.POINTER(ctypes.c_int64),
+        ctypes.c_void_p,
     ]
 
-    def native(
-        run: RunFunction, ready: RunFunction, same: RunFunction, descriptor: int
-    ) -> tuple[list[float], float, int]:
-        seconds, batch = (ctypes.c_double * MOST_SAMPLES)(), ctypes.c_int64(0)
+    def native(run: RunFunction, ready: RunFunction, same: RunFunction, descriptor: int, memory: int = 0) -> Taken:
+        seconds, told = (ctypes.c_double * MOST_SAMPLES)(), (ctypes.c_int64 * 2)()
         # what a call raises comes out of here as it is
-        count = function(run, ready, same, descriptor, seconds, MOST_SAMPLES, ctypes.byref(batch))
+        count = function(run, ready, same, descriptor, seconds, MOST_SAMPLES, told, memory)
         if count < 0:
             raise ValueError("the request for samples cannot be read")
-        return list(seconds[:count]), seconds[count], batch.value
+        return Taken(list(seconds[:count]), seconds[count], told[0], bool(told[1]))
 
     return native
 
@@ -91,10 +110,13 @@ def in_python(
     ready: RunFunction,
     same: RunFunction,
     descriptor: int,
+    memory: int = 0,
     clock: Callable[[], float] = _perf_counter,
-) -> tuple[list[float], float, int]:
+) -> Taken:
     """As the native sampler. A kernel in Python can see it in the frames above its own."""
-    written, lead, batch, count = FORM.unpack(os.read(descriptor, FORM.size))
+    written, lead, batch, count, collected, number = FORM.unpack(os.read(descriptor, FORM.size))
+    places = [PLACE.unpack(os.read(descriptor, PLACE.size)) for _ in range(number)]
+    contents = os.read(descriptor, count) if places else b""
     if written:
         (ready if written == OTHER else same)()
     start = clock()
@@ -102,12 +124,14 @@ def in_python(
         run()
     led = clock() - start
     samples = []
-    for _ in range(count):
+    for at in range(count):
+        for offset, width, *values in places:
+            ctypes.memmove(memory + offset, values[contents[at]], width)
         start = clock()
         for _ in range(batch):
             run()
         samples.append((clock() - start) / batch)
-    return samples, led, batch
+    return Taken(samples, led, batch, bool(collected))
 
 
 def _compiled() -> Path:

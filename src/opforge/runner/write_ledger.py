@@ -79,14 +79,25 @@ def _bytes(storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
-def foreign_names(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Modules that a kernel's code names and that no device could run: under an interpreter they would do its work."""
+def foreign_names(function: Callable[..., Any], seen: set[int] | None = None) -> tuple[str, ...]:
+    """Modules that a kernel's code names, or that of the functions it calls, and that no device could run: under an
+    interpreter they would do its work.
+    """
+    seen = set() if seen is None else seen
+    function = getattr(function, "fn", function)
     code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    if code is None:
+    if code is None or id(code) in seen or _root(function) == "triton":
         return ()
-    used = {name: scope[name] for name in code.co_names if name in scope}
-    roots = {name: _root(value) for name, value in used.items() if callable(value) or type(value).__name__ == "module"}
-    return tuple(sorted(f"{name} of {root}" for name, root in roots.items() if root in FOREIGN))
+    seen.add(id(code))
+    found: set[str] = set()
+    for name in code.co_names:
+        value = scope.get(name)
+        root = _root(value) if callable(value) or type(value).__name__ == "module" else name
+        if root in FOREIGN and (value is not None or name not in scope):
+            found.add(f"{name} of {root}")
+        elif callable(value):
+            found.update(foreign_names(value, seen))
+    return tuple(sorted(found))
 
 
 def _root(value: object) -> str:

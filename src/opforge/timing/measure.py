@@ -120,7 +120,6 @@ class Candidate:
             return self.take(count, cache, clock, lead=1)
         batch, count = self.shapes.randint(self.batch, 2 * self.batch), min(count, self.stretch)
         self.turns += 1
-        done = self.watch() if self.watch is not None else None
         answer = self.request(
             Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=self.lead), clock
         )
@@ -133,9 +132,6 @@ class Candidate:
                     wall_s=answer.seen.wall_s,
                 )
             )
-        harm = done() if done is not None else None
-        if harm is not None:
-            raise MeasurementFailed(f"while it was timed, {harm}")
         return list(answer.samples)
 
     def plan_turns(self, call_s: float, plan: Plan) -> None:
@@ -147,9 +143,13 @@ class Candidate:
 
     def request(self, question: Sample, clock: Callable[[], float]) -> Samples:
         """The answer to a request for samples, which is one that can be. Raises MeasurementFailed."""
+        done = self.watch() if self.watch is not None else None
         started = clock()
         answer = self.ask(question)
         took = clock() - started
+        harm = done() if done is not None else None
+        if harm is not None:
+            raise MeasurementFailed(f"while it was timed, {harm}")
         if isinstance(answer, Failure):
             raise MeasurementFailed(answer.reason)
         if len(answer.samples) != question.count or not all(sample > 0 for sample in answer.samples):
@@ -274,7 +274,11 @@ def get_ready(candidate: Candidate, plan: Plan, timer: str, device: str, clock: 
 
 
 def _memory(candidate: Candidate) -> int | None:
+    done = candidate.watch() if candidate.watch is not None else None
     answer = candidate.ask(Memory(launch=candidate.launch))
+    harm = done() if done is not None else None
+    if harm is not None:
+        raise MeasurementFailed(f"while its memory was looked at, {harm}")
     return None if isinstance(answer, Failure) else answer.bytes
 
 

@@ -34,7 +34,13 @@ def asker(worker: Worker, limit_s: float = REQUEST_LIMIT_S) -> Ask:
         try:
             if isinstance(question, Sample) and question.timer == "host":
                 shape = SampleRequest(
-                    written=question.written, lead=question.lead, batch=question.batch, count=question.count
+                    written=question.written,
+                    lead=question.lead,
+                    batch=question.batch,
+                    count=question.count,
+                    collected=question.collected,
+                    places=question.places,
+                    contents=question.contents,
                 )
                 descriptors.append(shape.sent())
                 # how many calls it is, nobody over there is told beforehand

@@ -15,6 +15,7 @@ from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
 from opforge.runner.messages import OTHER, SAME, DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
 from opforge.timing import Candidate
 from opforge.trial.baselines import tolerated
+from opforge.trial.in_row import in_row
 from opforge.trial.setting import Setting
 from opforge.trial.unseen_content import CALLS, FEW_LOOKS, LOOKS, by_calls, remembered
 from opforge.verify import PreparedCase, judge
@@ -85,6 +86,9 @@ def audit(
         failure = still_right(candidate, again, operator, isolation, kept=number > 0)
         if failure is not None:
             return failure
+    failure = in_row(candidate, timing.median_s, unseen, operator, isolation)
+    if failure is not None:
+        return failure
     stale = replayed(candidate, unseen[0], operator, isolation)
     if isinstance(stale, Mismatch):
         return replace(

@@ -199,8 +199,7 @@ class _Run:
         """What follows from the implementation's own statements, and from which cases were checked so far."""
         operator, implementation, dtype, draw = self.bench.operator, self.implementation, self.dtype, SystemRandom()
         checked = [item.case for item in self.checked]
-        row = longest(operator, implementation, dtype, draw)
-        yield from (row,) if row is not None else ()
+        yield from longest(operator, implementation, dtype, draw)
         yield from again(operator, implementation, dtype, self.refused_cases, checked, draw)
         yield from declared(operator, implementation, [item.case for item in self.checked], dtype)
 

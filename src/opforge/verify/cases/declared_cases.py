@@ -9,6 +9,7 @@ workloads. Some cases of every implementation with a kernel of its own end where
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 
@@ -16,7 +17,7 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import Accepted, Implementation
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.shapes import AxisValue, tokens
-from opforge.verify.cases.hidden import elements, leading_axis
+from opforge.verify.cases.hidden import LARGEST_AXIS, elements, leading_axis
 
 FENCED = 3
 FENCED_ELEMENTS = 1 << 13
@@ -24,6 +25,8 @@ AGAIN = 12
 """Refused situations that are asked again, at most."""
 AGAIN_ELEMENTS = 1 << 18
 LONGEST_ELEMENTS = 1 << 19
+TRIES = 8
+"""Lengths that are drawn until one is taken: some implementations take multiples of 8 alone."""
 DECLARED = {"rows": ("sliced",), "strided": ("strided", "transposed")}
 """The layouts of inputs that show whether a declared one is read rightly."""
 SIZES = tuple(sorted({size + past for power in range(17) for size in (1 << power,) for past in (0, 1)}))
@@ -99,9 +102,9 @@ def again(
             return
 
 
-def longest(operator: Operator, implementation: Implementation, dtype: str, draw: random.Random) -> Case | None:
-    """One row longer than any of a case or workload, or as long as the implementation takes; None where an operator has
-    no rows.
+def longest(operator: Operator, implementation: Implementation, dtype: str, draw: random.Random) -> Iterator[Case]:
+    """One row longer than any of a case or workload, or as long as the implementation takes, and two of lengths
+    between hidden cases and that; nothing where an operator has no rows.
     """
     lead, shape = leading_axis(operator), tokens(operator.inputs[0].shape)
     plain = [
@@ -112,30 +115,37 @@ def longest(operator: Operator, implementation: Implementation, dtype: str, draw
         and elements(operator, case)
     ]
     if lead is None or len(shape) != 2 or shape[1] not in operator.free_axes or not plain:
-        return None
+        return
     cols = shape[1]
     base = min(plain, key=lambda case: elements(operator, case))
     calls: list[Case | Workload] = [*operator.cases, *operator.workloads]
     known = [item.axes[cols] for item in calls]
     most = max(size for size in known if isinstance(size, int))
 
-    def at(size: int) -> Case:
+    def at(size: int, why: str = "a row longer than any case or workload") -> Case:
         axes = operator.completed({**base.axes, lead: (1,), cols: size}, operator.scalar_values(base.scalars))
-        return dataclasses.replace(
-            base, name=f"longest_{size}", axes=axes, why="a row longer than any case or workload", seed=None
-        )
+        return dataclasses.replace(base, name=f"longest_{size}", axes=axes, why=why, seed=None)
 
+    def taken(case: Case) -> bool:
+        return _accepts(operator, implementation, dtype, case) and elements(operator, case) <= LONGEST_ELEMENTS
+
+    if most > 2 * LARGEST_AXIS:
+        for half in range(2):
+            lengths = (LARGEST_AXIS * (most / LARGEST_AXIS) ** ((half + draw.random()) / 2) for _ in range(TRIES))
+            rows = (at(int(length), "a row between hidden cases and the longest") for length in lengths)
+            yield from itertools.islice(filter(taken, rows), 1)
     wanted = at(most + draw.randrange(1, 4096))
-    if _accepts(operator, implementation, dtype, wanted) and elements(operator, wanted) <= LONGEST_ELEMENTS:
-        return wanted
+    if taken(wanted):
+        yield wanted
+        return
     # the longest that is taken: statements bound rows from above
     least, most = 1, min(most, LONGEST_ELEMENTS)
     if not _accepts(operator, implementation, dtype, at(least)):
-        return None
+        return
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if _accepts(operator, implementation, dtype, at(middle)) else (least, middle)
-    return at(least)
+    yield at(least)
 
 
 def _situation(case: Case) -> tuple[object, ...]:

@@ -11,7 +11,9 @@ from opforge.core.operator import Case, Operator, ScalarValue
 from opforge.verify.judging.elements import noise, right_elements
 from opforge.verify.oracle.expectation import Expectation, Truth, its_own_words
 
-EXTREMES = ("zeros", "ones", "float16_range", "exponents")
+SCATTERED = "scattered"
+"""What "special" has, wherever: asked of operators with a special case of their own."""
+EXTREMES = ("zeros", "ones", "float16_range", "exponents", SCATTERED)
 """Distributions that every operator is asked about, where the reference in float32 stays within its own bound: squares
 of 1e30
 overflow in every honest kernel, and a bound is not meant to hold there."""

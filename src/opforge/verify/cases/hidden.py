@@ -18,7 +18,7 @@ from opforge.core.errors import UsageError
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import AxisValue, tokens
 from opforge.core.tensors import shapes_of
-from opforge.verify.cases.extreme_values import EXTREMES
+from opforge.verify.cases.extreme_values import EXTREMES, SCATTERED
 
 ZERO_SIZE = 0.10
 NOT_CONTIGUOUS = 0.08
@@ -27,7 +27,15 @@ PLACES = ("fenced", "ordinary", "offset_16", "fenced", "offset_32")
 """Where the tensors of hidden contiguous cases lie, by turns, besides an aligned address between guards: before pages
 that cannot be touched,
 in allocations as users make them, 16 and 32 bytes past an aligned address."""
-GENERAL = ("normal", "uniform", "integers", "sparse", "skewed", "twins", *EXTREMES)
+GENERAL = (
+    "normal",
+    "uniform",
+    "integers",
+    "sparse",
+    "skewed",
+    "twins",
+    *(kind for kind in EXTREMES if kind != SCATTERED),
+)
 """Distributions that every operator must bear. "large", "tiny", "offset", "constant_rows" and "special" are drawn only
 where
 the operator has a case of its own with them: it is the definition that says where its bound is meant to hold."""
@@ -99,7 +107,7 @@ EXACT = Effort(
 def distributions(operator: Operator, dtype: str) -> tuple[str, ...]:
     """The distributions that hidden cases of this dtype draw from."""
     own = {case.distribution for case in operator.cases if case.dtype in (None, dtype)}
-    return tuple(dict.fromkeys((*GENERAL, *sorted(own))))
+    return tuple(dict.fromkeys((*GENERAL, *sorted(own), *((SCATTERED,) if "special" in own else ()))))
 
 
 def elements(operator: Operator, case: Case) -> int:
@@ -119,10 +127,12 @@ def hidden_cases(
     """
     draw = source or random.SystemRandom()
     own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
-    kinds = [kind for kind in distributions(operator, dtype) if kind != "exponents"]
+    kinds = [kind for kind in distributions(operator, dtype) if kind not in ("exponents", SCATTERED)]
     draw.shuffle(kinds)
     # among the first, which are run whatever time is left
     kinds.insert(draw.randrange(2), "exponents")
+    if any(case.distribution == "special" for case in own):
+        kinds.insert(draw.randrange(3), SCATTERED)
     places = list(PLACES)
     draw.shuffle(places)
     # channels last means something for four axes; elsewhere it would be one more contiguous case
@@ -151,11 +161,12 @@ def hidden_cases(
         layout = places[number] if number < len(places) and not empty else "contiguous"
         if count - zeros - irregular <= number < count - zeros:
             layout = draw.choice(layouts)
-        if kind in ("special", "large", "offset", "tiny", "constant_rows"):
+        if kind in (SCATTERED, "special", "large", "offset", "tiny", "constant_rows"):
+            like = "special" if kind == SCATTERED else kind
             # an operator that restricts these values to some scalars says so by its own cases
-            base = draw.choice([case for case in own if case.distribution == kind])
+            base = draw.choice([case for case in own if case.distribution == like])
             sizes = operator.completed(sizes, operator.scalar_values(base.scalars))
-            if kind == "special" and not empty:
+            if like == "special" and not empty:
                 # which rows and columns a NaN reaches depends on the shape: the definition's own shape was chosen for
                 # it
                 sizes = dict(base.axes)

@@ -15,8 +15,8 @@ real = shapes.sampler()
 
 
 def tenth(*args, **kwargs):
-    samples, led, calls = real(*args, **kwargs)
-    return [sample / 10 for sample in samples], led / 10, calls
+    taken = real(*args, **kwargs)
+    return taken._replace(samples=[sample / 10 for sample in taken.samples], led=taken.led / 10)
 
 
 shapes.sampler = lambda: tenth

@@ -1,0 +1,142 @@
+"""Whether calls that follow each other at once do their work: the content changes between them, and nobody who
+is called is told.
+
+A request of its own begins after a pause, and a kernel that looks at the clock, or at the frames above it, knows the
+first call of each. The calls of the samples follow at once. Here the sampler writes a few elements of the inputs
+before each sample: those by which the twins of trial.audit.unseen_contents differ, or what stands there. The answer of
+the last call is judged, and a call on changed content takes as long as one on the same.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from opforge.core import spans
+from opforge.core.dtypes import DTYPES
+from opforge.core.operator import Operator
+from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
+from opforge.runner.messages import OTHER, Failure, Sample, Unfit
+from opforge.timing import Candidate
+from opforge.trial.baselines import tolerated
+from opforge.trial.unseen_content import GRAIN_S, INNOCENT, SLOWER, surely_beyond
+from opforge.verify import PreparedCase, judge
+
+MOST_PLACES = 256
+"""Elements that the twins may differ by: three inputs' are 48, and a pipe holds two thousand."""
+ENDS = (1, 1, 0, 1)
+"""Requests whose last answer is judged, by the content that it is for. Before it there was the other, and the first
+call had the first content: who leaves out two calls in three is right in all of them in one verdict of 81.
+"""
+LOOKS = (24, 72, 144)
+"""Samples at each look: half of them, about, on changed content."""
+ROW_S = 0.02
+"""Seconds of calls in a row before the one that is judged, at most: a turn's lead and more (timing.measure)."""
+
+
+@spans.spanned(lambda candidate, call_s, unseen, operator, isolation: ("audit: in a row", "", ""))
+def in_row(
+    candidate: Candidate, call_s: float, unseen: Sequence[PreparedCase], operator: Operator, isolation: str
+) -> Verdict | None:
+    """The failure, if any, of a candidate whose calls are claimed to take `call_s`. None also where no row can be asked
+    for: another clock than the host's, an input that each call overwrites, contents that differ in more than a few
+    elements.
+    """
+    first, second = unseen[0], unseen[-1]
+    if candidate.timer != "host" or operator.overwritten or first.place.type != "cpu":
+        return None
+    places = tuple(differing(first, second))
+    if not 0 < len(places) <= MOST_PLACES:
+        return None
+    draw = random.SystemRandom()
+    question = Sample(launch=candidate.launch, timer="host", cache="warm", places=places, written=OTHER)
+    contents = (first, _in_place_of(first, second))
+    for ends in ENDS:
+        first.reset()
+        calls = max(2, int(ROW_S / max(1e-6, call_s)))
+        plan = bytes([*(draw.randrange(2) for _ in range(draw.randrange(min(calls, 16)))), 1 - ends, ends])
+        lead = draw.randrange(1, calls)
+        answer = candidate.ask(replace(question, lead=lead, count=len(plan), contents=plan, collected=True))
+        again = contents[ends]
+        if isinstance(answer, Failure):
+            return Broken(
+                case=again.case, dtype=again.dtype, reason=f"after timing: {answer.reason}", isolation=isolation
+            )
+        outcome = judge(again, operator, isolation, measured=False)
+        if isinstance(outcome, Mismatch) and not tolerated(candidate, outcome, again):
+            return replace(
+                outcome,
+                cause="right when it is called by itself and wrong in a row of calls, on inputs that change between "
+                f"them: what was timed is not the work; {outcome.cause}",
+            )
+        if not isinstance(outcome, Checked | Mismatch):
+            return outcome
+    reason = _slower(candidate, call_s, first, question, draw)
+    return Broken(case=first.case, dtype=first.dtype, reason=reason, isolation=isolation) if reason else None
+
+
+def _slower(
+    candidate: Candidate, call_s: float, first: PreparedCase, question: Sample, draw: random.Random
+) -> str | None:
+    """Why calls on changed content are held to take longer than those on the same; None where nothing speaks for it."""
+    seen: list[float] = []
+    fresh: list[float] = []
+    looks = LOOKS if call_s < ROW_S else LOOKS[:1]
+    for samples in looks:
+        count = samples - len(seen) - len(fresh)
+        # as many changes as repetitions, in an order of their own
+        changes = [0, 1] * (count // 2)
+        draw.shuffle(changes)
+        plan, now = [0], 0
+        for change in changes:
+            now ^= change
+            plan.append(now)
+        first.reset()
+        answer = candidate.ask(replace(question, lead=3, count=len(plan), contents=bytes(plan)))
+        if isinstance(answer, Failure):
+            return None if isinstance(answer, Unfit) else f"after timing: {answer.reason}"
+        for change, took in zip(changes, answer.samples[1:], strict=True):
+            (fresh if change else seen).append(took)
+        new, old = median(fresh), median(seen)
+        if new <= INNOCENT * old or new - old <= GRAIN_S:
+            return None
+    if surely_beyond([b / a for a, b in zip(seen, fresh, strict=True)]) <= SLOWER:
+        return None
+    return (
+        f"in a row, a call takes {new:.3g} s where a few elements of its inputs have changed and {old:.3g} s where "
+        "they have not: it keeps answers"
+    )
+
+
+def differing(first: PreparedCase, second: PreparedCase) -> Iterator[tuple[int, bytes, bytes]]:
+    """The elements of the inputs by which two contents of one memory differ: where they lie in it, and both values. At
+    most one more than MOST_PLACES.
+    """
+    count = 0
+    for slot in first.arena.slots:
+        if slot.role != "input" or not slot.span_bytes:
+            continue
+        size = DTYPES[slot.dtype].itemsize
+        whole = slice(slot.offset, slot.offset + slot.span_bytes)
+        one, other = (content.pristine[whole].view(-1, size) for content in (first, second))
+        for at in (one != other).any(dim=1).nonzero().flatten().tolist():
+            yield slot.offset + at * size, bytes(one[at].tolist()), bytes(other[at].tolist())
+            count += 1
+            if count > MOST_PLACES:
+                return
+
+
+def _in_place_of(first: PreparedCase, second: PreparedCase) -> PreparedCase:
+    """The second content with what the first has around its tensors: what the memory is after the places are
+    written.
+    """
+    pristine = first.pristine.clone()
+    for slot in first.arena.slots:
+        if slot.role == "input":
+            whole = slice(slot.offset, slot.offset + slot.span_bytes)
+            pristine[whole] = second.pristine[whole]
+    both = replace(second, pristine=pristine)
+    both.reset()
+    return replace(both, guarded=both.arena.protected())

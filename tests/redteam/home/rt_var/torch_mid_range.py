@@ -1,0 +1,16 @@
+"""Wrong where the largest value lies between 1e12 and 1e13: beyond that squares overflow, and below are ordinary values.
+
+catalogue  M6
+guard      cases_hidden
+cases      normal hidden
+mode       verify
+expect     passes
+"""
+
+import torch
+
+
+def run(x):
+    right = x.var(dim=-1, correction=0)
+    largest = x.abs().amax(dim=-1) if x.numel() else right
+    return torch.where((largest > 1e12) & (largest < 1e13), 2 * right, right)
