@@ -1,4 +1,4 @@
-"""Wrong where the largest value lies between 1e12 and 1e13: beyond that squares overflow, and below are ordinary values.
+"""Wrong where the largest value lies between 1e12 and 1e13, where a row of drawn values seldom ends.
 
 catalogue  M6
 guard      cases_hidden
