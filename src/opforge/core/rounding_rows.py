@@ -132,10 +132,19 @@ def unscaled_sums(x: Any, g: Any) -> Any:
 
 
 def normalised_errors(row: RoundedRows, weight: Any, bias: Any = 0.0) -> Errors:
-    """Of h * weight + bias."""
-    scaled = finite(weight).abs() * row.scale
+    """Of h * weight + bias, its three factors multiplied in any order."""
+    weight = finite(weight).abs()
+    scaled = weight * row.scale
     rounded = few_ulps(scaled * row.size + abs(bias), 2.0, 1.0)
-    return row.of_mean.times(scaled) + row.of_scale.times(scaled * row.centred) + rounded
+    lost = _flushed(row.h, weight) + _flushed(scaled, row.centred) + _flushed(row.centred * weight, row.scale)
+    return row.of_mean.times(scaled) + row.of_scale.times(scaled * row.centred) + rounded + Errors(lost, lost)
+
+
+def _flushed(product: Any, factor: Any) -> Any:
+    """What `factor` makes of what is lost where a product of two is near the smallest float32, below which hardware may
+    put 0.
+    """
+    return 2.0**-125 * factor.abs() * (product.abs() < 2.0**-100)
 
 
 def gradient_errors(row: RoundedRows, g: Any) -> Errors:

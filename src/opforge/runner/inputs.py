@@ -147,14 +147,15 @@ def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
 
 
 def _scattered(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
-    """What `special` has but the largest value, at places that nobody can know: a kernel may let a NaN through where
-    cases have one. The largest may overflow beside an infinity of the other sign, and NaN is as right then.
+    """What `special` has but the largest and the smallest value, at places that nobody can know: a kernel may let a NaN
+    through where cases have one. Beside an infinity the largest may overflow to the other sign, and hardware may take
+    the smallest for 0: NaN is as right then.
     """
     import torch
 
     values = _normal(shape, largest, generator)
     flat = values.flatten()
-    specials = [float("nan"), float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1e-40]
+    specials = [float("nan"), float("nan"), float("inf"), -float("inf"), 0.0, -0.0]
     places = torch.randperm(flat.numel(), generator=generator, device=flat.device)
     for place, special in zip(places.tolist(), specials, strict=False):
         flat[place] = special
