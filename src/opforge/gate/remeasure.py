@@ -227,7 +227,13 @@ def _differs(commit: str, folder: Path, kernels: Container[Path]) -> bool:
         )
     except OSError:
         return True
-    changed = [name for listed in (diff, new) for name in os.fsdecode(listed.stdout).split("\0") if name]
+    # what Python keeps of a definition that it has read is no change to it
+    changed = [
+        name
+        for listed in (diff, new)
+        for name in os.fsdecode(listed.stdout).split("\0")
+        if name and "__pycache__" not in Path(name).parts
+    ]
     return (
         diff.returncode != 0 or new.returncode != 0 or any((folder / name).resolve() not in kernels for name in changed)
     )

@@ -133,7 +133,9 @@ def _state_of(folder: Path, commit_key: str, dirty_key: str) -> dict[str, str]:
     commit = command_output(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
         return {}
-    changed = command_output(["git", "-C", str(folder), "status", "--porcelain", "--", "."])
+    # what Python keeps of a definition that it has read is no change to it
+    kept = ":(exclude,glob)**/__pycache__/**"
+    changed = command_output(["git", "-C", str(folder), "status", "--porcelain", "--", ".", kept])
     return {commit_key: commit, dirty_key: "yes" if changed else "no"}
 
 
