@@ -248,9 +248,10 @@ def elsewhere(seconds: float = 1.0) -> float:
 
 def again(name: str, take: Callable[[], list[Ratio]], quick: bool, busy: int) -> tuple[str, str, str, bool]:
     """One figure, beside `busy` processes of ours. Where it falls short and others have the processors, it is asked
-    once more; where they still have, a quick
-    look leaves it open, and says so, and a full one fails: it needs a machine of its own. A quick look asks three times:
-    neighbours of a virtual machine are seen by nobody, and a defect is there each time."""
+    once more; where they still have, a quick look leaves it open, and says so, and a full one fails: it needs a machine
+    of its own. A quick look asks three times: neighbours of a virtual machine are seen by nobody, and a defect is there
+    each time.
+    """
     seen = []
     for at in range(3 if quick else 2):
         others = elsewhere() - busy
