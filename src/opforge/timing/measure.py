@@ -20,7 +20,7 @@ from opforge.core.timing_terms import OUT
 from opforge.core.verdict import Proof
 from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples
 from opforge.timing import conditions as conditions_of
-from opforge.timing.parent_clock import TimedRequest, seconds_per_call, understated
+from opforge.timing.parent_clock import FEWEST as REQUESTS, TimedRequest, seconds_per_call, understated
 from opforge.timing.timers import ChosenTimer, TimerTrial, choose, clocks_of, settled
 
 
@@ -49,6 +49,9 @@ TURN_S, UNTIMED = 0.04, 0.75
 bias_add of 12 MiB takes 1.21 ms, 1.08 at the fifth call, 0.97 at the sixteenth and 0.82 from the 25th on (torch eager;
 C++ alike; 2 cores, EPYC with 32 MiB of cache, 2026-11-23): caches are filled
 anew, and threads find processors. A loop that goes on is what a user times."""
+RAMP = 25
+"""Calls that a turn begins with at least, while they fit into the untimed part of a whole one. With a small budget
+turns were so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s)."""
 TURNS = 16
 """The turns that a budget has room for at least: what the parent's clock says is held against them
 (timing.parent_clock).
@@ -138,7 +141,8 @@ class Candidate:
         """What a turn by the host's clock is, of calls that take so long."""
         turn_s = min(TURN_S, plan.budget_s / TURNS)
         timed_s = (1 - UNTIMED) * turn_s
-        self.lead = math.floor(UNTIMED * turn_s / call_s)
+        lead_s = max(UNTIMED * turn_s, min(UNTIMED * TURN_S, RAMP * call_s))
+        self.lead = math.floor(lead_s / call_s)
         self.stretch = max(1, min(ROUND, math.floor(timed_s / max(call_s, plan.sample_s))))
 
     def request(self, question: Sample, clock: Callable[[], float]) -> Samples:
@@ -317,7 +321,9 @@ def _try_clocks(candidate: Candidate, plan: Plan, possible: Sequence[str], clock
 def _enough(candidate: Candidate, plan: Plan) -> bool:
     taken = len(candidate.samples)
     if candidate.spent_s >= plan.budget_s:
-        return taken >= FEWEST
+        # the parent's clock says nothing of fewer requests
+        asked = candidate.timer != "host" or candidate.turns >= REQUESTS or candidate.spent_s >= REQUESTS * TURN_S
+        return taken >= FEWEST and asked
     if taken < plan.samples or (candidate.timer == "host" and candidate.turns < TURNS):
         return False
     low, high = _timing(candidate, plan, 0.0, 0.0, (), ()).interval_s
