@@ -17,11 +17,12 @@ from opforge.report.view import (
     COLUMN_OF_DEFINITION,
     Group,
     alternative,
+    certain,
     column,
     geometric_mean,
     of_roof,
+    ratio_of,
     sound,
-    steady,
     timing_of,
     unique,
 )
@@ -61,7 +62,7 @@ class Ratio:
 
 def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
     """A Ratio for each operator, workload, dtype and device where the backend and an alternative were timed in one run,
-    all of them steadily; the newest run counts.
+    and their ratio is certain; the newest run counts.
     """
     table = []
     latest = newest(records)
@@ -84,9 +85,13 @@ def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
             for name, record in fastest.items()
             if (timing := timing_of(record)) is not None and name in (backend, *ALTERNATIVES)
         }
-        if backend not in times or len(times) < 2 or not all(steady(fastest[name]) for name in times):
+        if backend not in times or len(times) < 2:
             continue
         mine = fastest[backend]
+        best = min((name for name in times if name != backend), key=times.__getitem__)
+        value = ratio_of(fastest[best], mine)
+        if value is None or not certain(fastest[best], mine):
+            continue
         copy = mine.environment.facts.get(COPY_FACT, "")
         rate = mine.cost.bytes / times[backend]
         table.append(
@@ -95,7 +100,7 @@ def ratios(records: Sequence[Record], backend: str = "cpp") -> list[Ratio]:
                 mine=mine,
                 sides={name: fastest[name] for name in times},
                 times_s=times,
-                value=min(seconds for name, seconds in times.items() if name != backend) / times[backend],
+                value=value,
                 of_copy=rate / float(copy) if copy else None,
                 out=_out(into.get((group.operator, group.workload, group.dtype, group.device, group.run)), mine),
             )
@@ -122,7 +127,7 @@ def ratio_table(records: Sequence[Record], backend: str = "cpp", changed: Contai
     is the median time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the
     backend's fastest implementation, both of one run.
 
-    Both times as a caller gets it. Rows with a time that was not steady are left out.
+    Both times as a caller gets it. Ratios that are not certain (core.paired_times) are left out.
     Bold: below LEAST, or below 1 for OWN. The share of a copy is bytes moved / median time, over what a copy of as many
     bytes reached; for OWN it is the share of the roofline bound.
     """

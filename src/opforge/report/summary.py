@@ -72,15 +72,15 @@ def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, .
 
 
 def _headline(found: Sequence[Group], timed: int) -> list[str]:
-    """What a user who calls ours in place of what there is would see on a stopwatch; of rows that were steady on both
-    sides, and no others.
+    """What a user who calls ours in place of what there is would see on a stopwatch; of rows whose ratio is
+    certain (core.paired_times), and no others.
     """
     compared = [(group, ratio) for group in found if (ratio := group.over_alternative) is not None]
-    ratios = [ratio for group, ratio in compared if group.both_steady]
+    ratios = [ratio for group, ratio in compared if group.certain_of_alternative]
     mean, left_out = geometric_mean(ratios), len(compared) - len(ratios)
     unsure = (
-        f" In {left_out} of {units.plural(len(compared), 'comparison')} a time was not steady: it is unsure, and "
-        "no ratio is made of it. Measure again on a quieter machine."
+        f" In {left_out} of {units.plural(len(compared), 'comparison')} the machine was too uneven: it is unsure, "
+        "and no ratio is made of it. Measure again on a quieter machine."
         if left_out
         else ""
     )
@@ -102,7 +102,7 @@ def _headline(found: Sequence[Group], timed: int) -> list[str]:
 
 
 def fastest(found: Sequence[Group], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """One row per operator and device: who is fastest how often, against the best alternative (steady rows alone), and
+    """One row per operator and device: who is fastest how often, against the best alternative (certain rows alone), and
     under the roofline.
     """
     rows = []
@@ -119,7 +119,9 @@ def fastest(found: Sequence[Group], anchors: Mapping[str, str]) -> list[dict[str
         for group in timed:
             wins[group.timed[0].implementation] = wins.get(group.timed[0].implementation, 0) + 1
         ranked = sorted(wins, key=lambda name: (-wins[name], name))
-        ratios = [ratio for group in timed if group.both_steady and (ratio := group.over_alternative) is not None]
+        ratios = [
+            ratio for group in timed if group.certain_of_alternative and (ratio := group.over_alternative) is not None
+        ]
         fractions = [fraction for group in timed if (fraction := of_roof(group.timed[0])) is not None]
         mean, roof = geometric_mean(ratios), geometric_mean(fractions)
         rows.append(

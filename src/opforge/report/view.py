@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from opforge.core import paired_times
 from opforge.core.implementation import DEFINITION, EAGER
 from opforge.core.record import Record, terms_of, to_json
 from opforge.core.timing import Timing
@@ -45,6 +46,22 @@ def steady(record: Record) -> bool:
     """
     timing = timing_of(record)
     return timing is not None and sound(record) and timing.steady
+
+
+def ratio_of(one: Record | None, other: Record | None) -> float | None:
+    """Time of one record / time of the other, turn by turn where both were kept so; None where one has no time."""
+    first, second = (timing_of(record) if record is not None else None for record in (one, other))
+    return paired_times.ratio(first, second) if first is not None and second is not None else None
+
+
+def certain(one: Record | None, other: Record | None) -> bool:
+    """Whether the ratio of two records of one run may be told (core.paired_times): both are sound, and steady alone or
+    turn by turn.
+    """
+    if one is None or other is None or not (sound(one) and sound(other)):
+        return False
+    first, second = timing_of(one), timing_of(other)
+    return first is not None and second is not None and paired_times.certain(first, second)
 
 
 def roof_of(record: Record) -> float | None:
@@ -115,12 +132,15 @@ class Group:
         """Whether there are two times of which no ratio is made, because one of them was not steady."""
         return self._ratio(record) is not None and not self._sure(record)
 
+    @cached_property
+    def _baseline(self) -> Record | None:
+        return next((record for record in self.timed if record.implementation == BASELINE and sound(record)), None)
+
     def _ratio(self, record: Record) -> float | None:
-        timing, baseline = timing_of(record), self.baseline_s
-        return baseline / timing.median_s if timing is not None and baseline is not None and sound(record) else None
+        return ratio_of(self._baseline, record) if self._baseline is not None and sound(record) else None
 
     def _sure(self, record: Record) -> bool:
-        return steady(record) and any(steady(other) for other in self.timed if other.implementation == BASELINE)
+        return certain(self._baseline, record)
 
     @cached_property
     def best_alternative(self) -> Record | None:
@@ -143,39 +163,42 @@ class Group:
 
     @cached_property
     def over_alternative(self) -> float | None:
-        """Median of the best alternative / that of the best of ours; None where either was not timed here."""
-        mine, other = self.best_of_ours, self.best_alternative
-        if mine is None or other is None or mine.timing is None or other.timing is None:
-            return None
-        return other.timing.median_s / mine.timing.median_s
+        """Time of the best alternative / that of the best of ours; None where either was not timed here."""
+        return ratio_of(self.best_alternative, self.best_of_ours)
 
     @cached_property
-    def both_steady(self) -> bool:
-        """Whether both sides of `over_alternative` were: of any other ratio no headline, colour or mean is made."""
-        return all(side is not None and steady(side) for side in (self.best_of_ours, self.best_alternative))
+    def certain_of_alternative(self) -> bool:
+        """Whether `over_alternative` may be told: of any other ratio no headline, colour or mean is made."""
+        return certain(self.best_alternative, self.best_of_ours)
 
     @cached_property
     def leaders(self) -> tuple[Record, ...]:
-        """The fastest, and every one whose 95 % interval overlaps with its interval: they cannot be told apart by these
-        samples.
+        """The fastest, and every one that cannot be told to be slower by these samples; () where the machine was too
+        uneven to say.
         """
         timed = [record for record in self.timed if sound(record)]
-        # who seems to be the fastest and was not steady: then nobody is
-        if not timed or not steady(timed[0]):
+        if not timed:
             return ()
-        timed = [record for record in timed if steady(record)]
-        first = timing_of(timed[0])
-        assert first is not None
-        return tuple(
-            record
-            for record in timed
-            if (timing := timing_of(record)) is not None and timing.interval_s[0] <= first.interval_s[1]
-        )
+        first, *others = timed
+        # who seems to be the fastest and cannot be held against the others: then nobody is
+        if not steady(first) and not all(certain(first, other) for other in others):
+            return ()
+        return (first, *(other for other in others if certain(first, other) and _as_fast(first, other)))
 
     def label(self, record: Record) -> str:
         """The implementation's name; with its config where the group holds several of that name."""
         several = sum(other.implementation == record.implementation for other in self.records) > 1
         return f"{record.implementation} [{record.config}]" if several else record.implementation
+
+
+def _as_fast(first: Record, other: Record) -> bool:
+    """Whether the other cannot be told to be slower: 1 lies in the interval of their ratio, or their intervals
+    overlap where turns are not known.
+    """
+    one, two = timing_of(first), timing_of(other)
+    assert one is not None and two is not None
+    ratio = paired_times.paired(two, one)
+    return ratio.low <= 1 if ratio is not None else two.interval_s[0] <= one.interval_s[1]
 
 
 def groups(records: Iterable[Record]) -> tuple[Group, ...]:
