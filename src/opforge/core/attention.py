@@ -1,0 +1,195 @@
+"""What attention is, for references and bounds: which keys a query sees, its scores, and how far 16 and 32 bits may be
+off; on whatever has the methods of a tensor, so no library is imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opforge.core.operator import Constraint, Scalar
+from opforge.core.rounding import EPSILON, Errors, few_ulps, positive_sum, product_errors
+
+PARAMETERS = (
+    Scalar(name="scale", default=0.0, about="a factor of all scores; 0 means 1 / sqrt(head_dim)"),
+    Scalar(name="causal", default=False, choices=(False, True), about="no key after the query's own position is seen"),
+    Scalar(name="window_left", default=-1, about="how many keys before its position a query sees; -1: all of them"),
+    Scalar(name="window_right", default=-1, about="how many keys after its position a query sees; -1: all of them"),
+    Scalar(
+        name="alignment",
+        default="top_left",
+        choices=("top_left", "bottom_right"),
+        about="a query's position among the keys: query 0 stands at key 0, or the last query at the last key",
+    ),
+    Scalar(name="softcap", default=0.0, about="scores become softcap * tanh(score / softcap); 0: they stay"),
+)
+
+CONSTRAINTS = (
+    Constraint(
+        name="something_to_see",
+        expression="keys >= 1 and head_dim >= 1 and value_dim >= 1",
+        about="there is a key, and rows have elements",
+    ),
+    Constraint(
+        name="windows_reach_out",
+        expression="window_left >= -1 and window_right >= -1",
+        about="a window reaches 0 or more keys to a side, or is -1",
+    ),
+    Constraint(name="softcap_caps", expression="softcap >= 0", about="a cap is above 0, or 0 for none"),
+)
+
+TOGETHER = 2**25
+"""Scores that are looked at together: 256 MB in float64."""
+
+
+def _clipped(last: str) -> str:
+    """The sum of min(t, keys) over t from 1 to `last`, as an expression."""
+    most = f"min(max({last}, 0), keys)"
+    return f"({most} * ({most} + 1) // 2 + (max({last}, 0) - {most}) * keys)"
+
+
+def _pairs() -> str:
+    shift = "((keys - queries) if alignment == 'bottom_right' else 0)"
+    right = f"({shift} + (0 if causal else window_right))"
+    left = f"({shift} - window_left - 1)"
+    up_to = f"({_clipped(f'(queries + {right})')} - {_clipped(right)})"
+    below = f"({_clipped(f'(queries + {left})')} - {_clipped(left)})"
+    return f"(({up_to} if causal or window_right >= 0 else queries * keys) - ({below} if window_left >= 0 else 0))"
+
+
+PAIRS = _pairs()
+"""How many pairs of a query and a key are seen, of one head: an expression over axes and parameters."""
+
+
+def visible(q: Any, keys: int, first: int, queries: int, scalars: dict[str, Any]) -> Any:
+    """Which of `keys` keys the queries of q see, [q.shape[-2], keys] of bool. The first of q is number `first` of
+    `queries`.
+    """
+    rows = q.new_ones(q.shape[-2]).long().cumsum(0) - 1 + first
+    columns = q.new_ones(keys).long().cumsum(0) - 1
+    shift = keys - queries if scalars["alignment"] == "bottom_right" else 0
+    distance = columns - (rows + shift).unsqueeze(-1)
+    seen = distance == distance
+    if scalars["window_left"] >= 0:
+        seen = seen & (distance >= -scalars["window_left"])
+    if scalars["window_right"] >= 0:
+        seen = seen & (distance <= scalars["window_right"])
+    return seen & (distance <= 0) if scalars["causal"] else seen
+
+
+def scale_of(q: Any, scalars: dict[str, Any]) -> float:
+    """The factor of the scores."""
+    return scalars["scale"] or 1.0 / math.sqrt(q.shape[-1])
+
+
+def for_heads(q: Any, shared: Any) -> Any:
+    """Keys or values for every head of q: each of theirs stands for as many of q's, one after another."""
+    return shared.repeat_interleave(q.shape[1] // shared.shape[1], dim=1) if shared.shape[1] else shared
+
+
+def scores_of(q: Any, k: Any, first: int, queries: int, scalars: dict[str, Any]) -> Any:
+    """The scores [batch, heads, queries, keys], -inf where a key is not seen; k has q's heads."""
+    scores = (q @ k.transpose(-1, -2)) * scale_of(q, scalars)
+    if scalars["softcap"] > 0:
+        scores = scalars["softcap"] * (scores / scalars["softcap"]).tanh()
+    return scores.masked_fill(~visible(q, k.shape[-2], first, queries, scalars), -math.inf)
+
+
+def attended(q: Any, k: Any, v: Any, first: int, queries: int, scalars: dict[str, Any]) -> tuple[Any, Any]:
+    """(out, lse) of queries that begin with number `first` of `queries`; a row that sees nothing gives 0 and -inf."""
+    scores = scores_of(q, for_heads(q, k), first, queries, scalars)
+    top = scores.detach().amax(dim=-1, keepdim=True).clamp(min=-1e300)
+    weights = (scores - top).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    nothing = total == 0
+    total = total.masked_fill(nothing, 1.0)
+    lse = (top + total.log()).masked_fill(nothing, -math.inf)
+    return (weights / total) @ for_heads(q, v), lse.squeeze(-1)
+
+
+def in_parts(function: Callable[..., Sequence[Any]], *tensors: Any, scalars: dict[str, Any]) -> list[Any]:
+    """`function(q, k, v, *others, first, queries, scalars)` on a part of the batch, the heads and the queries at a
+    time, so that not all scores are in memory at once. `others` and results begin with q's batch, heads and queries.
+    """
+    q, k, queries = tensors[0], tensors[1], tensors[0].shape[2]
+    if q.shape[0] * q.shape[1] * queries * k.shape[2] <= TOGETHER:
+        return list(function(*tensors, 0, queries, scalars))
+    group = q.shape[1] // k.shape[1]
+    rows = max(1, TOGETHER // (group * k.shape[2]))
+    whole: list[Any] = []
+    for b in range(q.shape[0]):
+        for h in range(k.shape[1]):
+            heads = slice(h * group, (h + 1) * group)
+            for first in range(0, queries, rows):
+                part = (slice(b, b + 1), heads, slice(first, first + rows))
+                given = (t[b : b + 1, h : h + 1] if place in (1, 2) else t[part] for place, t in enumerate(tensors))
+                found = function(*given, first, queries, scalars)
+                if not whole:
+                    whole = [piece.new_zeros((*q.shape[:3], *piece.shape[3:])) for piece in found]
+                for result, piece in zip(whole, found, strict=True):
+                    result[part] = piece
+    return whole
+
+
+def attention_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: str) -> dict[str, Errors]:
+    """Of out and lse. A score carries what its product and a few operations do, a weight exp(score - max) that as a
+    relative error, and half a step of a 16-bit format, in which it meets v; the sums of weights and of weighted v have
+    their own. An error that all weights of a row share moves out by nothing, so what counts is v's distance from out.
+    """
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    sliced = (q, k, v, outputs["out"], outputs["lse"])
+    found = in_parts(lambda *given: _errors(*given, dtype=dtype), *sliced, scalars=scalars)
+    return {"out": Errors(found[0], found[1]), "lse": Errors(found[2], found[3])}
+
+
+HALF_STEP = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8 / 2}
+"""Half a step of a format, relative to a number."""
+
+SIGMAS = 6.0
+"""So many standard deviations are allowed where many roundings of random sign add up."""
+
+
+def score_errors(q: Any, k: Any, scores: Any, scalars: dict[str, Any], dtype: str) -> Errors:
+    """Absolute errors of scores in float32, k having q's heads. exp2 takes them times log2(e), rounded."""
+    raw = product_errors(q * scale_of(q, scalars), k.transpose(-1, -2), cut=dtype != "float32")
+    size = (q @ k.transpose(-1, -2)).abs() * scale_of(q, scalars)
+    of_cap = 4.0 * scalars["softcap"] if scalars["softcap"] > 0 else 0.0
+    return Errors(raw.largest, raw.typical) + few_ulps(size + of_cap, 3.0, 1.0)
+
+
+def _errors(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, first: int, queries: int, scalars: dict[str, Any], *, dtype: str
+) -> tuple[Any, ...]:
+    k, v = for_heads(q, k), for_heads(q, v)
+    scores = scores_of(q, k, first, queries, scalars)
+    weights = (scores - lse.unsqueeze(-1)).exp().nan_to_num(nan=0.0)
+    seen = weights > 0
+    top = scores.amax(dim=-1, keepdim=True)
+    distance = (top - scores).masked_fill(~seen, 0.0)
+    of_score = score_errors(q, k, scores, scalars, dtype)
+    large = weights * (of_score.largest + EPSILON * (4 + 3 * distance))
+    usual = weights * (of_score.typical + EPSILON * (1.5 + distance))
+    sum_large, sum_usual = positive_sum(k.shape[-2])
+    size, squares = out.abs(), v.square()
+    carried = large @ v.abs() + size * large.sum(dim=-1, keepdim=True)
+    usual_carried = (usual.square() @ squares + out.square() * usual.square().sum(dim=-1, keepdim=True)).sqrt()
+    products = product_errors(weights, v, cut=dtype != "float32")
+    half = HALF_STEP[dtype]
+    spread = (weights.square() @ squares).sqrt()
+    of_weights = half * (size + (SIGMAS * spread).minimum(weights @ v.abs()))
+    usual_of_weights = half * (0.5 * size + 0.6 * spread)
+    if dtype == "float16":
+        # weights below 2^-14 of the largest have steps of 2^-24 of it
+        small = ((weights < 2.0**-14) & seen).to(v)
+        step = 2.0**-25 * weights.amax(dim=-1, keepdim=True) * (small @ squares).sqrt()
+        of_weights, usual_of_weights = of_weights + SIGMAS * step, usual_of_weights + 0.6 * step
+    shift = usual.square().sum(dim=-1).sqrt()
+    lse_size = lse.abs().nan_to_num(posinf=0.0) + top.squeeze(-1).abs().nan_to_num(posinf=0.0) + 1
+    return (
+        carried + products.largest + of_weights + (sum_large + 3 * EPSILON) * size,
+        (usual_carried.square() + products.typical**2 + usual_of_weights.square()).sqrt()
+        + (sum_usual + EPSILON) * size,
+        large.sum(dim=-1) + sum_large + 3 * EPSILON * lse_size,
+        shift + sum_usual + EPSILON * lse_size,
+    )

@@ -1,0 +1,389 @@
+"""Attention's forward pass over blocks of queries and keys: what is seen, steps of the online softmax, launch."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+SPACE = {
+    "BLOCK_M": (16, 32, 64, 128),
+    "BLOCK_N": (16, 32, 64, 128),
+    "num_warps": (4, 8),
+    "num_stages": (1, 2, 3, 4),
+}
+LIMITS = {
+    "sums_fit_registers": "BLOCK_M * (BLOCK_N + next_pow2(value_dim)) <= 8192 * num_warps",
+    "stages_fit_shared_memory": "(BLOCK_M * next_pow2(head_dim) + num_stages * BLOCK_N * (next_pow2(head_dim) + "
+    "next_pow2(value_dim))) * itemsize <= 232448",
+    "no_block_beyond_the_lengths": "BLOCK_M <= max(16, 2 * queries) and BLOCK_N <= max(16, 2 * keys)",
+}
+DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+
+FAR = tl.constexpr(2**30)
+"""A window without a limit reaches this far."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def capped_tanh(x):
+    # 1 - 2 / (exp(2x) + 1): right at both ends, where exp is 0 or infinite
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def scores_of(q, k, scale, softcap, CAP: tl.constexpr):
+    """Scores of a block [M, N] times log2(e), so that exp2 takes them."""
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")
+    if CAP:
+        return softcap * capped_tanh(s * (scale / softcap)) * LOG2E
+    return s * (scale * LOG2E)
+
+
+@triton.jit
+def seen_of(rows, cols, shift, left, right):
+    """[M, N]: whether the query in a row sees the key in a column."""
+    distance = cols[None, :] - rows[:, None] - shift
+    return (distance >= -left) & (distance <= right)
+
+
+@triton.jit
+def steps(
+    acc,
+    total,
+    peak,
+    q,
+    k_ptr,
+    v_ptr,
+    rows,
+    shift,
+    left,
+    right,
+    keys,
+    head_dim,
+    value_dim,
+    sk_n,
+    sk_d,
+    sv_n,
+    sv_d,
+    scale,
+    softcap,
+    first,
+    last,
+    CAP: tl.constexpr,
+    MASKED: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    WHOLE_D: tl.constexpr,
+    WHOLE_E: tl.constexpr,
+):
+    """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps."""
+    d = tl.arange(0, D)
+    e = tl.arange(0, E)
+    for start in range(first, last, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        inside = cols < keys
+        # int64: a row's place leaves int32 beyond 2^31 elements
+        k_at = k_ptr + cols[:, None].to(tl.int64) * sk_n + d[None, :] * sk_d
+        v_at = v_ptr + cols[:, None].to(tl.int64) * sv_n + e[None, :] * sv_d
+        if MASKED:
+            k = tl.load(k_at, mask=inside[:, None] & (d < head_dim)[None, :], other=0.0)
+        elif WHOLE_D:
+            k = tl.load(k_at)
+        else:
+            k = tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
+        s = scores_of(q, k, scale, softcap, CAP)
+        if MASKED:
+            s = tl.where(seen_of(rows, cols, shift, left, right) & inside[None, :], s, -float("inf"))
+        higher = tl.maximum(peak, tl.max(s, 1))
+        # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        weights = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(peak - base)
+        total = total * shrink + tl.sum(weights, 1)
+        acc = acc * shrink[:, None]
+        if MASKED:
+            v = tl.load(v_at, mask=inside[:, None] & (e < value_dim)[None, :], other=0.0)
+        elif WHOLE_E:
+            v = tl.load(v_at)
+        else:
+            v = tl.load(v_at, mask=(e < value_dim)[None, :], other=0.0)
+        acc = tl.dot(weights.to(v.dtype), v, acc, input_precision="ieee")
+        peak = higher
+    return acc, total, peak
+
+
+@triton.jit
+def forward(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    out_ptr,
+    lse_ptr,
+    sq_b,
+    sq_h,
+    sq_n,
+    sq_d,
+    sk_b,
+    sk_h,
+    sk_n,
+    sk_d,
+    sv_b,
+    sv_h,
+    sv_n,
+    sv_d,
+    heads,
+    group,
+    queries,
+    keys,
+    head_dim,
+    value_dim,
+    shift,
+    left,
+    right,
+    scale,
+    softcap,
+    CAP: tl.constexpr,
+    LIMITED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    D: tl.constexpr,
+    E: tl.constexpr,
+    WHOLE_D: tl.constexpr,
+    WHOLE_E: tl.constexpr,
+):
+    # the last queries first: under a causal mask they see the most
+    block = tl.cdiv(queries, BLOCK_M) - 1 - tl.program_id(1)
+    b = (tl.program_id(0) // heads).to(tl.int64)
+    h = (tl.program_id(0) % heads).to(tl.int64)
+    rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    d = tl.arange(0, D)
+    e = tl.arange(0, E)
+    q_at = q_ptr + b * sq_b + h * sq_h + rows[:, None].to(tl.int64) * sq_n + d[None, :] * sq_d
+    q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
+    k_head = k_ptr + b * sk_b + (h // group) * sk_h
+    v_head = v_ptr + b * sv_b + (h // group) * sv_h
+    acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    peak = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
+    if SPLIT:
+        top = block * BLOCK_M + shift
+        bottom = top + BLOCK_M - 1
+        begin = 0
+        end = keys
+        # blocks of keys from `clear` up to `edge` are seen whole by every query of the block
+        clear = 0
+        edge = keys // BLOCK_N * BLOCK_N
+        if LIMITED:
+            begin = tl.maximum(top - left, 0) // BLOCK_N * BLOCK_N
+            end = tl.maximum(tl.minimum(bottom + right + 1, keys), 0)
+            clear = tl.cdiv(tl.maximum(bottom - left, 0), BLOCK_N) * BLOCK_N
+            edge = tl.minimum(edge, tl.maximum(top + right + 1, 0) // BLOCK_N * BLOCK_N)
+        clear = tl.minimum(tl.maximum(clear, begin), end)
+        edge = tl.maximum(edge, clear)
+        if LIMITED:
+            acc, total, peak = steps(
+                acc,
+                total,
+                peak,
+                q,
+                k_head,
+                v_head,
+                rows,
+                shift,
+                left,
+                right,
+                keys,
+                head_dim,
+                value_dim,
+                sk_n,
+                sk_d,
+                sv_n,
+                sv_d,
+                scale,
+                softcap,
+                begin,
+                clear,
+                CAP,
+                True,
+                BLOCK_N,
+                D,
+                E,
+                WHOLE_D,
+                WHOLE_E,
+            )
+        acc, total, peak = steps(
+            acc,
+            total,
+            peak,
+            q,
+            k_head,
+            v_head,
+            rows,
+            shift,
+            left,
+            right,
+            keys,
+            head_dim,
+            value_dim,
+            sk_n,
+            sk_d,
+            sv_n,
+            sv_d,
+            scale,
+            softcap,
+            clear,
+            edge,
+            CAP,
+            False,
+            BLOCK_N,
+            D,
+            E,
+            WHOLE_D,
+            WHOLE_E,
+        )
+        acc, total, peak = steps(
+            acc,
+            total,
+            peak,
+            q,
+            k_head,
+            v_head,
+            rows,
+            shift,
+            left,
+            right,
+            keys,
+            head_dim,
+            value_dim,
+            sk_n,
+            sk_d,
+            sv_n,
+            sv_d,
+            scale,
+            softcap,
+            edge,
+            end,
+            CAP,
+            True,
+            BLOCK_N,
+            D,
+            E,
+            WHOLE_D,
+            WHOLE_E,
+        )
+    else:
+        acc, total, peak = steps(
+            acc,
+            total,
+            peak,
+            q,
+            k_head,
+            v_head,
+            rows,
+            shift,
+            left,
+            right,
+            keys,
+            head_dim,
+            value_dim,
+            sk_n,
+            sk_d,
+            sv_n,
+            sv_d,
+            scale,
+            softcap,
+            0,
+            keys,
+            CAP,
+            True,
+            BLOCK_N,
+            D,
+            E,
+            WHOLE_D,
+            WHOLE_E,
+        )
+    nothing = total == 0.0
+    acc = acc / tl.where(nothing, 1.0, total)[:, None]
+    # the maximum is in units of log2: back to the natural logarithm
+    lse = tl.where(nothing, -float("inf"), (peak + tl.log2(tl.where(nothing, 1.0, total))) / LOG2E)
+    line = (b * heads + h) * queries + rows
+    tl.store(lse_ptr + line, lse, mask=rows < queries)
+    out_at = out_ptr + line[:, None] * value_dim + e[None, :]
+    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(rows < queries)[:, None] & (e < value_dim)[None, :])
+
+
+def reach(queries: int, keys: int, causal: bool, left: int, right: int, alignment: str) -> tuple[int, int, int, bool]:
+    """(shift, left, right, limited): a query's position among the keys, how far it sees, whether that is limited."""
+    shift = keys - queries if alignment == "bottom_right" else 0
+    limited = causal or left >= 0 or right >= 0
+    far = FAR.value
+    return (
+        shift,
+        min(left, far) if left >= 0 else far,
+        0 if causal else (min(right, far) if right >= 0 else far),
+        limited,
+    )
+
+
+def launch_forward(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    window_left: int,
+    window_right: int,
+    alignment: str,
+    softcap: float,
+    SPLIT: bool,
+    BLOCK_M: int,
+    BLOCK_N: int,
+    num_warps: int,
+    num_stages: int,
+) -> None:
+    """Launches `forward` for tensors of any strides, [batch, heads, length, dim]; out and lse contiguous."""
+    batch, heads, queries, head_dim = q.shape
+    keys, value_dim = v.shape[2:]
+    if not out.numel():
+        return
+    shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
+    D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    forward[(batch * heads, triton.cdiv(queries, BLOCK_M))](
+        q,
+        k,
+        v,
+        out,
+        lse,
+        *q.stride(),
+        *k.stride(),
+        *v.stride(),
+        heads,
+        heads // k.shape[1],
+        queries,
+        keys,
+        head_dim,
+        value_dim,
+        shift,
+        left,
+        right,
+        scale or 1.0 / math.sqrt(head_dim),
+        softcap or 1.0,
+        CAP=softcap > 0,
+        LIMITED=limited,
+        SPLIT=SPLIT,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        D=D,
+        E=E,
+        WHOLE_D=head_dim == D,
+        WHOLE_E=value_dim == E,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
