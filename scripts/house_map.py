@@ -71,7 +71,7 @@ TO_COME = (
     (
         "attention",
         "`ops/attention/<op>/`; shared device code in `device/include/opforge/attention/`",
-        "attention's decoding, varlen, paged caches, sliding windows",
+        "attention's decoding, varlen, paged caches",
     ),
     (
         "convolution",

@@ -231,5 +231,5 @@ operator = Operator(
             source="Llama 3 8B: 32 query heads over 8 key heads of 128, 8192 tokens",
         ),
     ),
-    implementations=("triton_twoloops", "triton_online", "torch_eager"),
+    implementations=("triton_twoloops", "triton_online", "cpp_blocked", "torch_eager"),
 )

@@ -1,0 +1,191 @@
+// opforge/attention/host.h - attention on a CPU: what a query sees, packed blocks of keys and values, an online softmax between two products.
+//
+// source    Dao, FlashAttention-2, arXiv:2307.08691; the register tiles are those of opforge/gemm/host.h
+#ifndef OPFORGE_ATTENTION_HOST_H_
+#define OPFORGE_ATTENTION_HOST_H_
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "opforge/gemm/host.h"
+#include "opforge/numeric/math.h"
+
+namespace opforge {
+namespace attention {
+
+/// Which keys a query sees: those from first(i) up to, not including, last(i).
+struct Reach {
+  int64_t keys, shift, left, right;
+
+  Reach(int64_t queries, int64_t keys_, bool causal, int64_t window_left, int64_t window_right, bool bottom_right)
+      : keys(keys_),
+        shift(bottom_right ? keys_ - queries : 0),
+        left(window_left < 0 ? kFar : std::min(window_left, kFar)),
+        right(causal ? 0 : window_right < 0 ? kFar : std::min(window_right, kFar)) {}
+
+  int64_t first(int64_t query) const { return std::min(std::max<int64_t>(query + shift - left, 0), keys); }
+  int64_t last(int64_t query) const { return std::min(std::max<int64_t>(query + shift + right + 1, 0), keys); }
+
+  static constexpr int64_t kFar = int64_t{1} << 40;
+};
+
+inline void check(TensorView q, TensorView k, TensorView v, TensorView out, TensorView lse) {
+  OPFORGE_CHECK_NDIM(q, 4);
+  OPFORGE_CHECK_NDIM(k, 4);
+  OPFORGE_CHECK_NDIM(v, 4);
+  OPFORGE_CHECK_NDIM(out, 4);
+  OPFORGE_CHECK_NDIM(lse, 3);
+  OPFORGE_CHECK_SAME_DTYPE(q, k);
+  OPFORGE_CHECK_SAME_DTYPE(q, v);
+  OPFORGE_CHECK_SAME_DTYPE(q, out);
+  OPFORGE_CHECK_CONTIGUOUS(out);
+  OPFORGE_CHECK_CONTIGUOUS(lse);
+  OPFORGE_CHECK(q.size(0) == k.size(0) && q.size(0) == v.size(0), ValueError, "q, k and v must have one batch");
+  OPFORGE_CHECK(k.size(1) == v.size(1) && k.size(2) == v.size(2), ValueError, "k and v must have the same heads and lengths");
+  OPFORGE_CHECK(q.size(3) == k.size(3), ValueError, "q and k must have the same head dimension");
+  OPFORGE_CHECK(k.size(1) == 0 ? q.size(1) == 0 : q.size(1) % k.size(1) == 0, ValueError, "q's heads must be a multiple of k's");
+}
+
+/// Weights of one row of a block of scores: line[0..cols) becomes exp(line - top), beyond the range [from, to) 0. Returns
+/// their sum; `top` and `shrink`, what earlier sums are multiplied by, come out.
+#define OPFORGE_ATTENTION_ROW(NAME, TARGET)                                                                        \
+  TARGET inline float NAME(float* __restrict__ line, int64_t from, int64_t to, int64_t cols, float factor, float cap, float* top, float* shrink) { \
+    constexpr int kParts = 16;                                                                                     \
+    if (cap > 0.0f) {                                                                                              \
+      const float inner = factor / cap;                                                                            \
+      for (int64_t j = from; j < to; ++j) line[j] = cap * ::opforge::tanh(line[j] * inner);                        \
+    } else {                                                                                                       \
+      for (int64_t j = from; j < to; ++j) line[j] *= factor;                                                       \
+    }                                                                                                              \
+    float tops[kParts], sums[kParts];                                                                              \
+    for (int p = 0; p < kParts; ++p) tops[p] = *top, sums[p] = 0.0f;                                               \
+    int64_t j = from;                                                                                              \
+    for (; j + kParts <= to; j += kParts)                                                                          \
+      for (int p = 0; p < kParts; ++p) tops[p] = line[j + p] > tops[p] ? line[j + p] : tops[p];                    \
+    for (; j < to; ++j) tops[0] = line[j] > tops[0] ? line[j] : tops[0];                                           \
+    float higher = tops[0];                                                                                        \
+    for (int p = 1; p < kParts; ++p) higher = tops[p] > higher ? tops[p] : higher;                                 \
+    *shrink = higher == *top ? 1.0f : ::opforge::exp_nonpositive(*top - higher);                                   \
+    *top = higher;                                                                                                 \
+    for (int64_t i = 0; i < from; ++i) line[i] = 0.0f;                                                             \
+    for (j = from; j + kParts <= to; j += kParts)                                                                  \
+      for (int p = 0; p < kParts; ++p) {                                                                           \
+        const float weight = ::opforge::exp_nonpositive(line[j + p] - higher);                                     \
+        line[j + p] = weight;                                                                                      \
+        sums[p] += weight;                                                                                         \
+      }                                                                                                            \
+    for (; j < to; ++j) {                                                                                          \
+      const float weight = ::opforge::exp_nonpositive(line[j] - higher);                                           \
+      line[j] = weight;                                                                                            \
+      sums[0] += weight;                                                                                           \
+    }                                                                                                              \
+    for (int64_t i = to; i < cols; ++i) line[i] = 0.0f;                                                            \
+    for (int half = kParts / 2; half > 0; half /= 2)                                                               \
+      for (int p = 0; p < half; ++p) sums[p] += sums[p + half];                                                    \
+    return sums[0];                                                                                                \
+  }
+
+OPFORGE_ATTENTION_ROW(row_plain, )
+#if defined(__x86_64__)
+OPFORGE_ATTENTION_ROW(row_avx2, __attribute__((target("avx2,fma"))))
+OPFORGE_ATTENTION_ROW(row_avx512, __attribute__((target("avx512f,avx512dq,avx512vl,fma,prefer-vector-width=512"))))
+#endif
+
+using Row = float (*)(float*, int64_t, int64_t, int64_t, float, float, float*, float*);
+
+template <typename Tile, Row row, typename T, int kKeys, int kTiles>
+void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, float factor, float cap) {
+  using gemm::Buffer;
+  using gemm::pack_panel;
+  using gemm::round_up;
+  constexpr int kRows = Tile::kRows, kCols = Tile::kCols, kBlock = kRows * kTiles;
+  constexpr int64_t kWide = (kKeys + kCols - 1) / kCols * kCols;
+  const int64_t heads = q.size(1), queries = q.size(2), dim = q.size(3), width = v.size(3), group = heads / k.size(1);
+  const int64_t blocks = (queries + kBlock - 1) / kBlock, wide_out = round_up(width, kCols), tasks = q.size(0) * heads * blocks;
+  // a multiple of blocks of one head each: neighbours share keys. Tasks are dealt out in turns, since causal ones grow
+  const int64_t turns = 16;
+  parallel_for(0, turns, 1, [&](int64_t begin, int64_t end) {
+    Buffer packed_q(kBlock * dim), packed_k(kWide * dim), packed_v(kKeys * wide_out), scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
+    alignas(64) float tile[kRows * kCols];
+    for (int64_t turn = begin; turn < end; ++turn) for (int64_t task = turn; task < tasks; task += turns) {
+      const int64_t b = task / (heads * blocks), h = task / blocks % heads, i0 = (blocks - 1 - task % blocks) * kBlock;
+      const int64_t rows = std::min<int64_t>(kBlock, queries - i0), bands = (rows + kRows - 1) / kRows;
+      const T* q_head = data<const T>(q) + b * q.stride(0) + h * q.stride(1);
+      const T* k_head = data<const T>(k) + b * k.stride(0) + h / group * k.stride(1);
+      const T* v_head = data<const T>(v) + b * v.stride(0) + h / group * v.stride(1);
+      for (int64_t i = 0; i < bands; ++i)
+        pack_panel<kRows>(q_head + (i0 + i * kRows) * q.stride(2), q.stride(2), q.stride(3), std::min<int64_t>(kRows, rows - i * kRows), dim, packed_q.get() + i * kRows * dim);
+      float top[kBlock], total[kBlock];
+      std::fill(top, top + kBlock, -std::numeric_limits<float>::infinity());
+      std::fill(total, total + kBlock, 0.0f);
+      std::fill(sums.get(), sums.get() + kBlock * wide_out, 0.0f);
+      const int64_t stop = reach.last(i0 + rows - 1);
+      for (int64_t j0 = reach.first(i0); j0 < stop; j0 += kKeys) {
+        const int64_t cols = std::min<int64_t>(kKeys, stop - j0);
+        for (int64_t p = 0; p * kCols < cols; ++p)
+          pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, cols - p * kCols), dim, packed_k.get() + p * kCols * dim);
+        for (int64_t p = 0; p * kCols < width; ++p)
+          pack_panel<kCols>(v_head + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), cols, packed_v.get() + p * kCols * cols);
+        for (int64_t p = 0; p * kCols < cols; ++p)
+          for (int64_t i = 0; i < bands; ++i) {
+            Tile::multiply(packed_q.get() + i * kRows * dim, packed_k.get() + p * kCols * dim, dim, tile);
+            for (int64_t r = 0; r < kRows; ++r) __builtin_memcpy(scores.get() + (i * kRows + r) * kWide + p * kCols, tile + r * kCols, kCols * sizeof(float));
+          }
+        for (int64_t i = 0; i < bands; ++i) {
+          const int64_t now = std::min<int64_t>(kRows, rows - i * kRows);
+          for (int64_t r = 0; r < now; ++r) {
+            const int64_t query = i * kRows + r;
+            const int64_t from = std::min(std::max<int64_t>(reach.first(i0 + query) - j0, 0), cols);
+            const int64_t to = std::max(from, std::min(reach.last(i0 + query) - j0, cols));
+            float* line = scores.get() + query * kWide;
+            float shrink = 1.0f;
+            if (from < to) {
+              const float sum = row(line, from, to, cols, factor, cap, &top[query], &shrink);
+              total[query] = total[query] * shrink + sum;
+            } else {
+              std::fill(line, line + cols, 0.0f);
+            }
+            if (shrink != 1.0f) {
+              float* values = sums.get() + query * wide_out;
+              for (int64_t e = 0; e < wide_out; ++e) values[e] *= shrink;
+            }
+          }
+          pack_panel<kRows>(scores.get() + i * kRows * kWide, kWide, int64_t{1}, now, cols, packed_p.get());
+          for (int64_t p = 0; p * kCols < width; ++p) {
+            Tile::multiply(packed_p.get(), packed_v.get() + p * kCols * cols, cols, tile);
+            for (int64_t r = 0; r < now; ++r) {
+              float* values = sums.get() + (i * kRows + r) * wide_out + p * kCols;
+              for (int e = 0; e < kCols; ++e) values[e] += tile[r * kCols + e];
+            }
+          }
+        }
+      }
+      for (int64_t r = 0; r < rows; ++r) {
+        const int64_t line = (b * heads + h) * queries + i0 + r;
+        float* values = sums.get() + r * wide_out;
+        const float inverse = total[r] > 0.0f ? 1.0f / total[r] : total[r] == 0.0f ? 0.0f : total[r];
+        for (int64_t e = 0; e < width; ++e) values[e] *= inverse;
+        convert_from_float(values, out + line * width, width);
+        lse[line] = total[r] == 0.0f ? -std::numeric_limits<float>::infinity() : top[r] + std::log(total[r]);
+      }
+    }
+  });
+}
+
+/// Attention in the registers that the CPU has: kKeys keys at a time, kTiles register tiles of queries in a block.
+template <typename T, int kKeys, int kTiles, int kIsa>
+void forward_any(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, float factor, float cap) {
+  switch (gemm::instruction_set<kIsa>()) {
+#if defined(__x86_64__)
+    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles>(q, k, v, out, lse, reach, factor, cap);
+    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles>(q, k, v, out, lse, reach, factor, cap);
+#endif
+    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles>(q, k, v, out, lse, reach, factor, cap);
+  }
+}
+
+}  // namespace attention
+}  // namespace opforge
+
+#endif  // OPFORGE_ATTENTION_HOST_H_

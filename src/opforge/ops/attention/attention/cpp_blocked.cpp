@@ -1,0 +1,36 @@
+// Blocks of queries against blocks of keys: scores stay in the cache, an online softmax rescales the sums of weighted values.
+//
+// source    Dao, FlashAttention-2, arXiv:2307.08691, on the register tiles of opforge/gemm/host.h
+// moves     q and out once; k and v are packed once for each block of queries, into panels that stay in the L2 cache
+// idea      windows and causal masks bound the loop over keys; only blocks at the edges are masked
+// code      opforge/attention/host.h
+// limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products
+/* opforge
+layouts = ["contiguous", "rows", "strided"]
+
+[space]
+KEYS = [64, 128, 256, 512]
+TILES = [2, 4, 5, 8]
+ISA = [0, 1, 2, 3]
+
+[default]
+KEYS = 256
+TILES = 5
+ISA = 0
+*/
+#include "opforge/attention/host.h"
+
+namespace {
+
+void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, opforge::TensorView out, opforge::TensorView lse,
+               double scale, bool causal, int64_t window_left, int64_t window_right, int64_t alignment, double softcap) {
+  const opforge::attention::Reach reach(q.size(2), k.size(2), causal, window_left, window_right, alignment == 1);
+  opforge::attention::check(q, k, v, out, lse);
+  if (out.numel() == 0) return;
+  const float factor = scale != 0.0 ? static_cast<float>(scale) : 1.0f / std::sqrt(static_cast<float>(q.size(3)));
+  OPFORGE_DISPATCH_DTYPE(q, T, opforge::attention::forward_any<T, KEYS, TILES, ISA>(q, k, v, opforge::data<T>(out), opforge::data<float>(lse), reach, factor, static_cast<float>(softcap)));
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, attention)
