@@ -157,6 +157,12 @@ operator = Operator(
         Case(name="head_96", axes=_axes(1, 1, 1, 65, 65, 96), scalars=CAUSAL, why="Phi-3's 96: no power of two"),
         Case(name="head_256", axes=_axes(1, 1, 1, 40, 70, 256), scalars=CAUSAL, why="Gemma's 256"),
         Case(name="long_keys", axes=_axes(1, 1, 1, 3, 4001, 16), why="many blocks of keys for few queries"),
+        Case(
+            name="long_causal",
+            axes=_axes(1, 1, 1, 530, 530, 16),
+            scalars=CAUSAL,
+            why="several blocks of keys for each block of queries: sums are rescaled",
+        ),
         Case(name="tiny", axes=_axes(1, 1, 1, 40, 70, 32), distribution="tiny", why="all weights are alike"),
         Case(
             name="offset",

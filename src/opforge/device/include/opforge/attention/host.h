@@ -126,7 +126,7 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
         for (int64_t p = 0; p * kCols < cols; ++p)
           pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, cols - p * kCols), dim, packed_k.get() + p * kCols * dim);
         for (int64_t p = 0; p * kCols < width; ++p)
-          pack_panel<kCols>(v_head + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), cols, packed_v.get() + p * kCols * cols);
+          pack_panel<kCols>(v_head + j0 * v.stride(2) + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), cols, packed_v.get() + p * kCols * cols);
         for (int64_t p = 0; p * kCols < cols; ++p)
           for (int64_t i = 0; i < bands; ++i) {
             Tile::multiply(packed_q.get() + i * kRows * dim, packed_k.get() + p * kCols * dim, dim, tile);
