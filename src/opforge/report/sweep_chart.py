@@ -1,7 +1,9 @@
-"""A sweep as a picture: time against size above, % of peak below, one line per implementation."""
+"""A sweep as a picture: time against size above, % of peak below, one line per implementation; and as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
 
 from opforge.core import units
@@ -54,6 +56,19 @@ def sweep_picture(title: str, axis: str, times: Mapping[str, Polyline], shares: 
         parts += [_stroke(key, colour, dash), svg.text(short(clean(name), LONGEST_NAME), WIDTH - RIGHT + 30, height)]
     floor = max(floor, TOP + 18.0 * len(times) - BOTTOM)
     return svg.picture(WIDTH, floor + BOTTOM, title, *parts) + "\n"
+
+
+def sweep_csv(lines: Sequence[Mapping[str, str | int | float | None]]) -> str:
+    """A line per point (RFC 4180), the columns as the first has them; empty where there is no such number."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    if lines:
+        writer.writerow(lines[0])
+    for line in lines:
+        writer.writerow(
+            ["" if value is None else clean(value) if isinstance(value, str) else value for value in line.values()]
+        )
+    return out.getvalue()
 
 
 def _stroke(path: str, colour: str, dash: str) -> str:
