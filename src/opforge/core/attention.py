@@ -171,6 +171,14 @@ def _spread(errors: Any, factors: Any) -> Any:
     return (errors.square() @ factors.square()).sqrt()
 
 
+def _of_roundings(values: Any, factors: Any, room: float) -> Any:
+    """What rounding each of `values` by one unit makes of values @ factors: the spread of independent ones, and all of
+    them where equal values are rounded alike; at most all of them in one direction.
+    """
+    likely = room * _spread(values, factors) + (values @ factors).abs()
+    return likely.minimum(values.abs() @ factors.abs())
+
+
 def forward_errors(q: Any, k: Any, v: Any, scalars: Mapping[str, Any], dtype: str) -> tuple[Any, ...]:
     """Largest, typical and reached, of the result and of the logarithms. Exponentials are off by what their scores are,
     each for itself; a tensor core's truncation is alike for all. 16-bit factors of the second product are rounded once.
@@ -196,7 +204,10 @@ def forward_errors(q: Any, k: Any, v: Any, scalars: Mapping[str, Any], dtype: st
     size, deviation = product.abs(), _spread(weights, v)
     of_product = product_errors(weights, v, cut=cut)
     in_sum, in_sum_typical = positive_sum(count)
-    rounded = half * (2 * deviation + size) + 2 * FLUSHED[dtype] * v.square().sum(dim=-2, keepdim=True).sqrt()
+    rounded = (
+        half * (2 * deviation + size).minimum(weights @ v.abs())
+        + 2 * FLUSHED[dtype] * v.square().sum(dim=-2, keepdim=True).sqrt()
+    )
     alike = CUT if cut else 1 / 64
 
     def carried(of_score: Any, room: float) -> Any:
@@ -211,7 +222,7 @@ def forward_errors(q: Any, k: Any, v: Any, scalars: Mapping[str, Any], dtype: st
         carried(typical_score, 1.0)
         + of_product.typical
         + size * in_sum_typical
-        + half * (deviation + size)
+        + half * (deviation + size).minimum(weights @ v.abs())
         + EPSILON * size
         + loose
     )
@@ -237,6 +248,8 @@ def backward_errors(
     """
     cut, half, scale = dtype != "float32", HALF_ULP[dtype], scale_of(scalars, q.shape[-1])
     dout, q, out, dlse, k, v = (finite(tensor) for tensor in (dout, q, out, dlse, k, v))
+    if not q.shape[-2] or not k.shape[-2]:
+        return tuple(tensor * 0.0 for tensor in (q, q, q, k, k, k, v, v, v))
     found, of_scores = _of_scores(q, k, scalars, cut)
     weights, slopes = weights_and_slopes(dout, q, out, lse, dlse, k, v, scalars)
     weights, slopes = finite(weights), finite(slopes)
@@ -262,7 +275,7 @@ def backward_errors(
         def through(
             errors: Any, values: Any, shared: Any, factors: Any, room: float = room, share: float = share
         ) -> Any:
-            rounded = half * (2 * share * _spread(values, factors) + (values @ factors).abs())
+            rounded = half * _of_roundings(values, factors, 2 * share)
             lost = 2 * FLUSHED[dtype] * factors.square().sum(dim=-2, keepdim=True).sqrt()
             return room * _spread(errors, factors) + alike * (errors @ factors.abs()) + shared + rounded + lost
 

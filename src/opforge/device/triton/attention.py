@@ -1,5 +1,5 @@
-"""What attention kernels share: which blocks of keys a block of queries sees whole, in part or not at all, the scores of
-a block, and the online softmax that takes blocks one after another.
+"""What attention kernels share: which blocks of keys a block of queries sees whole, in part or not at all, and the
+scores of a block.
 """
 
 import triton
@@ -11,8 +11,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def key_ranges(first, nk, offset, left, right, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                LEFT: tl.constexpr, RIGHT: tl.constexpr):  # fmt: skip
-    """Of queries first .. first + BLOCK_M: from `begin` to `inner` and from `outer` to `end` lie blocks of keys that some
-    of them see in part, from `inner` to `outer` those that all see whole.
+    """Of queries first .. first + BLOCK_M: from `begin` to `inner` and from `outer` to `end` lie blocks of keys that
+    some of them see in part, from `inner` to `outer` those that all see whole.
     """
     begin, inner = 0, 0
     end, outer = nk, nk // BLOCK_N * BLOCK_N
@@ -49,9 +49,10 @@ def capped(products, scale, cap, CAP: tl.constexpr):
     if CAP:
         ratio = products * (scale / cap)
         # tanh by an exponential of a negative number: nothing overflows, and small arguments keep their digits
-        small = tl.exp2(-2 * LOG2_E * tl.abs(ratio))
-        size = tl.where(tl.abs(ratio) < 0.05, tl.abs(ratio) * (1 - ratio * ratio * (0.33333333 - ratio * ratio * 0.13333333)),
-                        (1 - small) / (1 + small))  # fmt: skip
+        size, square = tl.abs(ratio), ratio * ratio
+        small = tl.exp2(-2 * LOG2_E * size)
+        series = size * (1 - square * (0.33333333 - square * 0.13333333))
+        size = tl.where(size < 0.05, series, (1 - small) / (1 + small))
         return tl.where(ratio < 0, -size, size) * (cap * LOG2_E)
     else:
         return products * scale

@@ -167,4 +167,5 @@ operator = Operator(
     ),
     workloads=ATTENTIONS,
     implementations=("triton_flash", "torch_eager", "torch_definition"),
+    gradient="attention_backward",
 )

@@ -23,8 +23,8 @@ DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
 
 @triton.jit
 def blocks(
-    acc, peak, total, q, k_ptr, v_ptr, rows, begin, end, k_row, k_col, v_row, v_col, nk, scale, cap, offset, left, right,
-    D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BLOCK_N: tl.constexpr,
+    acc, peak, total, q, k_ptr, v_ptr, rows, begin, end, k_row, k_col, v_row, v_col, nk, scale, cap, offset, left,
+    right, D: tl.constexpr, DV: tl.constexpr, BD: tl.constexpr, BDV: tl.constexpr, BLOCK_N: tl.constexpr,
     CAP: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     dims, value_dims = tl.arange(0, BD), tl.arange(0, BDV)
