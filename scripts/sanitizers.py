@@ -1,24 +1,26 @@
 """Every CUDA and Triton kernel under the four tools of compute-sanitizer, on a machine with an NVIDIA GPU: writes
 docs/sanitizers.md.
 
-    python scripts/sanitizers.py [OPERATOR...] [--page FILE] [--limit SECONDS] [--workers N]
+    python scripts/sanitizers.py [OPERATOR...] [--page FILE] [--kept FILE] [--limit SECONDS] [--workers N]
 
 Kernels are compiled first, side by side. Then processes, each under one tool, run some small cases of several kernels
 one after another. racecheck sees every dtype, the other tools bfloat16, or float32 where a kernel takes no other. A
 kernel whose process ended early is asked again in a process of its own. What is not done when the limit has passed is
-said to be not asked, never clean. Exit code 1: something was found.
+said to be not asked, never clean. What --kept says was clean for the same sources is not asked again; what is clean now
+is added to it. Exit code 1: something was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,19 +30,26 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from opforge.backends import backend  # noqa: E402
 from opforge.backends.cache import cache_root  # noqa: E402
+from opforge.backends.shared_code import source_sha256  # noqa: E402
 from opforge.core.errors import OpforgeError  # noqa: E402
+from opforge.core.operator import Case  # noqa: E402
 from opforge.registry import load  # noqa: E402
 from opforge.runner import Isolated  # noqa: E402
 from opforge.runner.sanitizer import TOOLS, Sanitized, program, sanitize  # noqa: E402
 from opforge.verify import CaseCache  # noqa: E402
-from opforge.verify.extra.sanitize import cases_for, job_for, ready  # noqa: E402
+from opforge.verify.extra.sanitize import SHARED_ROWS, cases_for, job_for, ready  # noqa: E402
 
 BACKENDS = ("cuda", "triton")
 ORDER = ("racecheck", "memcheck", "synccheck", "initcheck")
 DTYPES = ("float32", "float16", "bfloat16")
-TOGETHER = 10
+TOGETHER = 16
 """Jobs that share a process: the start of one, with torch and a context under the tool, costs as much as several of
 them.
+"""
+MOST = 64
+STRIDED, PLAIN = 2, 3
+"""Of each kernel, so many cases with gaps and so many without, beside the one that a cluster of blocks shares: what
+the others add is in values, at which no tool looks.
 """
 assert set(ORDER) == set(TOOLS)
 
@@ -81,6 +90,14 @@ def build(name: str) -> str:
     return ""
 
 
+def few(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Of the cases that `opforge verify --sanitize` asks, those that take other ways through a kernel."""
+    shared = [case for case in cases if case.name == SHARED_ROWS.name]
+    rest = [case for case in cases if case.name != SHARED_ROWS.name]
+    plain = [case for case in rest if case.layout == "contiguous"]
+    return (*shared, *plain[:PLAIN], *[case for case in rest if case not in plain][:STRIDED])
+
+
 def run(together: Sequence[Asked], jobs: dict[Asked, dict], caches: str, limit_s: float) -> dict[Asked, Seen]:
     """One process; and one for each that it did not come to, or broke off at."""
     environment = {**backend("triton").environment("cuda"), "TRITON_CACHE_DIR": caches}
@@ -100,6 +117,17 @@ def seen_of(asked: Asked, told: Sanitized) -> Seen:
     done = sum(case.startswith(asked.label) for case in told.done)
     refused = sum(case.startswith(asked.label) for case, _ in told.refused)
     return Seen(cases=done, refused=refused, findings=mine, stopped=told.stopped)
+
+
+def kept(file: Path | None, sources: Mapping[Asked, str]) -> dict[Asked, Seen]:
+    """What was clean before for the sources that are here now."""
+    found: dict[Asked, Seen] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file is not None and file.is_file() else ():
+        said = json.loads(line)
+        source, cases, refused = (said.pop(name) for name in ("source", "cases", "refused"))
+        if sources.get(asked := Asked(**said)) == source:
+            found[asked] = Seen(cases=cases, refused=refused, findings=(), stopped="")
+    return found
 
 
 def cell(seen: Seen | None) -> str:
@@ -166,6 +194,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "sanitizers.md")
+    parser.add_argument("--kept", type=Path, help="a file of what was clean before, and when")
     parser.add_argument("--limit", type=float, default=340.0, help="seconds after which nothing more is begun")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 4)
     options = parser.parse_args()
@@ -200,9 +229,17 @@ def main() -> int:
                 for dtype in operator.dtypes if tool == "racecheck" else narrow:
                     asked = Asked(name, stem, stem.split("_")[0], dtype, tool)
                     jobs[asked] = job_for(
-                        bench, registry.implementation(name, stem), dtype, cases_for(bench, dtype), label=asked.label
+                        bench,
+                        registry.implementation(name, stem),
+                        dtype,
+                        few(cases_for(bench, dtype, MOST)),
+                        label=asked.label,
                     )
-    found: dict[Asked, Seen] = {}
+    sources = {
+        asked: source_sha256(registry.implementation(asked.operator, asked.implementation).source) for asked in jobs
+    }
+    found = kept(options.kept, sources)
+    before = set(found)
     with tempfile.TemporaryDirectory() as caches, ThreadPoolExecutor(options.workers) as pool:
 
         def ask(together: Sequence[Asked]) -> None:
@@ -213,7 +250,7 @@ def main() -> int:
         def ask_all(wanted: Sequence[Asked]) -> None:
             batches = []
             for tool in ORDER:
-                mine = [asked for asked in wanted if asked.tool == tool]
+                mine = [asked for asked in wanted if asked.tool == tool and asked not in before]
                 parts = max(1, -(-len(mine) // TOGETHER))
                 # kernels of one operator apart from each other: the slow ones do not meet in one process
                 batches += [mine[part::parts] for part in range(parts)]
@@ -236,6 +273,12 @@ def main() -> int:
             ]
         )
     options.page.write_text(page(found, list(jobs), time.monotonic() - began), encoding="utf-8")
+    if options.kept:
+        with options.kept.open("a", encoding="utf-8") as file:
+            for asked, seen in found.items():
+                if asked not in before and not seen.findings and not seen.stopped:
+                    said = {**vars(asked), "source": sources[asked], "cases": seen.cases, "refused": seen.refused}
+                    file.write(json.dumps(said) + "\n")
     bad = [asked for asked, seen in found.items() if seen.findings or seen.stopped]
     print(
         f"{len(found)} of {len(first)} asked in {time.monotonic() - began:.0f} s; findings or an early end in "

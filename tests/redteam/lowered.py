@@ -150,7 +150,10 @@ def lowered(guard: str) -> Iterator[None]:
         "audit_replayed": [("opforge.trial.audit.replayed", lambda *args, **kwargs: None)],
         "audit_conserved": [("opforge.trial.audit.conserved", lambda *args, **kwargs: None)],
         "audit_undivided": [("opforge.trial.audit.undivided", lambda *args, **kwargs: None)],
-        "audit_understated": [("opforge.trial.audit.understated", lambda *args, **kwargs: None)],
+        "audit_understated": [
+            ("opforge.trial.audit.understated", lambda *args, **kwargs: None),
+            ("opforge.trial.audit.outgrown", lambda *args, **kwargs: None),
+        ],
     }
     assert guard in replaced or guard in RUNNER or guard == "process" or guard.startswith("cases_"), guard
     with ExitStack() as stack:
