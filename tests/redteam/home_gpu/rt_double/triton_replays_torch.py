@@ -2,7 +2,6 @@
 
 catalogue  E7
 guard      device_names
-lowered    trace
 cases      normal
 mode       verify
 """
