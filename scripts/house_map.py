@@ -27,7 +27,7 @@ FOLDERS = {
     "": "what a kernel file includes first: `device.h` (.cu) or `host.h` (.cpp); and old names of headers that moved",
     "abi": "between Python and a kernel: checks of arguments, calls, the loop that samples are taken in",
     "arch": "instructions of one architecture: Hopper, tensor cores, clusters, barriers, vector registers of a CPU",
-    "attention": "attention: to come",
+    "attention": "attention: what a query sees, blocks of queries against blocks of keys",
     "conv": "convolution: to come",
     "elementwise": "one result for each element, with or without a broadcast",
     "emulator": "CUDA on a CPU: the execution model, and headers in place of the CUDA toolkit's",
@@ -71,7 +71,7 @@ TO_COME = (
     (
         "attention",
         "`ops/attention/<op>/`; shared device code in `device/include/opforge/attention/`",
-        "attention's decoding, varlen, paged caches",
+        "attention's gradients, decoding, varlen, paged caches",
     ),
     (
         "convolution",

@@ -109,8 +109,8 @@ def sweep(
     axes = [parse_swept(definition, items, text) for text in axis or ()]
     if not axes and not shape:
         raise UsageError("Nothing to sweep. Say --axis NAME=FIRST:LAST:log, several of them, or --shape AXIS=SIZE,….")
-    plain = len(axes) == 1 and not (shape or config or zipped or axes[0].tunable) and axis is not None
-    curve = parse_axis(axis[0]) if plain and axis and axes[0].name in _whole(known.get(base_name)) else None
+    single = axis[0] if axis and len(axis) == 1 and not (shape or config or zipped or axes[0].tunable) else ""
+    curve = parse_axis(single) if single and axes[0].name in _whole(known.get(base_name)) else None
     configs = own_configs(config)
     if curve is not None:
         sizes = sized(definition, known.get(base_name), curve)

@@ -124,8 +124,8 @@ def _out(group: Group | None, mine: Record) -> float | None:
 
 def ratio_table(records: Sequence[Record], backend: str = "cpp", changed: Container[str] = ()) -> str:
     """Markdown: per dtype the geometric mean and the least ratio, then a row per operator, workload and dtype. A ratio
-    is the median time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the
-    backend's fastest implementation, both of one run.
+    is the time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the backend's
+    fastest implementation, both of one run, turn by turn where turns were kept.
 
     Both times as a caller gets it. Ratios that are not certain (core.paired_times) are left out.
     Bold: below LEAST, or below 1 for OWN. The share of a copy is bytes moved / median time, over what a copy of as many

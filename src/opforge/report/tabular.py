@@ -87,11 +87,11 @@ def _row(group: Group, record: Record) -> TableRow:
 
 
 UNSURE = "unsure"
-"""In place of a ratio one of whose sides was not steady, as a comparison says it."""
+"""In place of a ratio that is not certain (core.paired_times), as a comparison says it."""
 
 
 def speedup_words(group: Group, record: Record) -> str:
-    """ "1.83x", "baseline", "unsure" where a side was not steady, or "" where there is nothing to compare."""
+    """ "1.83x", "baseline", "unsure" where the ratio is not certain, or "" where there is nothing to compare."""
     ratio = group.speedup(record)
     if record.implementation != BASELINE and group.unsure(record):
         return UNSURE

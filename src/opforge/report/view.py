@@ -122,14 +122,14 @@ class Group:
         return min(medians, default=None)
 
     def speedup(self, record: Record) -> float | None:
-        """Baseline median / this median; None where either side was not timed here, or was not steady: then it is
-        `unsure`.
+        """Time of the baseline / this one's; None where either was not timed here, or the ratio is not certain: then it
+        is `unsure`.
         """
         ratio = self._ratio(record)
         return ratio if ratio is not None and self._sure(record) else None
 
     def unsure(self, record: Record) -> bool:
-        """Whether there are two times of which no ratio is made, because one of them was not steady."""
+        """Whether there are two times of which no ratio is made, because it would not be certain."""
         return self._ratio(record) is not None and not self._sure(record)
 
     @cached_property
@@ -137,7 +137,7 @@ class Group:
         return next((record for record in self.timed if record.implementation == BASELINE and sound(record)), None)
 
     def _ratio(self, record: Record) -> float | None:
-        return ratio_of(self._baseline, record) if self._baseline is not None and sound(record) else None
+        return ratio_of(self._baseline, record) if sound(record) else None
 
     def _sure(self, record: Record) -> bool:
         return certain(self._baseline, record)
