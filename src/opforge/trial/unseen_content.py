@@ -58,7 +58,10 @@ def remembered(candidate: Candidate, prepared: PreparedCase, looks: Sequence[int
                 # the results of what was written last are in all places where a result may be made
                 candidate.ask(replace(question, lead=CALLS))
                 write(prepared.arena, other, draw)
-                answer = candidate.ask(replace(question, upload=True, written=OTHER if other else SAME))
+                # a device is busy until the host has launched the call: what was done before it differs in how long it
+                # takes, and the host's time to launch would be in the shorter one's
+                told = OTHER if other else SAME
+                answer = candidate.ask(replace(question, upload=True, written=told, apart=True))
                 if isinstance(answer, Unfit):
                     return None
                 if isinstance(answer, Failure):
