@@ -28,6 +28,7 @@ VERBS = {
     "report": "report:report",
     "build": "build:build",
     "inspect": "inspect:inspect",
+    "diagnose": "diagnose:diagnose",
     "new": "new:new",
     "compare": "compare:compare",
     "sweep": "sweep:sweep",
@@ -42,7 +43,7 @@ VERBS = {
 }
 """Each verb's module in this room, and its function."""
 
-SHOWS_BARS = ("verify", "bench", "qualify", "sweep", "tune", "compare")
+SHOWS_BARS = ("verify", "bench", "qualify", "sweep", "tune", "compare", "diagnose")
 """Verbs that show their own progress on a terminal."""
 
 
