@@ -73,7 +73,7 @@ def diagnose(
         with settings(context).open_store() as store:
             record = None if again else on_record(store, chosen, work.name, kind, detect(where).name, point)
             if record is None:
-                record = _measured(registry, chosen, work.name, kind, point, where, host, store)
+                record = _measured(registry, chosen, work.name, kind, point, where, host, store, json)
             cases = CaseCache(registry=registry, operator=definition, host=host, device=where)
             try:
                 diagnosis = diagnosis_of(
@@ -102,6 +102,7 @@ def _measured(
     device: str,
     host: Host,
     store: Store,
+    quiet: bool,
 ) -> Record:
     """The implementation benched on the workload now, and recorded."""
     from opforge.cli.progress import Watcher
@@ -120,7 +121,7 @@ def _measured(
         plan=Plan(budget_s=0.5, cache="warm" if device == "cpu" else "cold"),
     )
     records = []
-    with Watcher(quiet=False) as watcher:
+    with Watcher(quiet=quiet) as watcher:
         for record in bench(registry, (implementation.operator,), options, host, listener=watcher):
             store.add([record])
             records.append(record)
