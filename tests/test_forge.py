@@ -31,10 +31,26 @@ DEFINITIONS = {
     "images": ("out = gelu(x[batch, chan, *spatial] + b[batch, chan]) * s[chan]", {}),
     "norm": (NORM, {"eps": 1e-5}),
     "tempered": ("y[*lead, cols] = softmax(x[*lead, cols] * t[*lead])", {}),
+    "fused": ("c = relu(a[*lead, k] @ b[k, n] + bias[n])", {}),
+    "gated_linear": (
+        "h = x[batch, seq, k] @ w[n, k]\ny = silu(h * s[batch, seq]) * g + rest[batch, seq, n]",
+        {"g": 0.5},
+    ),
     "spread": ("y[*lead] = max(abs(x[*lead, cols])) + min(x * w[cols]) + sum(w)", {}),
+    "biased": ("out = x[*lead, cols] + bias[cols]", {}),
+    "masked": ("y = where(keep[batch, keys] > 0, x[batch, heads, queries, keys], floor_value)", {"floor_value": -1e4}),
+    "rms_gate": (
+        "y = x[*lead, cols] * rsqrt(mean(square(x)) + eps) * w[cols] * sigmoid(g[*lead, cols])",
+        {"eps": 1e-6},
+    ),
+    "scores": ("y[*lead] = logsumexp(x[*lead, cols] * t) - mean(x)", {"t": 0.5}),
+    "soft_clip": ("s = std(x[*lead, cols]) + eps\ny = clamp(x, -2 * s, 2 * s) - mean(x)", {"eps": 1e-3}),
+    "plain_product": ("c = alpha * (a[m, k] @ b[k, n])", {"alpha": 2.0}),
+    "residual_linear": ("y = x[*lead, k] @ w[n, k] + bias[n] + 0.5 * tanh(old[*lead, n])", {}),
+    "wave_gate": ("y = sin(a[*lead, cols] * 3) * exp(-square(b[*lead, cols])) + abs(a - b) ** 0.5", {}),
 }
 
-ASKED_IN_CI = ("gated", "norm")
+ASKED_IN_CI = ("gated", "norm", "fused")
 """One of each family; `make test-all` asks the others too."""
 
 
@@ -141,7 +157,8 @@ MISTAKES = [
     ("y = silu(x, x)", 5, "silu takes 1 value; 2 given"),
     ("y = mean(x, axis=other)", 18, "'other' is no axis"),
     ("y = x == 1 = 2", 12, "second '='"),
-    ("y = x @ x", 7, "not generated yet"),
+    ("y = x @ 2", 7, "sums over the last axis of its left side, [*lead, cols]"),
+    ("y = (x > 0) @ x", 13, "@ multiplies numbers"),
     ("y x", 3, "'=' is missing after 'y'"),
     ("q = x; q = x", 8, "'q' has a value already"),
     ("t = x * 2; y = x", 1, "computed and used nowhere"),
@@ -182,6 +199,14 @@ def test_mistakes_are_shown_where_they_stand(text, column, message):
         ({"formula": "y = sum(x)", "inputs": {"x": "n"}}, "one number for the whole call"),
         ({"formula": "y = sum(x, axis=a) * z", "inputs": {"x": "a b", "z": "b"}}, "Reductions over a are not"),
         ({"formula": "y = x * z", "inputs": {"x": "a b", "z": "b a"}}, "another order"),
+        ({"formula": "y = x @ x", "inputs": {"x": "a b"}}, "two inputs that stand nowhere else"),
+        ({"formula": "y = exp(x) @ z", "inputs": {"x": "a b", "z": "b c"}}, "two inputs that stand nowhere else"),
+        ({"formula": "y = x @ z", "inputs": {"x": "a b c", "z": "a c d"}}, "the right side has two axes"),
+        (
+            {"formula": "y = x @ z; u = y * 2", "inputs": {"x": "a b", "z": "b c"}, "outputs": {"y": None, "u": None}},
+            "several outputs",
+        ),
+        ({"formula": "y = x @ z + t", "inputs": {"x": "a b", "z": "b c", "t": "b"}}, "axis b"),
     ],
 )
 def test_definitions_that_say_nothing_are_refused(fields, message):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.rounding import BEYOND, EPSILON, Errors, sum_errors
+from opforge.core.rounding import BEYOND, EPSILON, Errors, product_errors, sum_errors
 from opforge.core.tensors import ScalarValue
 
 LEAST = 2.0**-126
@@ -44,6 +44,8 @@ class Rounded:
     largest: Any
     typical: Any
     reached: Any
+    cut: bool = False
+    """Whether tensor cores add up its products with another matrix: of 16-bit inputs."""
 
     def __add__(self, other: Any) -> Rounded:
         b = self._of(other)
@@ -69,6 +71,16 @@ class Rounded:
         quotient = _joined(result, self, b, slope, result.abs() * slope, 2.5)
         # a divisor without a sign leaves none to an infinity
         return quotient.beyond(b.vanishes & self.value.isinf())
+
+    def __matmul__(self, other: Rounded) -> Rounded:
+        own = product_errors(self.value, other.value, cut=self.cut)
+        a, b = _size(self.value), _size(other.value)
+        largest = self.largest @ b + (a + self.largest) @ other.largest + own.largest
+        typical = self.typical @ b + (a + self.typical) @ other.typical + own.typical
+        # an infinity in a row or a column makes what it meets infinite, and no overflow
+        sides = (self.abs().amax(dim=-1, keepdim=True), other.abs().amax(dim=-2, keepdim=True))
+        found = _cleaned(self.value @ other.value, largest, typical, sides)
+        return Rounded(found.value, found.largest, found.typical, found.reached.maximum(own.reached))
 
     def __radd__(self, other: Any) -> Rounded:
         return self._of(other) + self
@@ -175,6 +187,9 @@ class Rounded:
     def squeeze(self, dim: int) -> Rounded:
         return self._parts(lambda part: part.squeeze(dim))
 
+    def transpose(self, first: int, second: int) -> Rounded:
+        return self._parts(lambda part: part.transpose(first, second))
+
     def permute(self, *order: int) -> Rounded:
         return self._parts(lambda part: part.permute(*order))
 
@@ -205,7 +220,10 @@ class Rounded:
         return other if isinstance(other, Rounded) else _number(other, self.value)
 
     def _parts(self, change: Callable[[Any], Any]) -> Rounded:
-        return Rounded(*(change(part) for part in (self.value, self.largest, self.typical, self.reached)))
+        value, largest, typical, reached = (
+            change(part) for part in (self.value, self.largest, self.typical, self.reached)
+        )
+        return Rounded(value, largest, typical, reached, self.cut)
 
     def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Truth:
         b = self._of(other)
@@ -254,13 +272,16 @@ def formula_errors(
     inputs: Mapping[str, Any],
     outputs: Mapping[str, Any],
     scalars: Mapping[str, ScalarValue],
+    *,
+    cut: bool = False,
 ) -> dict[str, Errors]:
     """Errors of each output of `reference`, run on `inputs` (exact, float64) in place of tensors.
 
     reference   called with the inputs in order and the scalars by name; it uses the methods of Rounded alone, and
                 reductions with keepdim=True
+    cut         whether tensor cores add up products of matrices
     """
-    exact = [Rounded(value, *(0 * _size(value),) * 2, _size(value)) for value in inputs.values()]
+    exact = [Rounded(value, *(0 * _size(value),) * 2, _size(value), cut) for value in inputs.values()]
     first = exact[0].value
     numbers = {name: _number(value, first) for name, value in scalars.items()}
     returned = reference(*exact, **numbers)

@@ -50,8 +50,10 @@ def analysed(program: Program) -> Analysis:
     counts: Counter[tuple[str, ...]] = Counter()
     for value in program.values:
         if value.operation not in FREE:
-            axes = program.values[value.arguments[0]].axes if value.reduces else value.axes
-            counts[axes] += 1
+            below = {axis for number in value.arguments for axis in program.values[number].axes}
+            axes = tuple(axis for axis in program.axes if axis in below) if value.reduces else value.axes
+            # a term of a product of matrices is multiplied and added
+            counts[axes] += 2 if value.operation == "dot" else 1
     most = max((write.axes for write in program.writes), key=len)
     largest = max([*counts, most], key=len)
     return Analysis(

@@ -30,7 +30,7 @@ TAKEN = frozenset(
     enum explicit export extern false float friend goto inline int long mutable namespace new operator private
     protected public register short signed sizeof static struct switch template this throw true typedef typename
     union unsigned using virtual void volatile opforge std data T BLOCK TILE ROWS COLS num_warps dtype itemsize
-    Tensor size abs min max len prod cdiv sqrt log2 next_pow2
+    Tensor size abs min max len prod sums line terms j block_m block_n grid cdiv sqrt log2 next_pow2
     """.split()  # noqa: SIM905
 )
 """Names that mean something in generated code, in one of its languages."""

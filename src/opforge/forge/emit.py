@@ -105,7 +105,15 @@ TORCH = Dialect(
     named="{name} = {text}",
 )
 
-_LOCALS = {"sum": "total", "mean": "mean", "max": "top", "min": "least", "rsqrt": "scale", "exp": "raised"}
+_LOCALS = {
+    "dot": "sums",
+    "sum": "total",
+    "mean": "mean",
+    "max": "top",
+    "min": "least",
+    "rsqrt": "scale",
+    "exp": "raised",
+}
 
 
 class Writer:

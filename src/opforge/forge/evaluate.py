@@ -61,6 +61,8 @@ def spread(program: Program, *, factor: float, shift: float) -> float:
 def _applied(value: Value, program: Program, given: list[Any]) -> Any:
     import torch
 
+    if value.operation == "dot":
+        return (given[0] * given[1]).sum(dim=program.axes.index(value.over), keepdim=True)
     if value.reduces:
         at = program.axes.index(value.over)
         name = {"max": "amax", "min": "amin"}.get(value.operation, value.operation)

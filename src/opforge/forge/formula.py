@@ -194,10 +194,6 @@ class _Parser:
         left = self.negated() if _LEVELS[level] == ("and",) else self.expression(level + 1)
         while self.here.kind == "sign" and self.here.text in _LEVELS[level]:
             token = self.step()
-            if token.text == "@":
-                raise pointed(
-                    self.text, "products of matrices (@) are not generated yet. Use: opforge new NAME", token.place
-                )
             right = self.negated() if _LEVELS[level] == ("and",) else self.expression(level + 1)
             left = Operation(sign=token.text, arguments=(left, right), place=token.place)
             if level == 2 and self.here.text in _LEVELS[level]:

@@ -13,6 +13,7 @@ from opforge.forge.ir import shown
 from opforge.forge.new import checked_folder
 from opforge.forge.write_cpp import cpp_file
 from opforge.forge.write_op import one_line, op_text, workload_sizes
+from opforge.forge.write_product import product_files
 from opforge.forge.write_torch import torch_text
 from opforge.forge.write_triton import triton_file
 from opforge.machine import descriptors
@@ -24,6 +25,8 @@ IDEAS = {
     "triton_onchip": "whole rows in registers, several to a program when they are narrow",
     "cpp_simd": "one parallel pass in float32 vectors",
     "cpp_rows": "rows in float32 vectors, spread over the threads",
+    "triton_product": "a block of the product per program, what is done to its sums while they are in registers",
+    "cpp_product": "packed panels in cache, what is done to a register tile before it is stored",
     "torch_eager": "the formula in PyTorch, in float32: the baseline",
 }
 
@@ -32,7 +35,10 @@ def files_of(definition: Definition) -> dict[str, str]:
     """The folder's files by name. Raises UsageError, with the reason, where no family generates the program."""
     program = definition.program()
     layout = layout_of(program)
-    kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
+    if layout.family == "product":
+        kernels = product_files(definition, program, layout)
+    else:
+        kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
     kernels["torch_eager.py"] = torch_text(definition, program, layout)
     implementations = tuple(name.split(".")[0] for name in kernels)
     return {

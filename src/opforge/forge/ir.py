@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-REDUCTIONS = ("sum", "mean", "max", "min")
+REDUCTIONS = ("sum", "mean", "max", "min", "dot")
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 TRUTHS = (*COMPARISONS, "and", "or", "not")
 """Operations whose values are conditions."""
@@ -22,8 +22,8 @@ FREE = ("const", "parameter", "read", "and", "or", "not", *COMPARISONS)
 class Value:
     """One value of a program.
 
-    operation   "read", "parameter" and "const" are its sources; "sum", "mean", "max", "min" with `over` reduce; the
-                others work element by element ("max" with two arguments too)
+    operation   "read", "parameter" and "const" are its sources; "sum", "mean", "max", "min" with `over` reduce, "dot"
+                of two their products; the others work element by element ("max" with two arguments too)
     arguments   the numbers of the values it is made of, all of them smaller than its own
     axes        its axes as they are written in shapes ("*lead"), in the program's order
     text        the name of what is read, or of the parameter

@@ -115,6 +115,8 @@ class _Lowering:
                 return self.checked("neg", node.place, self.lowered(only))
             case Operation(sign="not", arguments=(only,)):
                 return self.checked("not", node.place, self.lowered(only))
+            case Operation(sign="@"):
+                return self.product(node)
             case Operation(sign=sign, arguments=arguments):
                 return self.checked(SIGNS[sign], node.place, *(self.lowered(one) for one in arguments))
             case Call():
@@ -164,6 +166,24 @@ class _Lowering:
                 square = self.checked("mul", node.place, square, square)
         assert result is not None
         return result if number > 0 else self.checked("div", node.place, self.const(1.0), result)
+
+    def product(self, node: Operation) -> int:
+        """`a @ b`: the products of a and b, summed over the last axis of a, which b has too."""
+        left, right = (self.lowered(one) for one in node.arguments)
+        a, b = self.values[left], self.values[right]
+        if a.truth or b.truth:
+            raise self.wrong("@ multiplies numbers, not conditions. Write where(c, 1, 0)", node.place)
+        # as they lie in memory: a product's own order of axes has the summed one anywhere
+        shape = self.declared.inputs.get(a.text, a.axes) if a.operation == "read" else a.axes
+        if not shape or shape[-1] not in b.axes:
+            raise self.wrong(
+                f"@ sums over the last axis of its left side, [{', '.join(shape)}], and the right side, "
+                f"[{', '.join(b.axes)}], lacks it. Give both the same name for it: a[m, k] @ b[k, n]",
+                node.place,
+            )
+        over = shape[-1]
+        axes = tuple(one for one in self.axes if one in (*a.axes, *b.axes) and one != over)
+        return self.add(Value(operation="dot", arguments=(left, right), axes=axes, over=over))
 
     def called(self, node: Call) -> int:
         name, count = node.function, len(node.arguments)

@@ -26,7 +26,7 @@ def _flat(definition: Definition, program: Program, layout: Layout) -> str:
             program, f"opforge::map(n, {write.name}, ", write.value, {name: name for name in reads}, {}, 2, reads
         )
     sizes = [("n", f"{program.writes[0].name}.numel()")]
-    return _file(
+    return cpp_text(
         "One parallel pass in float32 vectors.",
         [f"moves     {len(reads) + len(program.writes)} * elements * itemsize bytes: the least possible"],
         '#include "opforge/elementwise/host.h"\n',
@@ -58,7 +58,7 @@ def _tiled(definition: Definition, program: Program, layout: Layout) -> str:
         body += _map(program, f"opforge::map_row(n, {write.name} + i, ", write.value, pointers, numbers, 6, reads)
     body += ["      i += n;", "    }", "  });"]
     sizes = sizes_from(program, layout, f"{program.writes[0].name}.size(AXIS)")
-    return _file(
+    return cpp_text(
         "Rows along the last axis in float32 vectors, what is broadcast over them as a number.",
         ["moves     each full tensor once; what is broadcast comes from the caches",
          "limits    a last axis shorter than a vector is computed in parts of one"],
@@ -124,7 +124,7 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         lines[-1] += f", {_given(program, write.value, pointers, reads)});"
     body += [*lines, "  });"]
     sizes = [("cols", f"{full}.size(-1)"), ("rows", f"cols == 0 ? 0 : {full}.numel() / cols")]
-    return _file(
+    return cpp_text(
         "Rows spread over the threads, each read as often as it has reductions, from the cache after the first time.",
         ["moves     each tensor once while a row fits the cache",
          "limits    a single row runs on one thread"],
@@ -220,7 +220,7 @@ def _map(
     return lines
 
 
-def _file(
+def cpp_text(
     idea: str, notes: list[str], includes: str, definition: Definition, program: Program, body: list[str],
     sizes: list[tuple[str, str]],
 ) -> str:  # fmt: skip

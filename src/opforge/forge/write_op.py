@@ -12,6 +12,7 @@ from opforge.forge.emit import call
 from opforge.forge.evaluate import spread
 from opforge.forge.families import Layout
 from opforge.forge.ir import Program
+from opforge.forge.write_product import product_cases
 from opforge.forge.write_torch import reference_text
 
 Case = tuple[str, dict[str, AxisValue], str, str, str]
@@ -47,7 +48,10 @@ def op_text(definition: Definition, program: Program, layout: Layout, implementa
         fields.append(f"    dtypes=({', '.join(map(quoted, definition.dtypes))}{comma}),")
     fields += _tuple("constraints", _constraints(definition, program))
     fields += ["    reference=reference,", f"    flops={quoted(analysed(program).flops)},"]
+    if layout.family == "product":
+        fields.append('    unit="matrix",')
     shared = f"shared={quoted(program.axes[-1])}"
+    cut = ', cut=dtype != "float32"' if layout.family == "product" else ""
     told = "each operation is rounded to float32, the result once to its dtype"
     tolerance = ["errors=errors", *([shared] if layout.family == "rows" else []), f"about={quoted(told)}"]
     fields.append(call("tolerance=Tolerance", tolerance, 4, ","))
@@ -64,7 +68,7 @@ def op_text(definition: Definition, program: Program, layout: Layout, implementa
         + reference_text(program, layout)
         + "\n\ndef errors(inputs, outputs, scalars, dtype):\n"
         "    # the reference itself, on numbers that carry their rounding errors along\n"
-        "    return formula_errors(reference, inputs, outputs, scalars)\n\n\n"
+        f"    return formula_errors(reference, inputs, outputs, scalars{cut})\n\n\n"
         "operator = Operator(\n" + "\n".join(fields) + "\n)\n"
     )
 
@@ -90,6 +94,14 @@ def quoted(text: str) -> str:
 
 def cases(definition: Definition, program: Program, layout: Layout) -> list[Case]:
     """The cases of a program that its constraints allow."""
+    found = product_cases(program, layout) if layout.family == "product" else _cases_of_elements(program, layout)
+    # where all results are alike a case says nothing: a kernel that mixes up rows would pass it
+    told = {name for name, (factor, shift) in SCALES.items() if spread(program, factor=factor, shift=shift) > ALIKE}
+    return [case for case in found if _allowed(definition, program, case[1]) and case[3] in {*told, *OTHERS}]
+
+
+def _cases_of_elements(program: Program, layout: Layout) -> list[Case]:
+    """Cases of elements and of rows."""
     *outer, last = program.axes
     rows = layout.family == "rows"
 
@@ -136,13 +148,20 @@ def cases(definition: Definition, program: Program, layout: Layout) -> list[Case
             ("wide", sizes(17003, (2, 1), 1), "past what a program keeps in registers", "", ""),
             ("constant_rows", sizes(96), "no variance, all elements alike", "constant_rows", ""),
         ]
-    # where all results are alike a case says nothing: a kernel that mixes up rows would pass it
-    told = {name for name, (factor, shift) in SCALES.items() if spread(program, factor=factor, shift=shift) > ALIKE}
-    return [case for case in found if _allowed(definition, program, case[1]) and case[3] in {*told, *OTHERS}]
+    return found
 
 
 def workload_sizes(program: Program, scale: str) -> dict[str, AxisValue]:
     """Sizes of a workload where the definition has none: 2^20 elements for a laptop, 2^26 for a GPU."""
+    if any(value.operation == "dot" for value in program.reductions):
+        # 2^28 and 2^37 operations
+        side = 512 if scale == "laptop" else 4096
+        column = program.writes[0].axes[-1]
+        *outer, _ = program.writes[0].axes
+        each = max(1, round(side ** (1 / len(outer))))
+        named: dict[str, AxisValue] = {axis.lstrip("*"): (each,) if axis.startswith("*") else each for axis in outer}
+        over = next(value.over for value in program.reductions)
+        return {**named, column: side, over: side}
     *outer, last = program.axes
     width, rest = (1024, 1024) if scale == "laptop" else (4096, 16384)
     each = max(2, round(rest ** (1 / max(1, len(outer)))))
@@ -198,8 +217,8 @@ def _workloads(definition: Definition, program: Program) -> list[list[str]]:
         ]
     found = []
     for name, scale, source in (
-        ("laptop", "laptop", "of no model: about 2^20 elements"),
-        ("large", "gpu", "of no model: about 2^26 elements"),
+        ("laptop", "laptop", "of no model: a size that a CPU computes in a moment"),
+        ("large", "gpu", "of no model: a size that keeps a GPU busy"),
     ):
         axes = workload_sizes(program, scale)
         if _allowed(definition, program, axes):

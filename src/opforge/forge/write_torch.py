@@ -5,7 +5,7 @@ from __future__ import annotations
 from opforge.core.errors import UsageError
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import TORCH, Writer, call
-from opforge.forge.families import WAY_OUT, Layout
+from opforge.forge.families import WAY_OUT, Layout, operands_of
 from opforge.forge.ir import Program
 
 
@@ -37,8 +37,15 @@ def torch_text(definition: Definition, program: Program, layout: Layout) -> str:
 def _body(program: Program, layout: Layout, narrow: str) -> str:
     writer = Writer(program, TORCH, TAKEN)
     lines: list[str] = []
+    product = operands_of(program) if layout.family == "product" else None
+    if product is not None:
+        turned = f"{product.b}.transpose(-1, -2)" if product.by_columns else product.b
+        writer.reduce = lambda number, value: f"{product.a} @ {turned}"
     for name, axes in program.reads:
-        index = _index(program, axes)
+        if product is not None:
+            index = "..., None" if layout.tensors[name] == (0,) and name != product.a else ""
+        else:
+            index = _index(program, axes)
         if index:
             lines.append(f"{name} = {name}[{index}]")
     texts = writer.write([write.value for write in program.writes])
