@@ -153,7 +153,7 @@ SIGMAS = 6.0
 def score_errors(q: Any, k: Any, scores: Any, scalars: dict[str, Any], dtype: str) -> Errors:
     """Absolute errors of scores in float32, k having q's heads. exp2 takes them times log2(e), rounded."""
     raw = product_errors(q * scale_of(q, scalars), k.transpose(-1, -2), cut=dtype != "float32")
-    size = (q @ k.transpose(-1, -2)).abs() * scale_of(q, scalars)
+    size = ((q @ k.transpose(-1, -2)) * scale_of(q, scalars)).abs()
     of_cap = 4.0 * scalars["softcap"] if scalars["softcap"] > 0 else 0.0
     return Errors(raw.largest, raw.typical) + few_ulps(size + of_cap, 3.0, 1.0)
 

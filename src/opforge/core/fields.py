@@ -42,6 +42,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "rounded": "rounded",
         "errors": "errors",
         "shared": '"cols"',
+        "rounds_factors": "True",
         "about": '"a tree of additions"',
     },
     "Case": {
@@ -88,6 +89,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "unit": '"vector"',
         "compute_dtype": '"tfloat32"',
         "gradient": '"softmax_backward"',
+        "follows": "made_before",
     },
 }
 """For each field of each noun, what may stand there."""

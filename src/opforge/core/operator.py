@@ -113,11 +113,12 @@ class Tolerance:
                 not. The last rounding counts at the result that this may have moved: past a power of two its steps are
                 twice as large
     errors      `errors(inputs, outputs, scalars, dtype) -> {output: core.rounding.Errors}`: what the arithmetic may do,
-                element by element, in the unit of the result; takes the place of the first term above (factor, length,
-                magnitude). It says besides what the root mean square of all errors may be: many small ones show what no
-                single one does, such as factors of too few digits
-    shared      expression over the axes: how many elements share one error ("cols", where a row's statistic is in all
-                of its elements): they are one element to that root mean square
+                element by element, in the unit of the result; takes the place of the first term above. It says besides
+                what the root mean square of all errors may be: many small ones show what no single one does
+    rounds_factors   whether factors of either sign are made on the way and rounded to the dtype (attention's
+                gradients): sums of a few more digits than that can't be told from right ones
+    shared      expression over the axes: how many elements share one error ("cols": a row's statistic is in all of
+                them): they are one element to that root mean square
     """
 
     factor: float = 6.0
@@ -134,6 +135,7 @@ class Tolerance:
         Callable[[Mapping[str, Any], Mapping[str, Any], Mapping[str, ScalarValue], str], Mapping[str, Errors]] | None
     ) = None
     shared: str = "1"
+    rounds_factors: bool = False
     about: str = ""
 
     def __post_init__(self) -> None:
@@ -147,10 +149,9 @@ class Tolerance:
 class Case:
     """One situation to verify: axes, distribution of the values, memory layout, scalars, and why it exists.
 
-    `dtype` None means every dtype of the operator. `seed` None means fresh from the operating system each time; a
-    recorded seed replays the case exactly. `pattern` is 0, or 1 where memory that no tensor owns, and outputs before
-    they are written, hold the other of the patterns that follow from the seed; 2 is one run with each, whose bits must
-    agree.
+    `dtype` None means every dtype of the operator. `seed` None means a fresh one each time; a recorded seed replays the
+    case exactly. `pattern` is 0, or 1 where memory that no tensor owns, and outputs before they are written, hold the
+    other of the patterns that follow from the seed; 2 is one run with each, whose bits must agree.
     """
 
     name: str
@@ -194,15 +195,16 @@ class Operator:
            attention) or "vector" (everything else). The roofline takes its compute ceiling from it
     derived    axes whose size follows from the others and the parameters: name -> expression ("cdiv(k, 128)"). Cases
                and workloads need not give them, and a call whose tensors have another size there is refused
-    bytes_saved   for a fused operator: an expression over axes, itemsize and parameters for the bytes that the passes
-                  it does without
-               would move ("2 * prod(rows) * n * itemsize": an intermediate written and read again)
+    bytes_saved   for a fused operator: an expression for the bytes that the passes it does without would move
+               ("2 * prod(rows) * n * itemsize": an intermediate written and read again)
     compute_dtype   an expression over dtype and parameters: the format in which factors are multiplied, where that is
                not the dtype ("tfloat32"). Rates, and times of one format, say nothing of another
     gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its
                inputs are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
+    follows    `follows(inputs, scalars) -> {input: tensor}`: inputs that another operator has made of the others, in
+               float64 (attention's result, for its gradients); cases have these values there, rounded
     presence   not given: for each optional input a parameter `has_NAME`
-    list_axes  not given: the axes that have a size for each tensor of a list; `listed` has those of a call
+    list_axes  not given: the axes with a size for each tensor of a list; `listed` has those of a call
     written_as   not given: of an operator in the form of a call, the one that the definition has (see core.call_form)
     """
 
@@ -230,6 +232,7 @@ class Operator:
     unit: str = "vector"
     compute_dtype: str | None = None
     gradient: str | None = None
+    follows: Callable[[Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = None
     presence: tuple[Scalar, ...] = field(init=False, default=(), repr=False)
     list_axes: tuple[str, ...] = field(init=False, default=(), repr=False)
     listed: Mapping[str, tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -416,8 +419,7 @@ class Operator:
 
     def cost(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue] | None = None) -> Cost:
         """FLOPs and least traffic for these axes (and parameters; their defaults where none are given). Bytes default
-        to each input
-        read once and each output written once."""
+        to each input read once and each output written once."""
         values = self.scalar_values(scalars or {})
         names = {**axes, **values, "dtype": dtype, "itemsize": DTYPES[dtype].itemsize}
 

@@ -12,6 +12,7 @@ from opforge.core.dtypes import DTYPES, DType
 from opforge.core.errors import unknown
 from opforge.core.expr import evaluate
 from opforge.core.operator import Case, Operator, TensorSpec
+from opforge.core.own_words import its_own_words
 from opforge.core.shapes import full_shape
 from opforge.runner.arena import PLACES, Arena, Slot
 
@@ -343,6 +344,24 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
             values = _swapped(values, torch.Generator(device).manual_seed(seed))
         target = distinct(slot, tensor)
         target.copy_(within(values, spec.domain, target.dtype))
+    if operator.follows is not None:
+        _follow(arena, operator, case)
+
+
+def _follow(arena: Arena, operator: Operator, case: Case) -> None:
+    """Puts what follows from other inputs in its place. Raises UsageError for what is no input of that shape."""
+    import torch
+
+    assert operator.follows is not None
+    inputs = arena.tensors("input")
+    wide = {name: item.to(torch.float64) if item.is_floating_point() else item for name, item in inputs.items()}
+    with torch.no_grad(), its_own_words(operator, "function `follows`", case):
+        for name, values in dict(operator.follows(wide, operator.scalar_values(case.scalars))).items():
+            if name not in inputs or values.shape != inputs[name].shape:
+                raise ValueError(f"{name} of shape {tuple(values.shape)} is no input with that shape")
+            slot = next(slot for slot in arena.slots if slot.name == name)
+            target = distinct(slot, inputs[name])
+            target.copy_(values[tuple(slice(0, extent) for extent in target.shape)])
 
 
 def distinct(slot: Slot, tensor: Any) -> Any:

@@ -8,8 +8,9 @@ from typing import Any
 from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Case, Operator, ScalarValue
+from opforge.core.own_words import its_own_words
 from opforge.verify.judging.elements import noise, right_elements
-from opforge.verify.oracle.expectation import Expectation, Truth, its_own_words
+from opforge.verify.oracle.expectation import Expectation, Truth
 
 SCATTERED = "scattered"
 """What "special" has, wherever: asked of operators with a special case of their own."""

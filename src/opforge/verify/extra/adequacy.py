@@ -20,7 +20,7 @@ from typing import Any
 from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import OpforgeError
-from opforge.core.operator import Case, Operator
+from opforge.core.operator import Case, Operator, Workload
 from opforge.core.shapes import AxisValue, axis_names
 from opforge.runner import allocate, fill
 from opforge.verify.cases.hidden import elements
@@ -35,6 +35,10 @@ MOST_ELEMENTS = 1 << 16
 
 QUICK_ELEMENTS = 1 << 12
 
+WHOLE_FLOPS = 1 << 27
+"""Beyond so much work the axes that nothing is added up along are halved down to 2."""
+LONG = 16
+"""An axis is long that has this part of the longest one's length."""
 FEW_OTHERS = 24
 WHOLE_ELEMENTS = 1 << 19
 """How long an axis may be that nothing is added up along, where the others stay whole; shorter yet where those are so
@@ -174,8 +178,8 @@ def _scaled(operator: Operator, case: Case, dtype: str, most: int) -> Case:
 
 def whole_lengths(operator: Operator, dtype: str) -> Iterator[Case]:
     """The workloads with the most to add up: along the axes of rows, or those that no output has, and, where an output
-    lacks leading axes, along
-    those. These lengths stay whole; all others shrink to what shows an error's size."""
+    lacks leading axes, along those. These lengths stay whole; all others shrink to what shows an error's size.
+    """
     taken = [workload for workload in operator.workloads if operator.takes(workload, dtype)]
     last = {axis_names(spec.shape)[-1] for spec in operator.inputs[:1] if axis_names(spec.shape)}
     of_outputs = [set(axis_names(spec.shape)) for spec in operator.outputs]
@@ -185,25 +189,58 @@ def whole_lengths(operator: Operator, dtype: str) -> Iterator[Case]:
         for name in operator.free_axes
         if name not in summed and not all(name in names for names in of_outputs) and name not in last
     ]
-    for kept in (summed or sorted(last), leading):
-        if not kept or not taken:
-            continue
-        longest = max(taken, key=lambda workload: math.prod(_size(workload.axes[name]) for name in kept))
-        scalars, axes = operator.scalar_values(longest.scalars), dict(longest.axes)
-        others = max(2, min(FEW_OTHERS, WHOLE_ELEMENTS // max(1, math.prod(_size(axes[name]) for name in kept))))
-        for name in operator.free_axes:
-            while name not in kept and _size(axes[name]) > others:
-                value = axes[name]
-                smaller: AxisValue = (
-                    tuple(max(1, extent // 2) for extent in value) if isinstance(value, tuple) else value // 2
-                )
-                candidate = operator.completed({**axes, name: smaller}, scalars)
-                if operator.violated(candidate, dtype, scalars) is not None:
-                    break
-                axes = candidate
+    for kept in _kept_whole(operator, taken, summed or sorted(last), leading, any_summed=bool(summed)):
+        # of as long ones the workload that leaves the most to do: a mask may hide what another adds up
+        longest, axes = max(
+            ((workload, _others_short(operator, workload, dtype, kept)) for workload in taken),
+            key=lambda found: (
+                math.prod(_size(found[0].axes[name]) for name in kept),
+                operator.cost(found[1], dtype, operator.scalar_values(found[0].scalars)).flops,
+            ),
+        )
         name = f"{longest.name}, {' and '.join(kept)} whole"
         seed = int(sha256(f"{operator.name} {name} {dtype}".encode()).hexdigest()[:15], 16)
         yield Case(name=name, axes=axes, why=longest.source, scalars=longest.scalars, seed=seed)
+
+
+def _kept_whole(
+    operator: Operator, taken: Sequence[Workload], rows: list[str], leading: list[str], *, any_summed: bool
+) -> Iterator[list[str]]:
+    """The axes that stay whole together. Products whose outputs have all axes among them, such as gradients, are added
+    up along several: each of those that are long stays whole by itself.
+    """
+    if not taken:
+        return
+    if operator.unit == "matrix" and not any_summed:
+        most = {name: max(_size(workload.axes[name]) for workload in taken) for name in leading}
+        yield from ([name] for name in leading if LONG * most[name] >= max(most.values()))
+        return
+    yield from (kept for kept in (rows, leading) if kept)
+
+
+def _others_short(operator: Operator, workload: Workload, dtype: str, kept: Sequence[str]) -> Mapping[str, AxisValue]:
+    """The axes of a workload, all but `kept` halved until they are short, and shorter yet while all is much work."""
+    scalars, axes = operator.scalar_values(workload.scalars), dict(workload.axes)
+    others = max(2, min(FEW_OTHERS, WHOLE_ELEMENTS // max(1, math.prod(_size(axes[name]) for name in kept))))
+
+    def halve(name: str) -> bool:
+        nonlocal axes
+        value = axes[name]
+        smaller: AxisValue = tuple(max(1, extent // 2) for extent in value) if isinstance(value, tuple) else value // 2
+        candidate = operator.completed({**axes, name: smaller}, scalars)
+        if operator.violated(candidate, dtype, scalars) is not None:
+            return False
+        axes = dict(candidate)
+        return True
+
+    shortened = [name for name in operator.free_axes if name not in kept]
+    for name in shortened:
+        while _size(axes[name]) > others and halve(name):
+            pass
+    for name in sorted(shortened, key=lambda name: -_size(axes[name])):
+        while _size(axes[name]) > 2 and operator.cost(axes, dtype, scalars).flops > WHOLE_FLOPS and halve(name):
+            pass
+    return axes
 
 
 def _size(value: AxisValue) -> int:

@@ -43,16 +43,21 @@ class Coarse:
     """How an impostor calculates: what becomes of inputs (and so of factors), of a running sum, of exponentials.
 
     factors   binary digits that inputs keep; 0: all
+    digits    binary digits that a running sum is rounded to, to nearest; 0: none
     """
 
     factors: int = 0
+    digits: int = 0
     sums: Callable[[Any], Any] | None = None
     exponentials: Callable[[Any], Any] | None = None
 
     def due(self, operator: Operator, case: Case, dtype: str) -> bool:
         """Whether it is an impostor here: factors as coarse as declared are none, nor is an exp of a product's sum,
-        which is known no better.
+        which is known no better. Where factors are made on the way, and rounded to the dtype, their roundings hide
+        those of a sum with 3 digits more.
         """
+        if self.digits and operator.tolerance.rounds_factors and self.digits >= DTYPES[dtype].significand + 3:
+            return False
         if self.exponentials is not None and operator.unit == "matrix":
             return False
         declared = operator.compute_dtype_of(dtype, case.scalars)
@@ -62,8 +67,8 @@ class Coarse:
 IMPOSTORS: Mapping[str, Coarse] = {
     "TF32 factors": Coarse(factors=11),
     "bfloat16 factors": Coarse(factors=8),
-    "sums in float16": Coarse(sums=lambda sums: rounded(sums, 11)),
-    "sums in bfloat16": Coarse(sums=lambda sums: rounded(sums, 8)),
+    "sums in float16": Coarse(sums=lambda sums: rounded(sums, 11), digits=11),
+    "sums in bfloat16": Coarse(sums=lambda sums: rounded(sums, 8), digits=8),
     "sums cut off at 14 bits": Coarse(sums=lambda sums: cut_off(sums, 14)),
     "exp of 14 bits": Coarse(exponentials=lambda found: cut_off(found, 14)),
 }

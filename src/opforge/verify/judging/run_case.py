@@ -13,6 +13,7 @@ from opforge.core.errors import EnvironmentLacks, NotNow, UsageError
 from opforge.core.fields import shown
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import Case, Law, Operator, ScalarValue
+from opforge.core.own_words import its_own_words
 from opforge.core.verdict import Broken, Checked, LibraryFallback, Mismatch
 from opforge.runner import Arena, Worker, fresh_seed, refused
 from opforge.runner.dispatch_trace import LAUNCHES
@@ -24,7 +25,6 @@ from opforge.verify.judging.elements import compare
 from opforge.verify.judging.fallback import library_calls
 from opforge.verify.judging.pages import pages_kept
 from opforge.verify.judging.threads import threads_for
-from opforge.verify.oracle.expectation import its_own_words
 
 OUT_OF_MEMORY = ("out of memory", "memoryerror", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 """What Python, torch, CUDA and C++ say when memory is short."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES, DType
-from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate
 from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Ties
+from opforge.core.own_words import in_case, its_own_words
 from opforge.core.rounding import finite
 from opforge.core.shapes import full_shape
 from opforge.verify.oracle.integer_outputs import scores_of, settled
@@ -91,7 +91,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
         ]
         if changed:
             raise UsageError(
-                f"The reference of {operator.name} changes {', '.join(changed)}{_in_case(case)}. It returns what is to "
+                f"The reference of {operator.name} changes {', '.join(changed)}{in_case(case)}. It returns what is to "
                 "stand there afterwards, and leaves its arguments as they are. Correct op.py."
             )
         values = returned if isinstance(returned, tuple) else (returned,)
@@ -99,7 +99,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             given = ", ".join(type(value).__name__ for value in values)
             raise UsageError(
                 f"The reference of {operator.name} returns {given}, no tensor, or tuple of tensors for several "
-                f"outputs{_in_case(case)}. Correct op.py."
+                f"outputs{in_case(case)}. Correct op.py."
             )
         if len(values) != len(operator.outputs):
             raise UsageError(
@@ -112,7 +112,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
             if tuple(outputs[spec.name].shape) != shape:
                 raise UsageError(
                     f"The reference of {operator.name} gives {spec.name} shape {tuple(outputs[spec.name].shape)}, "
-                    f"declared {shape}{_in_case(case)}. Correct op.py."
+                    f"declared {shape}{in_case(case)}. Correct op.py."
                 )
         tolerance = operator.tolerance
         with its_own_words(operator, "tolerance", case):
@@ -211,27 +211,6 @@ def _exact(
         ties=spec.ties,
         scores=scores,
     )
-
-
-@contextmanager
-def its_own_words(operator: Operator, part: str, case: Case | None = None) -> Iterator[None]:
-    """What a function of a definition raises becomes a UsageError that says whose it is. Want of memory, a RuntimeError
-    in torch, stays what it is.
-    """
-    try:
-        yield
-    except OpforgeError:
-        raise
-    except Exception as error:  # op.py is a guest's code
-        if isinstance(error, MemoryError) or "memory" in str(error):
-            raise
-        raise UsageError(
-            f"The {part} of {operator.name} raises {type(error).__name__}: {error}{_in_case(case)}. Correct op.py."
-        ) from error
-
-
-def _in_case(case: Case | None) -> str:
-    return "" if case is None else f" (case {case.name}: {', '.join(f'{axis}={v}' for axis, v in case.axes.items())})"
 
 
 def reduction_length(operator: Operator, case: Case, dtype: str) -> float:

@@ -7,21 +7,8 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-
-def seen_by(q: Tensor, k: Tensor, causal: bool, left: int, right: int, alignment: str) -> Tensor | None:
-    if not causal and left < 0 and right < 0:
-        return None
-    queries, keys = q.shape[2], k.shape[2]
-    shift = keys - queries if alignment == "bottom_right" else 0
-    distance = torch.arange(keys, device=q.device) - torch.arange(queries, device=q.device)[:, None] - shift
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if left >= 0:
-        seen &= distance >= -left
-    if right >= 0:
-        seen &= distance <= right
-    return seen & (distance <= 0) if causal else seen
+from opforge.device.torch.attention import attend, seen_by
 
 
 def scores(q: Tensor, k: Tensor, seen: Tensor | None, scale: float, softcap: float) -> Tensor:
@@ -52,14 +39,4 @@ def run(
         weights = (of_scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
         group = q.shape[1] // k.shape[1] if k.shape[1] else 1
         return (weights @ v.float().repeat_interleave(group, dim=1)).to(q.dtype), lse
-    plain = causal and window_left < 0 and window_right < 0 and (alignment == "top_left" or q.shape[2] == k.shape[2])
-    out = scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=None if plain else seen,
-        is_causal=plain,
-        scale=scale,
-        enable_gqa=q.shape[1] != k.shape[1],
-    )
-    return out, lse
+    return attend(q, k, v, scale, causal, window_left, window_right, alignment, seen), lse

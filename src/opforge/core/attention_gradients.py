@@ -1,0 +1,196 @@
+"""The gradients of attention, for references and bounds: weights made again from the log-sum-exp, the gradients of the
+scores, and how far 16 and 32 bits may be off; on whatever has the methods of a tensor, so no library is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from opforge.core.attention import TOGETHER, for_heads, scale_of, score_errors, scores_of
+from opforge.core.dtypes import DTYPES
+from opforge.core.rounding import BEYOND, CUT, EPSILON, Errors, few_ulps, finite, product_errors, sum_errors
+
+HALF_STEP = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""What rounding a weight, or the gradient of a score, to the dtype of the factors may cost, relative to it."""
+
+FLUSHED = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
+"""What that rounding loses below the smallest normal number of the dtype, absolute."""
+
+NEAR = (1, 2, 3, 5)
+"""Distances at which equal values of a row are looked for."""
+
+STEEP = 85.0
+"""Where a score, with its error, is so far above the log-sum-exp, its weight may leave the range of float32."""
+
+
+def by_heads(function: Callable[..., Sequence[Any]], of_queries: Sequence[Any], of_keys: Sequence[Any]) -> list[Any]:
+    """`function` of tensors that have a head for each of q, and of tensors that have those of k, repeated for their
+    groups: of all heads at once, or of one after another where their scores are too many. Results have q's heads.
+    """
+    first, keys = of_queries[0], of_keys[0].shape[2]
+    batch, heads, queries = first.shape[:3]
+    repeated = [for_heads(first, tensor) for tensor in of_keys]
+    if batch * heads * queries * keys <= TOGETHER:
+        return list(function(*of_queries, *repeated))
+    whole: list[Any] = []
+    for entry in range(batch):
+        for head in range(heads):
+            part = (slice(entry, entry + 1), slice(head, head + 1))
+            found = function(*(tensor[part] for tensor in (*of_queries, *repeated)))
+            if not whole:
+                whole = [piece.new_zeros((batch, heads, *piece.shape[2:])) for piece in found]
+            for result, piece in zip(whole, found, strict=True):
+                result[part] = piece
+    return whole
+
+
+def over_groups(tensor: Any, heads: int) -> Any:
+    """[batch, heads, group, …] of a tensor that has q's heads."""
+    return tensor.unflatten(1, (heads, tensor.shape[1] // heads)) if heads else tensor.unsqueeze(2)
+
+
+def slopes_of(
+    q: Any, out: Any, lse: Any, dout: Any, dlse: Any, k: Any, v: Any, *, scalars: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """The scores, the weights exp(score - lse), and the gradients of the scores before they were scaled and capped."""
+    scores = scores_of(q, k, 0, q.shape[2], dict(scalars))
+    hidden = (lse.unsqueeze(-1) == -float("inf")) | (scores == -float("inf"))
+    weights = (scores - lse.unsqueeze(-1)).exp().masked_fill(hidden, 0.0)
+    middle = (dout * out).sum(dim=-1) - dlse
+    slopes = weights * (dout @ v.transpose(-1, -2) - middle.unsqueeze(-1))
+    if scalars["softcap"] > 0:
+        slopes = slopes * (1 - (scores.masked_fill(hidden, 0.0) / scalars["softcap"]).square())
+    return scores, weights, slopes
+
+
+def differentiated(
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, scalars: Mapping[str, Any]
+) -> tuple[Any, Any, Any]:
+    """(dq, dk, dv), of what attention returned and what arrives for both of its results."""
+
+    def one(*given: Any) -> tuple[Any, Any, Any]:
+        q, dout, k = given[0], given[3], given[5]
+        _, weights, slopes = slopes_of(*given, scalars=scalars)
+        scale = scale_of(q, dict(scalars))
+        return scale * (slopes @ k), scale * (slopes.transpose(-1, -2) @ q), weights.transpose(-1, -2) @ dout
+
+    dq, dk, dv = by_heads(one, (q, out, lse, dout, dlse), (k, v))
+    heads = k.shape[1]
+    return dq, over_groups(dk, heads).sum(dim=2), over_groups(dv, heads).sum(dim=2)
+
+
+def gradient_errors(inputs: Mapping[str, Any], scalars: Mapping[str, Any], dtype: str) -> dict[str, Errors]:
+    """Of dq, dk and dv. A weight carries what its score may be off; a gradient of a score that, and what dout @ v and
+    the row's sum of dout * out may be off, which is in all gradients of its row. Both are rounded to the dtype of the
+    factors before they are multiplied. The heads of a group are added up.
+    """
+
+    def one(*given: Any) -> tuple[Any, ...]:
+        return _errors(*given, scalars=scalars, dtype=dtype)
+
+    if not inputs["q"].numel():
+        # no queries: sums of nothing, which are 0
+        return {f"d{name}": Errors(inputs[name] * 0.0, inputs[name] * 0.0) for name in ("q", "k", "v")}
+    kept = {name: tensor if name == "lse" else finite(tensor) for name, tensor in inputs.items()}
+    found = by_heads(one, [kept[name] for name in ("q", "out", "lse", "dout", "dlse")], (kept["k"], kept["v"]))
+    heads = inputs["k"].shape[1]
+
+    def added(largest: Any, typical: Any, reached: Any, size: Any) -> Errors:
+        largest, typical, reached, size = (over_groups(tensor, heads) for tensor in (largest, typical, reached, size))
+        group = largest.shape[2]
+        # a sum over a group may go on from one head to the next, or add up what each of them gave
+        carried = few_ulps(size.sum(dim=2), 2.0 * group, 1.0 * group) if group > 1 else Errors(0.0, 0.0)
+        return Errors(largest.sum(dim=2), typical.square().sum(dim=2).sqrt(), reached.sum(dim=2)) + carried
+
+    return {"dq": Errors(*found[:3]), "dk": added(*found[4:8]), "dv": added(*found[8:])}
+
+
+def _spread(errors: Any, factors: Any) -> Any:
+    """What independent errors [..., m, n] of the left factor make of a product with [..., n, k]: the root of the sum of
+    squares.
+    """
+    return (errors.square() @ factors.square()).sqrt()
+
+
+def _coincidence(values: Any, dtype: str) -> Any:
+    """How much of the errors of a row, an axis of one, has one sign because its values are rounded alike: the root of
+    the share of pairs that are one number in the dtype, of pairs that lie near each other.
+    """
+    if dtype == "float32":
+        return 0.0
+    # Veltkamp's splitting: the leading digits of a float64
+    size = values.abs()
+    moved = size * (2.0 ** (53 - DTYPES[dtype].significand) + 1)
+    rounded = moved - (moved - size)
+    there = rounded > 0
+    pairs = sum((there & (rounded == rounded.roll(step, -1))).sum(dim=-1, keepdim=True) for step in NEAR)
+    return (pairs / (len(NEAR) * there.sum(dim=-1, keepdim=True)).clamp(min=1)).sqrt()
+
+
+def _turned(matrix: Any) -> Any:
+    return matrix.transpose(-1, -2)
+
+
+def _errors(
+    q: Any, out: Any, lse: Any, dout: Any, dlse: Any, k: Any, v: Any, *, scalars: Mapping[str, Any], dtype: str
+) -> tuple[Any, ...]:
+    """Of dq, dk and dv of each head of q: largest, typical, reached, and the size of what is added up."""
+    cut, half, scale = dtype != "float32", HALF_STEP[dtype], scale_of(q, dict(scalars))
+    scores, weights, slopes = slopes_of(q, out, lse, dout, dlse, k, v, scalars=scalars)
+    hidden = (lse.unsqueeze(-1) == -float("inf")) | (scores == -float("inf"))
+    lse = finite(lse).unsqueeze(-1)
+    scores, weights, slopes = finite(scores), finite(weights), finite(slopes)
+    of_score = score_errors(q, k, scores, dict(scalars), dtype)
+    # of exp2's argument, a difference of two numbers in units of log(2)
+    argument = EPSILON * (4 + 3 * (scores - lse).abs() + 2 * scores.abs() + 2 * lse.abs())
+    of_inner = product_errors(dout, _turned(v), cut=cut)
+    of_middle = sum_errors(dout * out) + few_ulps(dlse.abs().unsqueeze(-1), 2.0, 1.0)
+    inner = dout @ _turned(v)
+    middle = (dout * out).sum(dim=-1, keepdim=True) - dlse.unsqueeze(-1)
+    difference, slack = (inner - middle).abs(), EPSILON * (inner.abs() + middle.abs())
+    alike = CUT if cut else 1 / 64
+    exponent = scores - lse
+    parts = []
+    for off_score, off_inner, off_middle, room, usual in (
+        (of_score.largest + argument, of_inner.largest + 2 * slack, of_middle.largest, 2.0, False),
+        (of_score.typical + 0.4 * argument, of_inner.typical + slack, of_middle.typical, 1.0, True),
+    ):
+        off = (exponent + off_score).clamp(max=STEEP).exp().masked_fill(hidden, 0.0) - weights
+        off = off.clamp(min=0.0)
+        off_slope = off * (difference + off_inner) + weights * off_inner + 8 * EPSILON * slopes.abs()
+        level = weights * off_middle
+
+        def through(
+            errors: Any, values: Any, shared: Any, factors: Any, room: float = room, usual: bool = usual
+        ) -> Any:
+            # each is rounded by up to half a step: independent ones by 0.4 of that, equal ones all to one side
+            share, together = (0.5, _coincidence(values, dtype)) if usual else (2.0, 1.0)
+            rounded = half * (share * _spread(values, factors) + together * (values @ factors).abs())
+            rounded = rounded.minimum(half * (values.abs() @ factors.abs()))
+            lost = 2 * FLUSHED[dtype] * factors.square().sum(dim=-2, keepdim=True).sqrt()
+            return room * _spread(errors, factors) + alike * (errors @ factors.abs()) + shared + rounded + lost
+
+        parts.append(
+            (
+                abs(scale) * through(off_slope, slopes, (level @ k).abs(), k),
+                abs(scale) * through(_turned(off_slope), _turned(slopes), 2 * _spread(_turned(level), q), q),
+                through(_turned(off), _turned(weights), 0.0, dout),
+            )
+        )
+    products = (
+        product_errors(slopes, k, cut=cut).times(scale),
+        product_errors(_turned(slopes), q, cut=cut).times(scale),
+        product_errors(_turned(weights), dout, cut=cut),
+    )
+    beyond = (weights.maximum(slopes.abs()) > DTYPES[dtype].largest / 4) | (
+        (exponent + of_score.largest + argument > STEEP) & ~hidden
+    )
+    high = scores.abs() + inner.abs() * 4 + BEYOND * beyond.to(scores)
+    by_query, by_key = high.amax(dim=-1, keepdim=True), high.amax(dim=-2).unsqueeze(-1)
+    result: list[Any] = []
+    for place, (product, reached) in enumerate(zip(products, (by_query, by_key, by_key), strict=True)):
+        largest = parts[0][place] + product.largest
+        size = product.reached / 4
+        result += [largest, parts[1][place] + product.typical, (product.reached + reached).expand(largest.shape), size]
+    return tuple(result)

@@ -1,0 +1,189 @@
+"""Weights made again from the log-sum-exp: a program per block of keys gathers dk and dv over all queries of its group,
+one per block of queries gathers dq. No atomics: the same bits each time.
+
+source    Dao, FlashAttention-2, arXiv:2307.08691, 2023, section 3.1
+idea      the sum of dout * out belongs to a row, and is taken once before; blocks that the mask hides are not read
+moves     each input once from memory, and from L2 once more for each block of the other side
+limits    scores are computed in both kernels: 7 products where atomics would need 5
+precision float32 products in float32 ("ieee"); 16-bit weights and slopes are rounded to the dtype before a product
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from opforge.device.triton.attention import LOG2E, reach, scores_of, seen_of
+
+LAYOUTS = ("contiguous", "rows", "strided")
+SPACE = {"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
+LIMITS = {
+    "sums_fit_registers": "BLOCK_N * (next_pow2(head_dim) + next_pow2(value_dim) + 2 * BLOCK_M) <= 16384 * num_warps "
+    "and BLOCK_M * (next_pow2(head_dim) + 2 * BLOCK_N) <= 16384 * num_warps",
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * num_stages * (next_pow2(head_dim) + next_pow2(value_dim)) * "
+    "itemsize <= 232448",
+    "no_block_beyond_the_lengths": "BLOCK_M <= max(32, 2 * queries) and BLOCK_N <= max(32, 2 * keys)",
+}
+DEFAULT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+
+
+@triton.jit
+def tile(base, rows, cols, row_stride, col_stride, row_count, col_count, WHOLE: tl.constexpr):
+    """[rows, cols] of a matrix, 0 beyond its ends."""
+    # int64: a row's place leaves int32 beyond 2^31 elements
+    pointers = base + rows[:, None].to(tl.int64) * row_stride + cols[None, :] * col_stride
+    if WHOLE:
+        return tl.load(pointers, mask=(rows < row_count)[:, None], other=0.0)
+    return tl.load(pointers, mask=(rows < row_count)[:, None] & (cols < col_count)[None, :], other=0.0)
+
+
+@triton.jit
+def middles(
+    out_ptr, dout_ptr, dlse_ptr, middle_ptr, so_b, so_h, so_n, so_e, sg_b, sg_h, sg_n, sg_e, sd_b, sd_h, sd_n,
+    heads, queries, value_dim, E: tl.constexpr, WHOLE_E: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Of each row the sum of dout * out, less what arrives for its log-sum-exp."""
+    rows, e = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, E)
+    line = tl.program_id(0).to(tl.int64)
+    b, h = line // heads, line % heads
+    out = tile(out_ptr + b * so_b + h * so_h, rows, e, so_n, so_e, queries, value_dim, WHOLE_E)
+    dout = tile(dout_ptr + b * sg_b + h * sg_h, rows, e, sg_n, sg_e, queries, value_dim, WHOLE_E)
+    dlse = tl.load(dlse_ptr + b * sd_b + h * sd_h + rows.to(tl.int64) * sd_n, mask=rows < queries, other=0.0)
+    middle = tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1) - dlse
+    tl.store(middle_ptr + line * queries + rows, middle, mask=rows < queries)
+
+
+@triton.jit
+def weights_and_slopes(
+    q, k, v, dout, lse, middle, rows, cols, shift, left, right, keys, scale, softcap, CAP: tl.constexpr,
+    LIMITED: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, BLOCK_N] of both; `lse` in units of log(2), +inf where a row sees nothing."""
+    scores = scores_of(q, k, scale, softcap, CAP)
+    seen = (cols < keys)[None, :] & (rows >= 0)[:, None]
+    if LIMITED:
+        seen = seen & seen_of(rows, cols, shift, left, right)
+    weights = tl.where(seen, tl.exp2(scores - lse[:, None]), 0.0)
+    slopes = weights * (tl.dot(dout, tl.trans(v), input_precision="ieee") - middle[:, None])
+    if CAP:
+        bent = scores / (softcap * LOG2E)
+        slopes = slopes * (1 - bent * bent)
+    return weights, slopes
+
+
+@triton.jit
+def kept_of(lse_ptr, sl_n, middle_ptr, rows, queries):
+    """A block's log-sum-exps, in units of log(2), and sums of dout * out."""
+    lse = tl.load(lse_ptr + rows.to(tl.int64) * sl_n, mask=rows < queries, other=float("inf"))
+    lse = tl.where(lse == -float("inf"), float("inf"), lse * LOG2E)
+    return lse, tl.load(middle_ptr + rows, mask=rows < queries, other=0.0)
+
+
+@triton.jit
+def of_keys(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, middle_ptr, dk_ptr, dv_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d,
+    sv_b, sv_h, sv_n, sv_e, sg_b, sg_h, sg_n, sg_e, sl_b, sl_h, sl_n, kv_heads, group, queries, keys, head_dim,
+    value_dim, shift, left, right, scale, softcap, D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr,
+    WHOLE_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(1) * BLOCK_N
+    cols, d, e = first + tl.arange(0, BLOCK_N), tl.arange(0, D), tl.arange(0, E)
+    line = tl.program_id(0).to(tl.int64)
+    b, h = line // kv_heads, line % kv_heads
+    k = tile(k_ptr + b * sk_b + h * sk_h, cols, d, sk_n, sk_d, keys, head_dim, WHOLE_D)
+    v = tile(v_ptr + b * sv_b + h * sv_h, cols, e, sv_n, sv_e, keys, value_dim, WHOLE_E)
+    dk, dv = tl.zeros([BLOCK_N, D], tl.float32), tl.zeros([BLOCK_N, E], tl.float32)
+    begin = 0
+    end = queries
+    if LIMITED:
+        begin = tl.maximum(0, first - shift - right) // BLOCK_M * BLOCK_M
+        end = tl.minimum(queries, tl.maximum(0, first + BLOCK_N - shift + left))
+    for member in range(group):
+        head = h * group + member
+        q_head = q_ptr + b * sq_b + head * sq_h
+        dout_head = dout_ptr + b * sg_b + head * sg_h
+        lse_head = lse_ptr + b * sl_b + head * sl_h
+        middle_head = middle_ptr + (line * group + member) * queries
+        for start in range(begin, end, BLOCK_M):
+            rows = start + tl.arange(0, BLOCK_M)
+            q = tile(q_head, rows, d, sq_n, sq_d, queries, head_dim, WHOLE_D)
+            dout = tile(dout_head, rows, e, sg_n, sg_e, queries, value_dim, WHOLE_E)
+            lse, middle = kept_of(lse_head, sl_n, middle_head, rows, queries)
+            weights, slopes = weights_and_slopes(
+                q, k, v, dout, lse, middle, rows, cols, shift, left, right, keys, scale, softcap, CAP, LIMITED
+            )
+            dv = tl.dot(tl.trans(weights.to(dout.dtype)), dout, dv, input_precision="ieee")
+            dk = tl.dot(tl.trans(slopes.to(q.dtype)), q, dk, input_precision="ieee")
+    at = (line * keys + cols)[:, None]
+    inside = (cols < keys)[:, None]
+    tl.store(
+        dk_ptr + at * head_dim + d[None, :],
+        (dk * scale).to(dk_ptr.dtype.element_ty),
+        mask=inside & (d < head_dim)[None, :],
+    )
+    tl.store(
+        dv_ptr + at * value_dim + e[None, :], dv.to(dv_ptr.dtype.element_ty), mask=inside & (e < value_dim)[None, :]
+    )
+
+
+@triton.jit
+def of_queries(
+    q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, middle_ptr, dq_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d, sv_b,
+    sv_h, sv_n, sv_e, sg_b, sg_h, sg_n, sg_e, sl_b, sl_h, sl_n, kv_heads, group, queries, keys, head_dim, value_dim,
+    shift, left, right, scale, softcap, D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr,
+):  # fmt: skip
+    # the last queries first: under a causal mask they see the most
+    first = (tl.cdiv(queries, BLOCK_M) - 1 - tl.program_id(1)) * BLOCK_M
+    rows, d, e = first + tl.arange(0, BLOCK_M), tl.arange(0, D), tl.arange(0, E)
+    line = tl.program_id(0).to(tl.int64)
+    b, head = line // (kv_heads * group), line % (kv_heads * group)
+    h = head // group
+    q = tile(q_ptr + b * sq_b + head * sq_h, rows, d, sq_n, sq_d, queries, head_dim, WHOLE_D)
+    dout = tile(dout_ptr + b * sg_b + head * sg_h, rows, e, sg_n, sg_e, queries, value_dim, WHOLE_E)
+    lse, middle = kept_of(lse_ptr + b * sl_b + head * sl_h, sl_n, middle_ptr + line * queries, rows, queries)
+    begin = 0
+    end = keys
+    if LIMITED:
+        begin = tl.maximum(0, first + shift - left) // BLOCK_N * BLOCK_N
+        end = tl.maximum(0, tl.minimum(keys, first + BLOCK_M + shift + right))
+    dq = tl.zeros([BLOCK_M, D], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        cols = start + tl.arange(0, BLOCK_N)
+        k = tile(k_ptr + b * sk_b + h * sk_h, cols, d, sk_n, sk_d, keys, head_dim, WHOLE_D)
+        v = tile(v_ptr + b * sv_b + h * sv_h, cols, e, sv_n, sv_e, keys, value_dim, WHOLE_E)
+        _, slopes = weights_and_slopes(
+            q, k, v, dout, lse, middle, rows, cols, shift, left, right, keys, scale, softcap, CAP, LIMITED
+        )
+        dq = tl.dot(slopes.to(k.dtype), k, dq, input_precision="ieee")
+    at = dq_ptr + (line * queries + rows)[:, None] * head_dim + d[None, :]
+    tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=(rows < queries)[:, None] & (d < head_dim)[None, :])
+
+
+def launch(
+    q, k, v, out, lse, dout, dlse, dq, dk, dv, *, scale, causal, window_left, window_right, alignment, softcap,
+    BLOCK_M, BLOCK_N, num_warps, num_stages,
+):  # fmt: skip
+    batch, heads, queries, head_dim = q.shape
+    kv_heads, keys, value_dim = v.shape[1:]
+    shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
+    D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    middle = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
+    if middle.numel():
+        middles[(batch * heads, triton.cdiv(queries, 32))](
+            out, dout, dlse, middle, *out.stride(), *dout.stride(), *dlse.stride(), heads, queries, value_dim, E=E,
+            WHOLE_E=value_dim == E, BLOCK_M=32,
+        )  # fmt: skip
+    shared = (
+        *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *lse.stride(), kv_heads, heads // max(kv_heads, 1),
+        queries, keys, head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0,
+    )  # fmt: skip
+    tiles = {
+        "D": D, "E": E, "WHOLE_D": head_dim == D, "WHOLE_E": value_dim == E, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
+        "CAP": softcap > 0, "LIMITED": limited, "num_warps": num_warps, "num_stages": num_stages,
+    }  # fmt: skip
+    if dk.numel():
+        of_keys[(batch * kv_heads, triton.cdiv(keys, BLOCK_N))](q, k, v, dout, lse, middle, dk, dv, *shared, **tiles)
+    if dq.numel():
+        of_queries[(batch * heads, triton.cdiv(queries, BLOCK_M))](q, k, v, dout, lse, middle, dq, *shared, **tiles)
