@@ -30,11 +30,20 @@ def new(
         typer.Option(help='Generate it from a formula: "out = silu(x[*lead, cols] * scale[cols])". See docs/forge.md.'),
     ] = None,
     definition: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="Generate it from a definition in YAML.")
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Generate it from a definition in YAML, or from a definition document or task book in Markdown.",
+        ),
     ] = None,
     parameter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A parameter of the formula with its default.")
     ] = None,
+    lang: Annotated[
+        str,
+        typer.Option(help="The definition document's language: en or zh. Default: that of the document that is read."),
+    ] = "",
     show_ir: Annotated[
         bool, typer.Option("--show-ir", help="Print what the formula computes and costs, and write nothing.")
     ] = False,
@@ -59,7 +68,12 @@ def new(
         else:
             typer.echo(text)
         return
-    written = create(given.registry(), name, folder) if asked is None else generate(given.registry(), asked, folder)
+    if asked is None:
+        if lang:
+            raise UsageError("--lang is the definition document's language. Say what to define: --formula or --from.")
+        written = create(given.registry(), name, folder)
+    else:
+        written = generate(given.registry(), asked, folder, lang or _language(definition))
     if json:
         print_json([str(path) for path in written])
         return
@@ -70,14 +84,15 @@ def new(
 
 def _definition(name: str, formula: str | None, file: Path | None, parameters: list[str]) -> Definition | None:
     """What is asked for; None for the plain folder."""
-    from opforge.forge import from_formula, number_of, read_definition
+    from opforge.forge import from_formula, number_of, read_definition, read_document
 
-    if formula is not None and file is not None:
+    markdown = file is not None and file.suffix.lower() in (".md", ".markdown")
+    if formula is not None and file is not None and not markdown:
         raise UsageError("--formula and --from both say what to make. Give one of them.")
-    if parameters and formula is None:
+    if parameters and (formula is None or file is not None):
         raise UsageError("--parameter belongs to --formula. A definition file has its own field: parameters.")
     if file is not None:
-        return read_definition(file, name)
+        return read_document(file, name, formula) if markdown else read_definition(file, name)
     if formula is None:
         return None
     values: dict[str, float] = {}
@@ -87,3 +102,9 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
             raise UsageError(f"--parameter {one!r} has no name and number. Write: --parameter eps=1e-5")
         values[key.strip()] = number_of(key.strip(), value.strip())
     return from_formula(name, formula, values)
+
+
+def _language(file: Path | None) -> str:
+    """That of a document: Chinese where it has a Chinese character."""
+    text = file.read_text(encoding="utf-8") if file is not None else ""
+    return "zh" if any("\u4e00" <= letter <= "\u9fff" for letter in text) else "en"

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
         Function as Function,
         function_of as function_of,
     )
+    from opforge.dispatch.named_call import call_named as call_named
 
 # imported when they are first named: `import opforge.ops` registers schemas, which needs no store and no runner
-_PLACES = {"Choice": "choose", "Chooser": "choose"} | dict.fromkeys(
-    ("FIRST_TIMES", "Function", "function_of"), "function"
+_PLACES = (
+    {"Choice": "choose", "Chooser": "choose"}
+    | dict.fromkeys(("FIRST_TIMES", "Function", "function_of"), "function")
+    | {"call_named": "named_call"}
 )
 
 

@@ -8,3 +8,4 @@ from opforge.forge.definition import (
 )
 from opforge.forge.generate import explained as explained, files_of as files_of, generate as generate
 from opforge.forge.new import create as create
+from opforge.forge.read_document import read_document as read_document

@@ -26,6 +26,8 @@ class Analysis:
     growth: str
     read: Mapping[str, tuple[str, ...]]
     written: Mapping[str, tuple[str, ...]]
+    matrix: bool = False
+    """Whether tensor cores may do it: a product of matrices."""
 
     @property
     def flops(self) -> str:
@@ -61,6 +63,7 @@ def analysed(program: Program) -> Analysis:
         growth=f"O({' * '.join(axis.lstrip('*') for axis in largest)})",
         read=dict(program.reads),
         written={write.name: write.axes for write in program.writes},
+        matrix=any(value.operation == "dot" for value in program.values),
     )
 
 
@@ -69,7 +72,8 @@ def verdicts(
 ) -> list[tuple[str, Bound | None, Cost]]:
     """Each device's name with the roofline Bound for these sizes, memory cold; None where its rates are unknown."""
     cost = analysis.cost(axes, itemsize)
-    return [(device.name, bound(cost, device, dtype, cache="cold"), cost) for device in devices]
+    unit = "matrix" if analysis.matrix else "vector"
+    return [(device.name, bound(cost, device, dtype, unit, cache="cold"), cost) for device in devices]
 
 
 def described(analysis: Analysis, axes: Mapping[str, int], devices: Iterable[DeviceSpec]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,10 @@ from opforge.forge.formula import Formula, parse
 from opforge.forge.ir import Program
 from opforge.forge.lower import CONSTANTS, FUNCTIONS, OVER_AN_AXIS, Declared, lower
 
-FIELDS = ("name", "about", "source", "inputs", "outputs", "parameters", "dtypes", "constraints", "formula", "workloads")
+FIELDS = (
+    "name", "kind", "about", "source", "device", "target", "rounds", "inputs", "outputs", "parameters", "dtypes",
+    "constraints", "formula", "workloads", "requirements",
+)  # fmt: skip
 DTYPES = ("float32", "float16", "bfloat16")
 """What generated kernels store; they compute in float32."""
 
@@ -62,7 +65,12 @@ class NamedWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class Definition:
-    """An operator as its author says it. `outputs` may leave axes to the formula (None)."""
+    """An operator as its author says it. `outputs` may leave axes to the formula (None).
+
+    kind, device    what sort of operator it is and where it shall run, in words
+    target, rounds  the speed-up over the baseline that is asked for, and after how many rounds to stop; None: not said
+    requirements    what else is asked for, in words: title and text
+    """
 
     name: str
     formula: Formula
@@ -74,6 +82,11 @@ class Definition:
     dtypes: tuple[str, ...] = DTYPES
     constraints: Mapping[str, str] | None = None
     workloads: tuple[NamedWorkload, ...] = ()
+    kind: str = ""
+    device: str = ""
+    target: float | None = None
+    rounds: int | None = None
+    requirements: Mapping[str, str] = field(default_factory=dict)
 
     def program(self) -> Program:
         """What the formula computes. Raises FormulaError that points at what has no meaning."""
@@ -180,6 +193,11 @@ def definition_of(content: Mapping[str, Any], name: str, where: str) -> Definiti
     if not isinstance(dtypes, list) or not dtypes or not set(map(str, dtypes)) <= set(DTYPES):
         raise UsageError(f"{where}: dtypes is {dtypes!r}. Give a list of {', '.join(DTYPES)}.")
     constraints = {str(key): str(value) for key, value in _mapping(content, "constraints", where).items()}
+    target, rounds = content.get("target"), content.get("rounds")
+    if target is not None and not number_of("target", target) > 0:
+        raise UsageError(f"{where}: target is {target!r}. Give the speed-up that is asked for, above 0: target: 1.2")
+    if rounds is not None and (not isinstance(rounds, int) or isinstance(rounds, bool) or not 1 <= rounds <= 100):
+        raise UsageError(f"{where}: rounds is {rounds!r}. Give a whole number from 1 to 100: rounds: 5")
     definition = Definition(
         name=name,
         formula=formula,
@@ -193,6 +211,11 @@ def definition_of(content: Mapping[str, Any], name: str, where: str) -> Definiti
         workloads=tuple(
             _workload(str(key), value, where) for key, value in _mapping(content, "workloads", where).items()
         ),
+        kind=str(content.get("kind", "")),
+        device=str(content.get("device", "")),
+        target=None if target is None else number_of("target", target),
+        rounds=rounds,
+        requirements={str(key): str(value) for key, value in _mapping(content, "requirements", where).items()},
     )
     return _checked(definition)
 
@@ -268,6 +291,14 @@ def _mapping(content: Mapping[str, Any], field: str, where: str) -> Mapping[Any,
     return value
 
 
+def _with_rank(workload: NamedWorkload, axes: set[str]) -> NamedWorkload:
+    """The workload with a tuple of sizes for each `*name`, also where one number was given."""
+    sizes = {
+        name: (size,) if f"*{name}" in axes and isinstance(size, int) else size for name, size in workload.axes.items()
+    }
+    return replace(workload, axes=sizes)
+
+
 def _checked(definition: Definition) -> Definition:
     """The definition, with names that all languages take, axes of one meaning, and domains where functions need one."""
     tensors = [item.name for item in definition.inputs]
@@ -300,7 +331,11 @@ def _checked(definition: Definition) -> Definition:
                 f"The formula gives {name} the axes [{', '.join(shape)}], the definition "
                 f"[{', '.join(declared or ())}]. Say them once."
             )
-    return replace(definition, inputs=tuple(_with_domain(definition, item) for item in definition.inputs))
+    return replace(
+        definition,
+        inputs=tuple(_with_domain(definition, item) for item in definition.inputs),
+        workloads=tuple(_with_rank(one, axes) for one in definition.workloads),
+    )
 
 
 def _with_domain(definition: Definition, item: Input) -> Input:
