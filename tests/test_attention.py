@@ -10,6 +10,7 @@ from opforge.core.expr import evaluate
 from opforge.registry import load
 
 OPERATOR = load([]).operator("attention")
+GRADIENT = load([]).operator("attention_backward")
 
 
 def given(queries=23, keys=31):
@@ -66,3 +67,79 @@ def test_the_oracle_is_what_pytorch_computes():
     # sums of at most 31 weights and products of 8 terms in float64
     assert (out - wanted).abs().max() < 64 * 2.0**-52
     assert lse.shape == out.shape[:-1] and bool(lse.isfinite().all())
+
+
+def arriving(out, lse):
+    make = torch.Generator().manual_seed(8)
+    return [torch.randn(tensor.shape, generator=make, dtype=torch.float64) for tensor in (out, lse)]
+
+
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("mask", MASKS[::3])
+def test_gradients_are_those_of_the_oracle_differentiated(mask, softcap):
+    """The formula of the weights made again shares nothing with autograd, which goes back through the forward pass."""
+    leaves = [tensor.requires_grad_() for tensor in given()]
+    scalars = OPERATOR.scalar_values({**mask, "softcap": softcap})
+    out, lse = OPERATOR.reference(*leaves, **scalars)
+    dout, dlse = arriving(out, lse)
+    # what arrives for a row that sees nothing comes to nobody
+    seen = lse.isfinite()
+    wanted = torch.autograd.grad((out * dout).sum() + (lse[seen] * dlse[seen]).sum(), leaves)
+    found = GRADIENT.reference(*leaves, out.detach(), lse.detach(), dout, dlse, **scalars)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).abs().max() < 1e-12, mask
+
+
+def test_gradients_of_one_head_after_another_are_those_of_all(monkeypatch):
+    from opforge.core import attention_gradients
+
+    q, k, v = given()
+    scalars = OPERATOR.scalar_values({"causal": True, "softcap": 3.0})
+    out, lse = OPERATOR.reference(q, k, v, **scalars)
+    dout, dlse = arriving(out, lse)
+    named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
+    whole = GRADIENT.reference(**named, **scalars)
+    bounds = attention_gradients.gradient_errors(named, scalars, "bfloat16")
+    monkeypatch.setattr(attention_gradients, "TOGETHER", 1)
+    for one, other in zip(GRADIENT.reference(**named, **scalars), whole, strict=True):
+        assert torch.allclose(one, other, rtol=1e-13, atol=1e-15)
+    for name, parts in attention_gradients.gradient_errors(named, scalars, "bfloat16").items():
+        assert torch.allclose(parts.largest, bounds[name].largest, rtol=1e-12)
+        assert torch.allclose(parts.typical, bounds[name].typical, rtol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_autograd_of_the_function_is_that_of_pytorchs(front_door, causal):
+    """Grouped heads, lengths apart; also through torch.compile, in one graph."""
+    from opforge import ops
+
+    q, k, v = (tensor.float().requires_grad_() for tensor in given())
+    v = torch.cat([v, v], dim=-1)[..., :8].detach().requires_grad_()
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    dout = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(9))
+    gradients = torch.autograd.grad(wanted, (q, k, v), dout)
+    calls = [lambda *given: ops.attention(*given, causal=causal)[0]]
+    calls += [torch.compile(calls[0], fullgraph=True)] if causal else []
+    for call in calls:
+        out = call(q, k, v)
+        assert torch.allclose(out, wanted, rtol=1e-5, atol=1e-6)
+        for one, other in zip(torch.autograd.grad(out, (q, k, v), dout), gradients, strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_what_follows_is_what_attention_returns():
+    """Gradients are asked with a result and a log-sum-exp that belong to the inputs, as autograd would keep them."""
+    from opforge.core.operator import Case
+    from opforge.runner import allocate, fill
+
+    axes = {"batch": 1, "kv_heads": 2, "group": 2, "queries": 9, "keys": 7, "head_dim": 8, "value_dim": 8}
+    case = Case(name="c", axes=axes, why="w", scalars={"causal": True, "alignment": "bottom_right"})
+    arena = allocate(GRADIENT, case, "float32")
+    try:
+        fill(arena, GRADIENT, case, 3)
+        inputs = {name: tensor.double() for name, tensor in arena.tensors("input").items()}
+    finally:
+        arena.close()
+    out, lse = OPERATOR.reference(inputs["q"], inputs["k"], inputs["v"], **OPERATOR.scalar_values(case.scalars))
+    assert torch.equal(inputs["out"], out.float().double()) and torch.equal(inputs["lse"], lse.float().double())
+    assert bool((lse == -float("inf")).any())

@@ -77,9 +77,12 @@ class Registered:
         return tensors, {**scalars, **presence}
 
     def real(self, *arguments: Any) -> Any:
-        """The result, by the chosen implementation."""
+        """The result, by the chosen implementation, as `fake` says that it lies: PyTorch's own may lie otherwise."""
         tensors, scalars = self.split(arguments)
-        return self.function().compute(tensors, scalars)
+        made = self.function().compute(tensors, scalars)
+        if made is None:
+            return None
+        return tuple(item.contiguous() for item in made) if isinstance(made, tuple) else made.contiguous()
 
     def fake(self, *arguments: Any) -> Any:
         """Outputs of the right shapes and dtypes, without contents."""

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _OPERATORS = (
     "add_scalar",
+    "attention",
+    "attention_backward",
     "batched_matmul",
     "bias_add",
     "broadcast_add",
@@ -408,6 +410,51 @@ def add(input: Tensor, other: Tensor | float, *, alpha: float = 1, out: Tensor |
     return "no operator adds tensors of these shapes"
 
 
+@_like(torch_functional.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> _Lowered | str:
+    """As torch.nn.functional.scaled_dot_product_attention, of tensors [batch, heads, length, dim] or without heads. By
+    attention where there is no mask but is_causal and no dropout; gradients where a kernel of ours computes them.
+    """
+    if attn_mask is not None or dropout_p:
+        return "attention takes no mask as a tensor, and drops nothing"
+    if reason := _unfit("attention", query, key, value):
+        return reason
+    if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
+        return "attention takes batch, heads, length and dim"
+    q, k, v = (tensor if tensor.ndim == 4 else tensor.unsqueeze(1) for tensor in (query, key, value))
+    heads, shared = q.shape[1], k.shape[1]
+    if not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[:3] == v.shape[:3] and q.shape[3] == k.shape[3]):
+        return "what would be broadcast is PyTorch's"
+    if heads != shared and not (enable_gqa and shared and heads % shared == 0):
+        return "heads of keys and queries differ"
+    if not k.shape[2] or not k.shape[3] or not v.shape[3] or scale == 0:
+        return "there is nothing to weigh"
+    scalars = {"causal": bool(is_causal), "scale": 0.0 if scale is None else float(scale)}
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
+        if torch.compiler.is_compiling():
+            return "in a compiled graph its gradients are PyTorch's"
+        out = q.new_empty((*q.shape[:3], v.shape[3]))
+        lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+        found = ops.attention_backward.why(q, k, v, out, lse, out, lse, **scalars)
+        if found.implementation.backend == "torch":
+            return f"its gradients are PyTorch's here: {found.why}"
+    return _Lowered(
+        "attention",
+        (q, k, v),
+        scalars,
+        finish=lambda made: made[0] if query.ndim == 4 else made[0].squeeze(1),
+    )
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
@@ -426,6 +473,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
         baddbmm,
         addmm,
         add,
+        scaled_dot_product_attention,
     )
 }
 """Every function here, by its name."""

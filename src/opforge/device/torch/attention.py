@@ -1,4 +1,6 @@
-"""scaled_dot_product_attention as a PyTorch user calls it: flags where they can say what is seen, else a mask."""
+"""scaled_dot_product_attention as a PyTorch user calls it: flags where they can say what is seen, else a mask; and what
+it runs, with the log-sum-exp.
+"""
 
 import torch
 from torch import Tensor
@@ -20,18 +22,56 @@ def seen_by(q: Tensor, k: Tensor, causal: bool, left: int, right: int, alignment
     return seen & (distance <= 0) if causal else seen
 
 
+def plainly(q: Tensor, k: Tensor, causal: bool, left: int, right: int, alignment: str) -> bool:
+    """Whether PyTorch's flag `is_causal` says what is seen: its first query stands at the first key."""
+    return causal and left < 0 and right < 0 and (alignment == "top_left" or q.shape[2] == k.shape[2])
+
+
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int, alignment: str,
-    seen: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int, alignment: str
 ) -> Tensor:  # fmt: skip
-    """Attention of tensors [batch, heads, length, dim]; `seen` as seen_by gives it, used where no flag says it."""
-    plain = causal and left < 0 and right < 0 and (alignment == "top_left" or q.shape[2] == k.shape[2])
+    """Attention of tensors [batch, heads, length, dim] by scaled_dot_product_attention."""
+    plain = plainly(q, k, causal, left, right, alignment)
     return scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=None if plain else seen,
+        attn_mask=None if plain else seen_by(q, k, causal, left, right, alignment),
         is_causal=plain,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
+
+
+FLASH, EFFICIENT, CUDNN = 1, 2, 3
+"""What PyTorch calls its kernels for attention (torch.nn.attention.SDPBackend)."""
+
+
+def attend_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int, alignment: str
+) -> tuple[Tensor, Tensor] | None:
+    """What scaled_dot_product_attention runs here, with the log-sum-exp that its kernel makes for autograd; None where
+    it takes matrix products, or a mask on a GPU.
+    """
+    plain = plainly(q, k, causal, left, right, alignment)
+    seen = None if plain else seen_by(q, k, causal, left, right, alignment)
+    if seen is not None and q.is_cuda:
+        return None
+    aten, grouped = torch.ops.aten, q.shape[1] != k.shape[1]
+    choice = int(aten._fused_sdp_choice(q, k, v, seen, 0.0, plain, scale=scale, enable_gqa=grouped))
+    if choice == FLASH and not q.is_cuda:
+        mask = None if seen is None else torch.zeros_like(seen, dtype=q.dtype).masked_fill_(~seen, -float("inf"))
+        out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, plain, attn_mask=mask, scale=scale)
+        # it gives 0 for the log-sum-exp of a query that sees nothing
+        return out, lse if seen is None else lse.masked_fill(~seen.any(dim=-1), -float("inf"))
+    if choice == FLASH and q.shape[-1] % 8 == 0:
+        out, lse = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, plain, False, scale=scale)[:2]
+    elif choice == CUDNN:
+        out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, plain, False, scale=scale)[:2]
+    elif choice == EFFICIENT:
+        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if grouped else tensor for tensor in (k, v))
+        out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, plain, scale=scale)[:2]
+    else:
+        return None
+    # kernels may round the number of queries up, and keep an axis of one
+    return out, lse.flatten(2)[..., : q.shape[2]]

@@ -1,6 +1,6 @@
-"""What a PyTorch user calls: scaled_dot_product_attention, with a mask where its flags cannot say which keys are seen.
+"""What PyTorch's scaled_dot_product_attention runs, with the log-sum-exp that its kernels make for autograd.
 
-limits    it returns no log-sum-exp: that takes the scores once more. A softcap is beyond it: matrix products then
+limits    matrix products, all scores in memory, where PyTorch has no kernel: with a softcap, with a mask on a GPU
 """
 
 import math
@@ -8,16 +8,9 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention import attend, seen_by
+from opforge.device.torch.attention import attend_with_lse, seen_by
 
-
-def scores(q: Tensor, k: Tensor, seen: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """The scores in float32, -inf where nothing is seen: what the log-sum-exp needs, and a softcap."""
-    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if k.shape[1] else k
-    found = (q.float() @ k.float().transpose(-1, -2)) * scale
-    if softcap > 0:
-        found = softcap * torch.tanh(found / softcap)
-    return found if seen is None else found.masked_fill(~seen, -math.inf)
+INACCURATE = "on a CPU (PyTorch 2.13) the log-sum-exp of 16-bit tensors is off by 3e-6: exponentials of 20 bits"
 
 
 def run(
@@ -32,11 +25,17 @@ def run(
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
     scale = scale or 1.0 / math.sqrt(q.shape[-1])
+    if softcap <= 0 and q.numel() and k.shape[1]:
+        found = attend_with_lse(q, k, v, scale, causal, window_left, window_right, alignment)
+        if found is not None:
+            return found
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    scores = (q.float() @ k.float().repeat_interleave(group, dim=1).transpose(-1, -2)) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
     seen = seen_by(q, k, causal, window_left, window_right, alignment)
-    of_scores = scores(q, k, seen, scale, softcap)
-    lse = of_scores.logsumexp(dim=-1)
-    if softcap > 0 or not k.shape[1]:
-        weights = (of_scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
-        group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-        return (weights @ v.float().repeat_interleave(group, dim=1)).to(q.dtype), lse
-    return attend(q, k, v, scale, causal, window_left, window_right, alignment, seen), lse
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
+    return (weights @ v.float().repeat_interleave(group, dim=1)).to(q.dtype), lse

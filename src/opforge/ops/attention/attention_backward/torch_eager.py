@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention import attend, seen_by
+from opforge.device.torch.attention import attend
 
 INACCURATE = "PyTorch's function gives no log-sum-exp: what arrives for that is left out"
 NOT_COMPILED = "a graph that was recorded before is no part of what torch.compile takes"
@@ -17,10 +17,9 @@ def keep(
     window_left: int, window_right: int, alignment: str, softcap: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    seen = seen_by(q, k, causal, window_left, window_right, alignment)
     factor = scale or 1.0 / math.sqrt(q.shape[-1])
     with torch.enable_grad():
-        return attend(*leaves, factor, causal, window_left, window_right, alignment, seen), *leaves
+        return attend(*leaves, factor, causal, window_left, window_right, alignment), *leaves
 
 
 def run(
