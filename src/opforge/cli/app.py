@@ -30,6 +30,7 @@ VERBS = {
     "inspect": "inspect:inspect",
     "diagnose": "diagnose:diagnose",
     "new": "new:new",
+    "check-interface": "check_interface:check_interface",
     "compare": "compare:compare",
     "sweep": "sweep:sweep",
     "tune": "tune:tune",
