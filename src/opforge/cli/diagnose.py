@@ -49,6 +49,7 @@ def diagnose(
     implementation is not right.
     """
     from opforge.core.diagnosis import WRONG
+    from opforge.forge.loop.choices import has_rules
     from opforge.machine import detect, measure_ceilings
     from opforge.report.diagnosis_text import diagnosis_lines
     from opforge.verify import CaseCache
@@ -78,7 +79,7 @@ def diagnose(
             try:
                 diagnosis = diagnosis_of(
                     registry, chosen, work, record, device=where, cases=cases,
-                    rivals=rivals_on_record(store, record),
+                    rivals=rivals_on_record(store, record), generated=has_rules(chosen),
                 )  # fmt: skip
             finally:
                 cases.close()

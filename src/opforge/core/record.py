@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.core import device, implementation, operator, timing, verdict
+from opforge.core import comparison, device, diagnosis, implementation, operator, optimization, timing, verdict
 from opforge.core.added_fields import ADDED, is_left_out
 from opforge.core.errors import UsageError
 from opforge.core.fields import checker, hints
@@ -132,7 +132,7 @@ def terms_of(record: Record) -> str:
 @functools.cache
 def _classes() -> dict[str, type]:
     classes: dict[str, type] = {}
-    for module in (operator, implementation, verdict, timing, device):
+    for module in (operator, implementation, verdict, timing, device, comparison, diagnosis, optimization):
         for name, value in vars(module).items():
             if dataclasses.is_dataclass(value) and isinstance(value, type):
                 classes[name] = value

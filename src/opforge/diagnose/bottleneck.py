@@ -67,6 +67,7 @@ class Subject:
     kernels    what its compiled kernels use, on a GPU; host: the same of a C++ library
     counters   percent by name (inspect.counters.METRICS); why_no_counters where they were not read
     rivals     other implementations that were timed on the workload: name -> seconds
+    generated  whether `opforge optimize` has rules for it
     """
 
     implementation: Implementation
@@ -84,6 +85,7 @@ class Subject:
     why_no_counters: str = ""
     why_no_code: str = ""
     rivals: Mapping[str, float] = field(default_factory=dict)
+    generated: bool = False
 
 
 def diagnose(subject: Subject) -> Diagnosis:
@@ -113,6 +115,7 @@ def diagnose(subject: Subject) -> Diagnosis:
                 for name, seconds in subject.rivals.items()
                 if subject.timing is not None and seconds < subject.timing.median_s
             },
+            generated=subject.generated,
             device=subject.device,
         ),
     )

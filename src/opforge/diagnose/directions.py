@@ -35,6 +35,17 @@ WHY_TUNE = {
     UNKNOWN: "a search needs no roof",
 }
 
+WHY_OPTIMIZE = {
+    SPILLS: "rules halve the tile and the rows of a program, one at a time",
+    OCCUPANCY: "rules change warps and tile, verify, and keep what is faster",
+    CACHE: "rules change what a program reads again",
+    MEMORY: "rules change vector width, stores past the cache, grain of the threads",
+    ARITHMETIC: "rules change the width of the arithmetic and how many sums run side by side",
+    OVERHEAD: "rules change from which size on threads are started",
+    SCALAR: "rules compute in registers where it was done element by element",
+    INDEXING: "rules walk rows and columns where one index was divided",
+}
+
 
 def directions(
     bottleneck: str,
@@ -43,6 +54,7 @@ def directions(
     dtype: str,
     *,
     rivals: Mapping[str, float],
+    generated: bool,
     device: DeviceSpec,
 ) -> tuple[Direction, ...]:
     """Two directions at least, the likeliest first. rivals: implementations that were faster here, with their seconds.
@@ -65,6 +77,14 @@ def directions(
                 why="it says which answer is wanted",
                 command=f"opforge show {operator} --source",
             ),
+        )
+    if generated and bottleneck in WHY_OPTIMIZE:
+        found.append(
+            Direction(
+                what="rounds of verified changes to the generated code",
+                why=WHY_OPTIMIZE[bottleneck],
+                command=f"opforge optimize {only}",
+            )
         )
     if implementation.space:
         found.append(

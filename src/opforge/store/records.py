@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.optimization import OptimizationRound
 from opforge.core.record import Adoption, Record
 from opforge.store import connection, deferred_writes, files, insertion, queries
 from opforge.store.belief import Beliefs, Installation, believed
@@ -21,6 +22,7 @@ from opforge.store.evidence_facts import Adopted, Fact, fact_from, newest_alike
 from opforge.store.insertion import CHUNK, chunks
 from opforge.store.query_results import Health, HistoryEntry
 from opforge.store.rebuilding import file_identity, rebuild
+from opforge.store.rounds import insert_rounds, round_of, round_row, rounds_matching
 from opforge.store.rows import Damaged, RowValues, adoption_of, adoption_row, point_of, read_rows, record_of, row_of
 from opforge.store.schema import ADDED, SCHEMA, tables
 
@@ -276,6 +278,17 @@ class Store:
     def adoptions(self, operator: str | None = None) -> list[Adoption]:
         """What was adopted of an operator's records, or of all, oldest first."""
         return [adoption_of(body) for (body,) in self._rows(queries.adoptions(operator))]
+
+    def keep_round(self, kept: OptimizationRound) -> None:
+        """Keep a round of an optimisation; it is on the disk when this returns."""
+        row = round_row(kept)
+        self._do(lambda database: insert_rounds(database, [row]), writes=True)
+
+    def rounds(
+        self, operator: str | None = None, run: str | None = None, device: str | None = None
+    ) -> list[OptimizationRound]:
+        """The rounds of optimisations that match everything given, oldest first."""
+        return [round_of(body, sha256) for body, sha256 in self._rows(rounds_matching(operator, run, device))]
 
     def export(
         self,

@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = 5
+SCHEMA = 6
 """Raised with every change that an older opforge could not read."""
 
 ADDED = {
@@ -15,8 +15,10 @@ ADDED = {
     3: ("backend", "config", "axes", "scalars", "source_sha256", "code_sha256", "versions", "cache", "steady", "trial"),
     4: ("layout",),
     5: ("terms",),
+    6: (),
 }
-"""The columns that a schema brought. In rows from before they are null, and what they would hold is in the body."""
+"""The columns of records that a schema brought. In rows from before they are null, and what they would hold is in the
+body. Schema 6 brought the table of rounds."""
 
 APPLICATION = 0x6F70_6667
 """SQLite's application_id ("opfg"): tells a store from any other SQLite file."""
@@ -24,11 +26,12 @@ APPLICATION = 0x6F70_6667
 
 @dataclass(frozen=True)
 class Tables:
-    """SQLAlchemy's tables: records, adoptions of records, and meta (key, value)."""
+    """SQLAlchemy's tables: records, adoptions of records, rounds of optimisations, and meta (key, value)."""
 
     metadata: Any
     records: Any
     adoptions: Any
+    rounds: Any
     meta: Any
 
 
@@ -40,6 +43,7 @@ def tables() -> Tables:
               `low_s` to `high_s`, `revision`, `suspect`, `verdict`) so that none reads a body, `created_at` in UTC with
               a fixed width so that text order is time order, `body` (JSON text) and `sha256` of it; and those of a Fact
     adoptions  of records for other sources: `body` is the Adoption as JSON
+    rounds     of optimisations: `body` is the OptimizationRound as JSON
     """
     from sqlalchemy import BigInteger, Boolean, Column, Float, Index, Integer, MetaData, String, Table, Text, text
 
@@ -120,8 +124,24 @@ def tables() -> Tables:
         sqlite_autoincrement=True,
     )
     Index("adoptions_operator", adoptions.c.operator)
+    rounds = Table(
+        "rounds",
+        metadata,
+        Column("sequence", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+        Column("id", _bytewise(36), nullable=False, unique=True),
+        Column("created_at", _bytewise(32), nullable=False),
+        Column("run", Text, nullable=False),
+        Column("operator", Text, nullable=False),
+        Column("implementation", Text, nullable=False),
+        Column("device", Text, nullable=False),
+        Column("number", Integer, nullable=False),
+        Column("sha256", String(64), nullable=False),
+        Column("body", Text, nullable=False),
+        sqlite_autoincrement=True,
+    )
+    Index("rounds_run", rounds.c.operator, rounds.c.run)
     meta = Table("meta", metadata, Column("key", String(64), primary_key=True), Column("value", Text, nullable=False))
-    return Tables(metadata, records, adoptions, meta)
+    return Tables(metadata, records, adoptions, rounds, meta)
 
 
 def _bytewise(length: int) -> Any:

@@ -71,7 +71,7 @@ class NotComparable(Exception):
 
 
 @dataclass(kw_only=True)
-class _Contender:
+class Contender:
     """A side with everything it needs to take part. `verdicts` are from the operator's cases, by dtype; `seen` is the
     newest, the workload's own check
     included."""
@@ -154,7 +154,7 @@ def compare_sides(
             stack.callback(cases.close)
             config = full_config(implementation, side)
             contenders.append(
-                _Contender(
+                Contender(
                     side=side,
                     name=named(side, other),
                     cases=cases,
@@ -170,7 +170,7 @@ def compare_sides(
         )
         for dtype in dtypes or mine.cases.operator.dtypes:
             for workload in (item for item in workloads if mine.cases.operator.takes(item, dtype)):
-                outcome = _meet(mine, theirs, workload, dtype, rule, plan, settled)
+                outcome = meet(mine, theirs, workload, dtype, rule, plan, settled)
                 if outcome.comparison is not None:
                     outcome = replace(
                         outcome,
@@ -196,15 +196,18 @@ def _host(python: str, host: Host, stack: contextlib.ExitStack) -> Host:
     return other
 
 
-def _meet(
-    a: _Contender,
-    b: _Contender,
+def meet(
+    a: Contender,
+    b: Contender,
     workload: Workload,
     dtype: str,
     rule: Rule,
     plan: Plan,
-    settled: Callable[[Comparison], bool],
+    settled: Callable[[Comparison], bool] = sure,
 ) -> SidesCompared:
+    """What comes of two contenders on one workload and dtype, on fresh inputs, each pair of processes new. Both may
+    share a CaseCache: the operator's cases are prepared once then, however many meet.
+    """
     case = Case(
         name=workload.name,
         axes=workload.axes,
@@ -242,8 +245,8 @@ class _Pairs:
 
 
 def _blocks(
-    a: _Contender,
-    b: _Contender,
+    a: Contender,
+    b: Contender,
     prepared: PreparedCase,
     workload: Workload,
     dtype: str,
@@ -281,7 +284,7 @@ def _blocks(
 
 
 def _block(
-    a: _Contender, b: _Contender, prepared: PreparedCase, pairs: int, plan: Plan, order: random.Random, taken: _Pairs
+    a: Contender, b: Contender, prepared: PreparedCase, pairs: int, plan: Plan, order: random.Random, taken: _Pairs
 ) -> None:
     """One block: bind, warm, take the pairs, and see that both sides are still right on inputs they have not seen;
     after the
@@ -339,7 +342,7 @@ def _taker(candidate: Candidate, plan: Plan) -> Callable[[], float]:
 
 
 def _audited(
-    contender: _Contender,
+    contender: Contender,
     setting: Setting,
     candidate: Candidate,
     samples: Sequence[float],

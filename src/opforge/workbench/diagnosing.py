@@ -67,6 +67,7 @@ def diagnosis_of(
     device: str,
     cases: CaseCache | None = None,
     rivals: dict[str, float] | None = None,
+    generated: bool = False,
 ) -> Diagnosis:
     """The Diagnosis of what a record says. cases: of the operator, where counters shall be read."""
     operator = registry.operator(implementation.operator)
@@ -85,6 +86,7 @@ def diagnosis_of(
         timing=record.timing,
         roof=roof,
         rivals=rivals or {},
+        generated=generated,
         **_code(registry, implementation, workload, record, spec.target),
         **_counters(implementation, workload, record, device, cases),
     )

@@ -1,0 +1,69 @@
+"""`opforge log NAME` and `opforge patterns`: what optimisations tried, and what helped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from opforge.cli.shared import Json, checked, print_json, settings
+from opforge.core.errors import UsageError
+
+
+def log(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    run: Annotated[str, typer.Option(help="One run. Default: the newest of the operator.")] = "",
+    lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
+    out: Annotated[Path | None, typer.Option(help="Write it to this file.")] = None,
+    json: Json = False,
+) -> None:
+    """Print the log of an optimisation, rendered from its rounds on record in the seeds' template."""
+    from opforge.forge.loop.optimize import replaced
+    from opforge.report.optimization_log import LANGUAGES, optimization_log
+
+    checked("language", [lang], LANGUAGES)
+    with settings(context).open_store() as store:
+        rounds = store.rounds(operator=name)
+    runs = list(dict.fromkeys(one.run for one in rounds))
+    if not runs or (run and run not in runs):
+        known = f"There are: {', '.join(runs[-5:])}." if runs else f"Make one with: opforge optimize {name}"
+        raise UsageError(f"No optimisation {run or 'of ' + name} is on record. {known}")
+    mine = [one for one in rounds if one.run == (run or runs[-1])]
+    if json:
+        print_json(mine)
+        return
+    text = optimization_log(mine, lang)
+    if out is not None:
+        replaced(out, text)
+        typer.echo(f"wrote {out}")
+    else:
+        typer.echo(text)
+
+
+def patterns(
+    context: typer.Context,
+    operator: Annotated[str, typer.Option(help="Rounds of this operator alone.")] = "",
+    device: Annotated[str, typer.Option(help="Rounds on this device alone, as records name it.")] = "",
+    json: Json = False,
+) -> None:
+    """Count what helped in the rounds on record: by family, bottleneck and device, each with how often it was kept (and
+    the 95 % interval of that share) and the median gain. The engine of rules takes them as priors.
+    """
+    from opforge.forge.loop.patterns import patterns as counted
+
+    with settings(context).open_store() as store:
+        found = counted(store.rounds(operator=operator or None, device=device or None))
+    if json:
+        print_json(list(found))
+        return
+    if not found:
+        typer.echo("No round is on record. Make some with: opforge optimize NAME")
+        return
+    for one in found:
+        gain = f"{one.gain:.2f}x" if one.gain is not None else "no gain"
+        typer.echo(
+            f"{one.family:<16} {one.bottleneck:<18} {one.strategy:<16} kept {one.kept} of {one.tried} "
+            f"({one.low:.0%} to {one.high:.0%}), median {gain}, {one.device}"
+        )

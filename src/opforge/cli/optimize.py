@@ -1,0 +1,154 @@
+"""`opforge optimize NAME`: an implementation made faster in rounds of one verified change each, on record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from opforge.cli.shared import (
+    Device,
+    Json,
+    checked,
+    device_to_time,
+    make_host,
+    print_json,
+    settings,
+    workloads_to_time,
+)
+from opforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from opforge.core.implementation import Implementation
+    from opforge.forge.loop.engine import Engine
+    from opforge.registry import Registry
+    from opforge.store import Store
+
+ENGINES = ("rules", "model", "replay")
+
+
+def optimize(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    implementation: Annotated[
+        str, typer.Option(help="The implementation to change. Default: the first that runs here and has rules.")
+    ] = "",
+    workload: Annotated[
+        str, typer.Option(help="A workload by name, or a shape (lead=2x3,cols=1000). Default: the first of its scale.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="One dtype. Default: the operator's first.")] = "",
+    device: Device = "",
+    rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds at most.")] = 5,
+    target: Annotated[
+        float, typer.Option(min=0.0, help="Ends when the best is so many times as fast as the baseline.")
+    ] = 1.2,
+    baseline: Annotated[
+        str, typer.Option(help="What the target is over: an implementation; start: what the loop began with.")
+    ] = "torch_eager",
+    engine: Annotated[
+        str, typer.Option(help="Where candidates come from: rules, model (OPFORGE_MODEL_URL) or replay (of a run).")
+    ] = "rules",
+    conservative: Annotated[
+        bool, typer.Option("--conservative", help="rules: one parameter a round, in the seeds' fixed order.")
+    ] = False,
+    run: Annotated[str, typer.Option(help="replay: the run to replay. Default: the newest of the operator.")] = "",
+    tokens: Annotated[int, typer.Option(min=0, help="model: tokens for all rounds, question and answer.")] = 200_000,
+    limit: Annotated[
+        float, typer.Option(min=0.0, help="Seconds for all of it: no round is begun after them. 0: no limit.")
+    ] = 0.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever an interrupted run left.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Record the rounds, and change no file.")] = False,
+    lang: Annotated[str, typer.Option(help="Language of optimization_log.md: en or zh.")] = "en",
+    json: Json = False,
+) -> None:
+    """Make one implementation faster: diagnose, try the candidates of one strategy, keep what is surely faster in an
+    interleaved A/B and roll the rest back; end at the target, the limit, the roof, or two UNSUREs in a row.
+
+    The start must pass. Every round is kept in the store, so a loop that is cut short goes on where it was. The best
+    replaces the file, and optimization_log.md is written beside it.
+    """
+    from opforge.cli.progress import telling
+    from opforge.forge.loop.optimize import LoopOptions, optimize as run_loop, replaced
+    from opforge.machine import detect, measure_ceilings
+    from opforge.report.optimization_log import LANGUAGES, optimization_log
+
+    registry = settings(context).registry()
+    definition = registry.operator(name)
+    checked("engine", [engine], ENGINES)
+    checked("language", [lang], LANGUAGES)
+    if conservative and engine != "rules":
+        raise UsageError("--conservative belongs to --engine rules.")
+    if run and engine != "replay":
+        raise UsageError("--run belongs to --engine replay: opforge optimize NAME --engine replay --run RUN")
+    where = device_to_time(device)
+    chosen = registry.implementation(name, implementation) if implementation else _first(registry, name, where)
+    kind = (checked("dtype", [dtype], definition.dtypes) if dtype else definition.dtypes)[0]
+    work = workloads_to_time(definition, where, [workload] if workload else None, [kind])[0]
+    if baseline not in ("start", "torch_eager"):
+        registry.implementation(name, baseline)
+    if not detect(where).ceilings:
+        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
+        measure_ceilings(where)
+    host = make_host(in_process=False)
+    found = []
+    try:
+        with settings(context).open_store() as store, telling(quiet=json) as say:
+            options = LoopOptions(
+                rounds=rounds,
+                target=target,
+                baseline="" if baseline == "start" else baseline,
+                device=where,
+                limit_s=limit or None,
+                write=not dry_run,
+                fresh=fresh,
+                named={"conservative": str(conservative), "rounds": str(rounds)},
+            )
+
+            def make(scratch: Path) -> Engine:
+                return _engine(engine, scratch, store, name, conservative, run, tokens)
+
+            for fact in run_loop(registry, chosen, work, kind, options, make, host, store, say=say):
+                found.append(fact)
+            past = store.rounds(operator=name, run=found[-1].run)
+    finally:
+        host.close()
+    last = found[-1]
+    if not dry_run:
+        log = chosen.source.parent / "optimization_log.md"
+        replaced(log, optimization_log(past, lang))
+        typer.echo(f"wrote {log}", err=True)
+    if json:
+        print_json(found)
+        return
+    for fact in found:
+        ratio = f"{fact.over_start:.2f}x the start" if fact.over_start is not None else ""
+        told = f"{fact.stage} {fact.number}" if fact.stage == "round" else fact.stage
+        what = fact.strategy or fact.diagnosis.bottleneck
+        typer.echo(f"{told}: {what}: {fact.decision or ratio} {fact.reason}".strip())
+    over = f", {last.over_baseline:.2f}x {last.baseline}" if last.over_baseline is not None else ""
+    typer.echo(f"{name}/{chosen.name}: {last.over_start or 0:.2f}x the start{over}; run {last.run}")
+    typer.echo(f"the log: opforge log {name}")
+
+
+def _first(registry: Registry, name: str, device: str) -> Implementation:
+    """The first implementation that runs natively here and that there are rules for. Raises UsageError."""
+    from opforge.backends import Native, backend
+    from opforge.forge.loop.choices import has_rules
+
+    known = registry.implementations(name)
+    for item in known:
+        if isinstance(backend(item.backend).execution_mode(device), Native) and has_rules(item):
+            return item
+    raise UsageError(
+        f"Nothing of {name} runs natively on {device} and has tunables or is C++ of `opforge new`. Name one with "
+        f"--implementation; there are: {', '.join(item.name for item in known)}."
+    )
+
+
+def _engine(name: str, scratch: Path, store: Store, operator: str, conservative: bool, run: str, tokens: int) -> Engine:
+    from opforge.forge.loop.rules import Rules
+
+    if name == "rules":
+        return Rules(scratch, conservative=conservative)
+    raise UsageError(f"The engine {name} is not there. Choose rules.")

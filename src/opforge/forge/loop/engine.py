@@ -1,0 +1,76 @@
+"""What every engine answers, whatever it is: one strategy for a round, and the candidates that try it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from opforge.core.diagnosis import Diagnosis
+from opforge.core.implementation import Config, Implementation
+from opforge.core.optimization import OptimizationRound, Tried
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A candidate: the whole text of the file that it would be.
+
+    change   what it changes, in words; claims: what it says that it touches (core.optimization)
+    broken   why there is no text: a model that gave none
+    """
+
+    text: str
+    change: str
+    claims: str
+    tokens: int = 0
+    repair: int = 0
+    broken: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Situation:
+    """Where the loop stands before a round.
+
+    text, implementation   the best until now; the implementation is of that text
+    rounds                 of this run, the start among them, oldest first
+    past                   of other runs: what patterns are counted from
+    described              the operator in words: definition, shapes, dtype
+    allows                 whether a config of an implementation is worth trying on the workload
+    """
+
+    text: str
+    implementation: Implementation
+    diagnosis: Diagnosis
+    rounds: Sequence[OptimizationRound]
+    past: Sequence[OptimizationRound]
+    family: str
+    described: str
+    allows: Callable[[Implementation, Config], bool]
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """Texts that were tried in this run."""
+        return frozenset(tried.source for one in self.rounds for tried in one.tried)
+
+
+Variants = Generator[Variant, Tried, None]
+"""Gives candidates, and is sent what became of each: an engine may repair."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proposal:
+    """One strategy, why it should help, what like rounds on record gained (None: there are none), and candidates."""
+
+    strategy: str
+    hypothesis: str
+    expected: float | None
+    variants: Variants
+
+
+class Engine(Protocol):
+    """Where candidates come from. All of them end in the same trial."""
+
+    name: str
+
+    def propose(self, situation: Situation) -> Proposal | None:
+        """What the next round tries; None where nothing is left. Raises ModelError, UsageError."""

@@ -1,0 +1,201 @@
+"""The room where candidates of a loop are tried: one folder, one set of prepared cases, one clock over all rounds.
+
+A candidate's text becomes a file beside a copy of the operator, in a folder of its own that workers find. There it goes
+the way of every candidate: bound in a process of its own, right on the workload, verified, timed interleaved with the
+best. Who wins a round is verified with all cases and meets the best in pairs, on fresh inputs and in fresh processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from opforge.core.comparison import Comparison
+from opforge.core.dtypes import DTYPES
+from opforge.core.errors import UsageError
+from opforge.core.implementation import Accepted, Config, Implementation
+from opforge.core.operator import Case, Workload
+from opforge.core.timing import Timing
+from opforge.core.verdict import Pass, Verdict
+from opforge.machine import detect, environment
+from opforge.registry import Home, Registry
+from opforge.registry.implementation_files import read_implementation
+from opforge.runner import Host
+from opforge.timing import Plan, Rule
+from opforge.trial import Clock, Setting, check, ensure_adequate, leave
+from opforge.tuning.compile_queue import Compilers, default_jobs
+from opforge.tuning.job import Attempt, Job, Passed, attempt
+from opforge.tuning.outcomes import TuneOptions
+from opforge.verify import BRIEF, CaseCache
+from opforge.workbench.compare import Contender, meet
+from opforge.workbench.sides import Side
+
+ALSO = """
+
+# every candidate of this folder is an implementation
+from dataclasses import replace as _replace
+from pathlib import Path as _Path
+
+_here = sorted(path.stem for path in _Path(__file__).parent.glob("*__c*.*") if not path.name.endswith(".pyc"))
+operator = _replace(operator, implementations=(*operator.implementations, *_here), gradient=None)
+"""
+RULE = Rule(looks=(60, 240))
+"""As `opforge compare`: two looks, pairs from four pairs of processes and from eight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Met:
+    """What came of the best candidate of a round against the best until then: a Comparison, or why there is none."""
+
+    comparison: Comparison | None
+    verdict: Verdict
+    reason: str
+
+
+class Trials:
+    """Where candidates for one implementation are tried, on one workload and dtype.
+
+    Raises UsageError where the operator or the implementation cannot be copied into a folder of its own.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        implementation: Implementation,
+        workload: Workload,
+        dtype: str,
+        *,
+        device: str,
+        host: Host,
+        folder: Path,
+        budget_s: float = 0.4,
+    ) -> None:
+        name = implementation.operator
+        source = registry.operator(name).folder
+        assert source is not None
+        ensure_adequate(registry.operator(name))
+        self.folder = folder / name
+        shutil.copytree(source, self.folder, ignore=shutil.ignore_patterns("tuned", "built", "__pycache__"))
+        with (self.folder / "op.py").open("a", encoding="utf-8") as definition:
+            definition.write(ALSO)
+        self.registry = Registry((Home(folder, "optimisation"),))
+        self.operator = self.registry.operator(name)
+        self.implementation = implementation
+        self.workload, self.dtype, self.device = workload, dtype, device
+        self.cases = CaseCache(registry=self.registry, operator=self.operator, host=host, device=device)
+        self.clock = Clock(device=device)
+        # a name of its own: a meeting prepares the workload anew, and lets it go afterwards
+        self.case = Case(
+            name=f"{workload.name} in rounds",
+            axes=workload.axes,
+            why=workload.source,
+            scalars=workload.scalars,
+            layout=workload.layout,
+        )
+        self.compilers = Compilers(default_jobs(device))
+        self.plan = Plan(samples=10, budget_s=budget_s, cache="warm" if device == "cpu" else "cold")
+        self.job = Job(
+            registry=self.registry,
+            operator=self.operator,
+            options=TuneOptions(device=device, plan=self.plan),
+            setting=Setting(
+                cases=self.cases,
+                pool=self.cases.workers(),
+                prepared=self.cases.prepare(self.case, dtype),
+                clock=self.clock,
+                limit_s=30.0,
+            ),
+            environment=environment(device, source),
+            run=f"optimize-{uuid.uuid4().hex[:8]}",
+            workload=workload,
+            dtype=dtype,
+            add=lambda record: None,
+            listener=lambda trial: None,
+            stop=lambda: False,
+            compilers=self.compilers,
+            began=time.monotonic(),
+            until=float("inf"),
+        )
+        self._held: list[Passed] = []
+        self._number = 0
+
+    def made(self, text: str) -> Implementation:
+        """The implementation that a text is, as a file of its own. Raises UsageError for nonsense."""
+        stem = f"{self.implementation.name}__c{self._number}"
+        self._number += 1
+        path = self.folder / f"{stem}{self.implementation.source.suffix}"
+        path.write_text(text, encoding="utf-8")
+        try:
+            found = read_implementation(self.operator.name, self.folder, stem)
+        except UsageError:
+            path.unlink()
+            raise
+        return found
+
+    def allows(self, implementation: Implementation, config: Config) -> bool:
+        """Whether the limits of an implementation allow a config on the workload."""
+        scalars = self.operator.scalar_values(self.workload.scalars)
+        axes = self.operator.completed(self.workload.axes, scalars)
+        bounds = detect(self.device).bounds()
+        size = DTYPES[self.dtype].itemsize
+        return isinstance(implementation.allows(config, axes, self.dtype, size, scalars, bounds), Accepted)
+
+    def tried(self, implementation: Implementation, best: Passed | None) -> Attempt:
+        """What becomes of a candidate: see tuning.job.attempt. Its process lives on where it passed: see `drop`."""
+        outcome = attempt(self.job, implementation, implementation.default, best)
+        if outcome.passed is not None:
+            self._held.append(outcome.passed)
+        return outcome
+
+    def named(self, name: str) -> Implementation | None:
+        """Another implementation of the operator by name; None where there is none."""
+        return next((item for item in self.registry.implementations(self.operator.name) if item.name == name), None)
+
+    def seconds(self, passed: list[Passed]) -> list[float | None]:
+        """Their times now, interleaved; None for one that could not be timed."""
+        timings = self.job.measure([item.candidate() for item in passed], 2.0)
+        for item, timing in zip(passed, timings, strict=True):
+            item.timing = timing if isinstance(timing, Timing) else item.timing
+        return [timing.median_s if isinstance(timing, Timing) else None for timing in timings]
+
+    def met(self, candidate: Passed, best: Passed) -> Met:
+        """The best candidate of a round, verified with all cases, against the best until then, in fresh processes."""
+        verdict = check(self.cases, candidate.implementation, self.dtype, BRIEF, candidate.config)
+        if not isinstance(verdict, Pass):
+            return Met(comparison=None, verdict=verdict, reason="it did not pass all cases")
+        contenders = []
+        for item, proof, word in ((candidate, verdict, "candidate"), (best, best.proof, "best")):
+            name = f"{word} {item.implementation.name}"
+            side = Side(text=name, operator=self.operator.name, implementation=item.implementation.name)
+            contenders.append(
+                Contender(
+                    side=side,
+                    name=name,
+                    cases=self.cases,
+                    implementation=item.implementation,
+                    config=item.config,
+                    clock=self.clock,
+                    verdicts={self.dtype: proof},
+                )
+            )
+        plan = replace(self.plan, budget_s=4.0)
+        outcome = meet(contenders[0], contenders[1], self.workload, self.dtype, RULE, plan)
+        return Met(comparison=outcome.comparison, verdict=outcome.a or verdict, reason=outcome.reason)
+
+    def drop(self, keep: Callable[[Passed], bool]) -> None:
+        """End the processes of those that are not kept."""
+        gone = [item for item in self._held if not keep(item)]
+        self._held = [item for item in self._held if keep(item)]
+        leave(self.job.setting, [item.ready for item in gone])
+
+    def close(self) -> None:
+        """End every process, and forget the cases."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.compilers.close)
+            stack.callback(self.cases.close)
+            stack.callback(self.drop, lambda item: False)

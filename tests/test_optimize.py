@@ -1,0 +1,354 @@
+"""The loop: what rules propose, what is refused, what is kept and what is rolled back, and that a run goes on."""
+
+import hashlib
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from opforge.cli.app import command_line
+from opforge.core.comparison import FASTER, SAME, UNSURE, Comparison
+from opforge.core.diagnosis import INDEXING, MEMORY, Diagnosis, Direction, Evidence
+from opforge.core.errors import UsageError
+from opforge.core.implementation import Config
+from opforge.core.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
+from opforge.core.verdict import Pass
+from opforge.forge import files_of, from_formula
+from opforge.forge.loop import optimize as loop_module
+from opforge.forge.loop.changes import claims_less, classified, refusal
+from opforge.forge.loop.choices import AS_GENERATED, POOR, SPACE, opened, with_default
+from opforge.forge.loop.engine import Situation
+from opforge.forge.loop.optimize import LoopOptions, optimize
+from opforge.forge.loop.patterns import patterns
+from opforge.forge.loop.rules import BLOCK, Rules
+from opforge.forge.loop.trials import Met
+from opforge.registry.implementation_files import read_implementation
+from opforge.report.optimization_log import optimization_log
+from opforge.store import Store
+
+FORMULAS = {
+    "gated": "out = silu(x[*lead, cols] * scale[cols])",
+    "flat": "out = x * y",
+    "norm": "y = x[*lead, cols] * rsqrt(mean(square(x)) + eps)",
+}
+
+
+def generated(name):
+    parameters = {"eps": 1e-5} if name == "norm" else {}
+    files = files_of(from_formula(name, FORMULAS[name], parameters))
+    return next((file, text) for file, text in files.items() if file.startswith("cpp"))
+
+
+@pytest.mark.parametrize(("name", "own"), [("gated", {"PART"}), ("flat", set()), ("norm", {"SUMS"})])
+def test_generated_cpp_is_given_a_space_that_reads_as_any_other(name, own, tmp_path):
+    file, text = generated(name)
+    made = opened(text, POOR)
+    (tmp_path / file).write_text(made)
+    read = read_implementation(name, tmp_path, file.removesuffix(".cpp"))
+    assert set(read.space) == own | {"WIDE", "STREAM", "GRAIN", "SHARE"}
+    assert read.default.as_dict() == {key: POOR[key] for key in read.space}
+    again = with_default(made, False, {key: AS_GENERATED[key] for key in read.space})
+    assert again == opened(text)
+    assert classified(made, again, ".cpp") == PARAMETERS
+    assert classified(text, again, ".cpp") == LOGIC
+    assert all(POOR[key] in SPACE[key] and AS_GENERATED[key] in SPACE[key] for key in SPACE)
+    with pytest.raises(UsageError, match="no C\\+\\+ kernel as `opforge new` writes it"):
+        opened(made)
+
+
+def test_a_default_in_python_is_written_anew():
+    text = 'SPACE = {"BLOCK": (1, 2)}\nDEFAULT = {"BLOCK": 1, "num_warps": 4}\n\n\ndef launch(x, y, BLOCK): ...\n'
+    made = with_default(text, True, {"BLOCK": 2, "num_warps": 8})
+    assert 'DEFAULT = {"BLOCK": 2, "num_warps": 8}' in made and classified(text, made, ".py") == PARAMETERS
+    with pytest.raises(UsageError, match="no literal DEFAULT"):
+        with_default("x = 1\n", True, {})
+
+
+HOSTILE = [
+    ('#include "/etc/passwd"\n', "includes '/etc/passwd'"),
+    ("#include <fstream>\n", "includes 'fstream'"),
+    ("#inc\\\nlude <fstream>\n", "includes 'fstream'"),
+    ("%:include <fstream>\n", "includes 'fstream'"),
+    ('void f() { system("rm -rf /"); }\n', "names 'system'"),
+    ('asm(".incbin \\"/etc/passwd\\"");\n', "names 'asm'"),
+    ("__attribute__((constructor)) void f();\n", "names '__attribute__((constructor'"),
+    ("#embed <x>\n", "directive #embed"),
+    ("\0", "no text"),
+    ("x" * 70_000, "letters"),
+]
+
+
+@pytest.mark.parametrize(("added", "why"), HOSTILE, ids=range(len(HOSTILE)))
+def test_what_is_no_kernel_is_refused_before_it_is_compiled(added, why):
+    _, text = generated("gated")
+    assert refusal(text, ".cpp", text) == ""
+    assert why in refusal(added + text if added != "\0" else added, ".cpp", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import os\ndef launch(x, y): ...\n", "imports 'os'"),
+        ("from opforge.store import Store\ndef launch(x, y): ...\n", "imports opforge.store"),
+        ("def launch(x, y):\n    eval('1')\n", "names 'eval'"),
+        ("def launch(x, y):\n    x.__class__.__bases__\n", "reaches for"),
+        ("def launch(x, y, z): ...\n", "changes what callers see"),
+        ("def launch(x, y:\n", "no Python"),
+    ],
+)
+def test_hostile_python_is_refused(text, why):
+    assert why in refusal(text, ".py", "def launch(x, y): ...\n")
+
+
+def test_an_interface_is_not_changed_under_another_name():
+    _, text = generated("gated")
+    other = text.replace("void gated(opforge::TensorView x, ", "void gated(")
+    assert classified(text, other, ".cpp") == INTERFACE
+    assert "changes what callers see" in refusal(other, ".cpp", text)
+    assert claims_less(PARAMETERS, LOGIC) and not claims_less(LOGIC, PARAMETERS)
+
+
+# --- the engine of rules ----------------------------------------
+
+
+def diagnosis(bottleneck=MEMORY, fraction=0.5):
+    return Diagnosis(
+        operator="gated", implementation="cpp_rows", workload="w", dtype="float32", device="made", config="",
+        bottleneck=bottleneck, because="because of that", fraction=fraction,
+        evidence=(Evidence(name="time", value="1 ms", source="a test"),),
+        directions=(Direction(what="a", why="b", command="opforge list"),) * 2,
+    )  # fmt: skip
+
+
+def situation(tmp_path, text=None, rounds=(), past=(), **more):
+    file, plain = generated("gated")
+    text = plain if text is None else text
+    (tmp_path / file).write_text(text)
+    read = read_implementation("gated", tmp_path, "cpp_rows")
+    return Situation(
+        text=text, implementation=read, diagnosis=diagnosis(**more), rounds=rounds, past=past, family="cpp_rows",
+        described="gated", allows=lambda item, config: config.as_dict()["GRAIN"] < 1e9 or not config.as_dict()["SHARE"],
+    )  # fmt: skip
+
+
+def test_rules_follow_the_bottleneck_and_open_generated_code(tmp_path):
+    rules = Rules(tmp_path / "scratch")
+    walked = rules.propose(situation(tmp_path, bottleneck=INDEXING))
+    variants = list(walked.variants)
+    assert walked.strategy == BLOCK and [one.change for one in variants] == ["PART 1048576 → 1"]
+    assert all(one.claims == LOGIC and "chosen::map_row<Choices>" in one.text for one in variants)
+    assert rules.propose(situation(tmp_path, bottleneck=MEMORY)).strategy == "memory access"
+    assert rules.propose(situation(tmp_path, bottleneck=MEMORY, fraction=0.01)).strategy == BLOCK
+
+
+def test_conservative_rules_change_one_parameter_in_the_seeds_order(tmp_path):
+    text = opened(generated("gated")[1], POOR)
+    rules, rounds, found = Rules(tmp_path / "scratch", conservative=True), [], []
+    while (proposal := rules.propose(situation(tmp_path, text, rounds))) is not None:
+        variants = list(proposal.variants)
+        assert all(one.claims == PARAMETERS and "," not in one.change for one in variants)
+        found.append((proposal.strategy, variants[0].change.split()[0]))
+        tried = tuple(SimpleNamespace(source=one.text) for one in variants)
+        rounds.append(SimpleNamespace(strategy=proposal.strategy, tried=tried))
+    names = [("block size", "PART"), ("memory access", "WIDE"), ("memory access", "STREAM"), ("grid", "GRAIN")]
+    assert found == names
+
+
+# --- the loop, on trials that are made up ----------------------------------------
+
+
+def comparison(outcome, ratio):
+    return Comparison(
+        a="a", b="b", workload="w", dtype="float32", outcome=outcome, ratio=ratio, low=ratio * 0.99, high=ratio * 1.01,
+        band=0.01, confidence=0.99, p=0.0, rank_p=0.0, samples_a_s=(1.0,) * 5, samples_b_s=(1.0,) * 5, spent_s=0.0,
+    )  # fmt: skip
+
+
+class MadeUp:
+    """Trials whose times follow from the text: each choice that is not poor halves the time. `busy`: none is sure."""
+
+    busy = False
+    wrong = ""
+
+    def __init__(self, registry, implementation, workload, dtype, *, device, host, folder):
+        self.registry, self.workload, self.dtype = registry, workload, dtype
+        self.folder, self.number = folder, 0
+        self.job = SimpleNamespace(recorded=lambda *_, **__: None)
+        folder.mkdir(parents=True)
+
+    def made(self, text):
+        self.number += 1
+        (self.folder / f"cpp_rows__c{self.number}.cpp").write_text(text)
+        return read_implementation("gated", self.folder, f"cpp_rows__c{self.number}")
+
+    def allows(self, implementation, config):
+        return True
+
+    def named(self, name):
+        return None
+
+    def tried(self, implementation, best):
+        text = implementation.source.read_text()
+        settings = implementation.default.as_dict()
+        seconds = 1.0
+        for name in ("PART", "WIDE", "STREAM"):
+            seconds /= 2.0 if settings and settings[name] != POOR[name] else 1.0
+        passed = SimpleNamespace(
+            implementation=implementation, config=Config(()), seconds=seconds, proof=None,
+            timing=SimpleNamespace(median_s=seconds),
+        )  # fmt: skip
+        verdict = Pass(checked=(), not_taken=(), isolation="none")
+        failed = bool(self.wrong) and f"{self.wrong}\n" in text and best is not None
+        ratio = None if failed else seconds / best.seconds if best else 1.0
+        return SimpleNamespace(
+            passed=None if failed else passed, verdict=verdict, ratio=ratio, reason="wrong" if failed else ""
+        )
+
+    def seconds(self, passed):
+        return [item.seconds for item in passed]
+
+    def met(self, candidate, best):
+        ratio = candidate.seconds / best.seconds
+        outcome = UNSURE if self.busy else FASTER if ratio < 0.99 else SAME
+        return Met(
+            comparison=comparison(outcome, ratio), verdict=Pass(checked=(), not_taken=(), isolation=""), reason=""
+        )
+
+    def drop(self, keep):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def made_up(monkeypatch, tmp_path):
+    """run(**options) -> the rounds of a loop over a generated operator, its start poor; store and file in tmp_path."""
+    home = tmp_path / "home"
+    folder = home / "gated"
+    folder.mkdir(parents=True)
+    for file, text in files_of(from_formula("gated", FORMULAS["gated"])).items():
+        (folder / file).write_text(opened(text, POOR) if file.startswith("cpp") else text)
+    trials = type("Trials", (MadeUp,), {})
+    monkeypatch.setattr(loop_module, "Trials", trials)
+    monkeypatch.setattr(loop_module, "diagnosis_of", lambda *_, **__: diagnosis())
+    from opforge.registry import load
+
+    registry = load([home])
+
+    def run(store, count=None, **more):
+        options = LoopOptions(**{"target": 1000.0, "baseline": "", **more})
+        item = next(one for one in registry.implementations("gated") if one.name == "cpp_rows")
+        work = registry.operator("gated").workloads[0]
+        found = []
+        rounds = optimize(registry, item, work, "float32", options, Rules, None, store)
+        for one in rounds:
+            found.append(one)
+            if len(found) == count:
+                rounds.close()
+                break
+        return found
+
+    run.trials, run.file, run.home = trials, folder / "cpp_rows.cpp", home
+    return run
+
+
+def test_what_is_faster_is_kept_and_the_rest_rolled_back(made_up, tmp_path):
+    text = made_up.file.read_text()
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = made_up(store)
+        assert store.rounds(operator="gated") == rounds
+    assert [one.stage for one in rounds] == [START, *[ROUND] * (len(rounds) - 2), END]
+    kept = [one for one in rounds if one.decision == KEPT]
+    assert {one.strategy for one in kept} == {"memory access", "block size"}
+    assert all(one.comparison.outcome == FASTER for one in kept)
+    assert all(one.best == before.best for before, one in pairwise(rounds) if one.decision == ROLLED_BACK)
+    assert rounds[-1].over_start == pytest.approx(8.0)
+    after = made_up.file.read_text()
+    assert after == rounds[-1].best and after != text
+    assert after.count("PART = 1048576\n") == 1
+
+
+def test_a_loop_ends_at_its_target_and_a_dry_run_changes_no_file(made_up, tmp_path):
+    before = made_up.file.read_text()
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = made_up(store, target=1.5, write=False)
+    assert "the target is reached" in rounds[-1].reason and len(rounds) == 3
+    assert made_up.file.read_text() == before
+
+
+def test_two_unsure_rounds_end_it_and_keep_nothing(made_up, tmp_path):
+    made_up.trials.busy = True
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = made_up(store)
+    assert "2 comparisons in a row were UNSURE" in rounds[-1].reason
+    assert KEPT not in [one.decision for one in rounds] and rounds[-1].best == rounds[0].best
+
+
+def test_a_wrong_candidate_is_on_record_and_never_kept(made_up, tmp_path):
+    made_up.trials.wrong = "WIDE = 1"
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = made_up(store)
+    assert any(one.reason == "wrong" for each in rounds for one in each.tried)
+    assert "WIDE = 0\n" in rounds[-1].best
+
+
+def test_a_loop_that_was_cut_short_goes_on_after_its_last_round(made_up, tmp_path):
+    with Store.open(tmp_path / "s.sqlite") as store:
+        first = made_up(store, count=3)
+        rounds = made_up(store)
+        assert rounds[:3] == first and {one.run for one in rounds} == {first[0].run}
+        assert [one.number for one in rounds if one.stage == ROUND] == [*range(1, len(rounds) - 1)]
+        again = made_up(store, fresh=True)
+        assert again[0].run != first[0].run
+
+
+def test_the_log_and_the_patterns_come_from_the_rounds(made_up, tmp_path):
+    where = str(tmp_path / "s.sqlite")
+    with Store.open(where) as store:
+        rounds = made_up(store)
+    counted = {one.strategy: one for one in patterns(rounds)}
+    assert (counted["block size"].kept, counted["block size"].tried) == (1, 1)
+    assert counted["block size"].gain == pytest.approx(2.0) and counted["block size"].low < 0.5
+    english, chinese = optimization_log(rounds, "en"), optimization_log(rounds, "zh")
+    for text in ("### Current version", "### Bottleneck analysis", "### Change", "### Result", "### Lessons"):
+        assert text in english
+    for text in ("### 当前版本信息", "### 性能瓶颈分析", "### 修改方案", "### 测试结果", "### 经验总结", "- 新加速比"):
+        assert text in chinese
+    assert "+PART = 1048576" in english and "+PART = 1048576" in chinese
+    run = lambda *words: CliRunner().invoke(command_line([words[0]]), ["--store", where, *words])  # noqa: E731
+    assert run("log", "gated", "--lang", "zh").stdout.strip() == chinese.strip()
+    assert json.loads(run("log", "gated", "--json").stdout)[0]["type"] == "OptimizationRound"
+    assert json.loads(run("patterns", "--json").stdout)[0]["type"] == "Pattern"
+    failed = run("log", "nothing")
+    assert isinstance(failed.exception, UsageError) and "opforge optimize nothing" in str(failed.exception)
+
+
+def test_a_round_that_says_something_else_under_one_id_is_refused(made_up, tmp_path):
+    with Store.open(tmp_path / "s.sqlite") as store:
+        first = made_up(store, count=1)[0]
+        store.keep_round(first)
+        with pytest.raises(UsageError, match="says something else"):
+            store.keep_round(replace(first, reason="other"))
+        assert hashlib.sha256(first.best.encode()).hexdigest() == first.start_sha256
+
+
+@pytest.mark.campaign
+def test_a_poor_start_really_gets_faster(tmp_path):
+    """Compiled, verified and timed: one parameter that costs a factor is found in one round."""
+    home = tmp_path / "home"
+    folder = home / "gated"
+    folder.mkdir(parents=True)
+    for file, text in files_of(from_formula("gated", FORMULAS["gated"])).items():
+        (folder / file).write_text(opened(text, {**AS_GENERATED, "PART": 1}) if file.startswith("cpp") else text)
+    words = ["--home", str(home), "--store", str(tmp_path / "s.sqlite"), "optimize", "gated", "--dtype", "float32"]
+    run = CliRunner().invoke(
+        command_line(["optimize"]), [*words, "--device", "cpu", "--rounds", "1", "--baseline", "start", "--target", "9"]
+    )
+    assert run.exit_code == 0, run.output
+    assert "PART = 1048576\n" in (folder / "cpp_rows.cpp").read_text()
+    assert "PART 1 → 1048576" in Path(folder, "optimization_log.md").read_text()
