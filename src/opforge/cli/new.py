@@ -34,8 +34,21 @@ def new(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Generate it from a definition in YAML, or from a definition document or task book in Markdown.",
+            help="Generate it from a definition in YAML, a definition document or task book in Markdown, or "
+            "linalg.generic text (.mlir).",
         ),
+    ] = None,
+    like: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE.py:NAME",
+            help="Generate what a PyTorch function or nn.Module computes. The file is run. Its example_inputs() or "
+            "get_inputs() gives example tensors.",
+        ),
+    ] = "",
+    example: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZES", help="The sizes of an example tensor for --like: 4x64; one for each input."),
     ] = None,
     parameter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A parameter of the formula with its default.")
@@ -56,7 +69,16 @@ def new(
 
     given = settings(context)
     folder = home or (*given.homes, Path("operators"))[0]
-    asked = _definition(name, formula, definition, parameter or [])
+    if example and not like:
+        raise UsageError("--example belongs to --like. A formula says its axes, not their sizes.")
+    if like:
+        if formula is not None or definition is not None or parameter:
+            raise UsageError("--like says all of the definition. Leave out --formula, --from and --parameter.")
+        from opforge.forge.traced import traced
+
+        asked: Definition | None = traced(like, name, [_example(one) for one in example or []])
+    else:
+        asked = _definition(name, formula, definition, parameter or [])
     if show_ir:
         if asked is None:
             raise UsageError('--show-ir shows a formula. Add --formula "out = silu(x)" or --from FILE.')
@@ -84,7 +106,7 @@ def new(
 
 def _definition(name: str, formula: str | None, file: Path | None, parameters: list[str]) -> Definition | None:
     """What is asked for; None for the plain folder."""
-    from opforge.forge import from_formula, number_of, read_definition, read_document
+    from opforge.forge import from_formula, number_of, read_definition, read_document, read_linalg
 
     markdown = file is not None and file.suffix.lower() in (".md", ".markdown")
     if formula is not None and file is not None and not markdown:
@@ -92,6 +114,8 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
     if parameters and (formula is None or file is not None):
         raise UsageError("--parameter belongs to --formula. A definition file has its own field: parameters.")
     if file is not None:
+        if file.suffix.lower() == ".mlir":
+            return read_linalg(file, name)
         return read_document(file, name, formula) if markdown else read_definition(file, name)
     if formula is None:
         return None
@@ -102,6 +126,12 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
             raise UsageError(f"--parameter {one!r} has no name and number. Write: --parameter eps=1e-5")
         values[key.strip()] = number_of(key.strip(), value.strip())
     return from_formula(name, formula, values)
+
+
+def _example(text: str) -> tuple[int, ...]:
+    if not all(part.isdigit() and int(part) for part in text.split("x")):
+        raise UsageError(f"--example {text!r} is no sizes. Write: --example 4x64")
+    return tuple(int(part) for part in text.split("x"))
 
 
 def _language(file: Path | None) -> str:
