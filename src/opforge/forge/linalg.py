@@ -19,7 +19,8 @@ from opforge.forge.spelling import Spelled, Spelling
 
 BINARY = {"addf": "+", "subf": "-", "mulf": "*", "divf": "/"}
 CHOSEN = {"maximumf": "maximum", "minimumf": "minimum"}
-MATH = {name: name for name in "exp log sqrt rsqrt sin cos tanh erf floor ceil".split()} | {"absf": "abs"}  # noqa: SIM905
+MATH = {name: name for name in ("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "floor", "ceil")}
+MATH["absf"] = "abs"
 COMPARED = {"ogt": ">", "oge": ">=", "olt": "<", "ole": "<=", "oeq": "==", "une": "!="}
 LOGIC = {"andi": "and", "ori": "or"}
 NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
@@ -31,7 +32,8 @@ _CONSTANT = re.compile(rf"({_NAME})\s*=\s*arith\.constant\s+(\S+)\s*:\s*(?:f16|b
 _EMPTY = re.compile(rf"({_NAME})\s*=\s*(?:tensor\.empty|bufferization\.alloc_tensor)\b")
 _FILL = re.compile(rf"({_NAME})\s*=\s*linalg\.fill\s+ins\(\s*({_NAME})\s*:[^)]*\)\s*outs\(\s*({_NAME})\s*:[^)]*\)")
 _GENERIC = re.compile(
-    rf"({_NAME})\s*=\s*linalg\.generic\s*\{{(?P<attributes>.*?)\}}\s*(?:ins\((?P<ins>[^)]*)\)\s*)?outs\((?P<outs>[^)]*)\)"
+    rf"({_NAME})\s*=\s*linalg\.generic\s*\{{(?P<attributes>.*?)\}}\s*"
+    r"(?:ins\((?P<ins>[^)]*)\)\s*)?outs\((?P<outs>[^)]*)\)"
     r"\s*(?:attrs\s*=\s*\{[^}]*\}\s*)?\{(?P<body>.*?)\}\s*->\s*(?P<type>tensor<[^>]*>)",
     re.DOTALL,
 )
