@@ -152,10 +152,25 @@ def test_conservative_rules_change_one_parameter_in_the_seeds_order(tmp_path):
         variants = list(proposal.variants)
         assert all(one.claims == PARAMETERS and "," not in one.change for one in variants)
         found.append((proposal.strategy, variants[0].change.split()[0]))
-        tried = tuple(SimpleNamespace(source=one.text) for one in variants)
-        rounds.append(SimpleNamespace(strategy=proposal.strategy, tried=tried))
+        tried = tuple(SimpleNamespace(source=one.text, ratio=2.0) for one in variants)
+        rounds.append(SimpleNamespace(strategy=proposal.strategy, tried=tried, comparison=None))
     names = [("block size", "PART"), ("memory access", "WIDE"), ("memory access", "STREAM"), ("grid", "GRAIN")]
     assert found == names
+
+
+def test_what_was_unsure_or_near_is_asked_again(tmp_path):
+    text = opened(generated("gated")[1], POOR)
+    rules = Rules(tmp_path / "scratch")
+    first = list(rules.propose(situation(tmp_path, text)).variants)
+    unsure = comparison(UNSURE, 0.6)
+
+    def given(ratio, compared):
+        tried = tuple(SimpleNamespace(source=one.text, ratio=ratio) for one in first)
+        return situation(tmp_path, text, [SimpleNamespace(strategy="x", tried=tried, comparison=compared)])
+
+    assert {one.text for one in first} <= given(1.1, None).seen()
+    assert not given(1.1, None).seen(again=True) and given(1.5, None).seen(again=True)
+    assert not given(1.5, unsure).seen()
 
 
 # --- the loop, on trials that are made up ----------------------------------------

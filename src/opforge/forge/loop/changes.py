@@ -12,10 +12,10 @@ import difflib
 import re
 
 from opforge.core.optimization import INTERFACE, LOGIC, PARAMETERS
+from opforge.forge.changes import classify
 
 LONGEST = 64_000
 """Letters of a candidate. The longest kernel file of this package has 30,000."""
-_BLOCK = re.compile(r"/\* opforge\b.*?\*/", re.DOTALL)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _EXPORT = re.compile(r"OPFORGE_EXPORT\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 _STANDARD = frozenset(
@@ -99,51 +99,18 @@ def _python_refusal(text: str) -> str:
 
 
 def classified(before: str, after: str, suffix: str) -> str:
-    """PARAMETERS where the two texts differ in their tunables' default alone, INTERFACE where callers would see a
-    difference, else LOGIC.
+    """PARAMETERS where the two texts differ in their tunables alone, INTERFACE where callers would see a difference,
+    else LOGIC (forge.changes). Raises UsageError for a text that does not parse.
     """
-    if suffix == ".py":
-        one, other = _python_interface(before), _python_interface(after)
-        same = _without_default(before) == _without_default(after)
-    else:
-        one, other = _native_interface(before), _native_interface(after)
-        same = _BLOCK.sub("", before) == _BLOCK.sub("", after)
-    if one != other:
-        return INTERFACE
-    return PARAMETERS if same else LOGIC
+    name = f"kernel{suffix}"
+    kinds = classify({name: before}, {name: after}).kinds
+    return next((kind for kind in (INTERFACE, LOGIC) if kind in kinds), PARAMETERS)
 
 
 def claims_less(claimed: str, found: str) -> bool:
     """Whether a change says that it touches less than it does."""
     order = (PARAMETERS, LOGIC, INTERFACE)
     return order.index(claimed) < order.index(found)
-
-
-def _native_interface(text: str) -> tuple[str, ...]:
-    """The exported function's name outside, and the types of its arguments."""
-    code = _COMMENT.sub(" ", text)
-    export = _EXPORT.search(code)
-    if export is None:
-        return ()
-    called = re.search(rf"\bvoid\s+{export[2]}\s*\(([^)]*)\)", code)
-    kinds = [re.sub(r"\s*\b\w+$", "", part.strip()) for part in called[1].split(",")] if called else ["?"]
-    return export[1], *kinds
-
-
-def _python_interface(text: str) -> tuple[str, ...]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return ()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name in ("launch", "run", "program"):
-            arguments = node.args
-            return node.name, *(item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
-    return ()
-
-
-def _without_default(text: str) -> str:
-    return re.sub(r"^DEFAULT = \{.*?\}$", "", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def diff(before: str, after: str, name: str) -> str:

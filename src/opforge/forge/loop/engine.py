@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from opforge.core.comparison import UNSURE
 from opforge.core.diagnosis import Diagnosis
 from opforge.core.implementation import Config, Implementation
 from opforge.core.optimization import OptimizationRound, Tried
+
+NEAR = 1.2
+"""Ratios below may be noise: ten samples on a busy machine spread by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +52,24 @@ class Situation:
     described: str
     allows: Callable[[Implementation, Config], bool]
 
-    @property
-    def seen(self) -> frozenset[str]:
-        """Texts that were tried in this run."""
-        return frozenset(tried.source for one in self.rounds for tried in one.tried)
+    def seen(self, *, again: bool = False) -> frozenset[str]:
+        """Texts that were tried in this run and are not tried again. What an UNSURE comparison could not tell was not
+        answered, and is not among them; `again`: nor is what was nearly as fast as the best, and tried once.
+        """
+        times = Counter(tried.source for one in self.rounds for tried in one.tried)
+        unsure = {
+            tried.source
+            for one in self.rounds
+            if one.comparison is not None and one.comparison.outcome == UNSURE
+            for tried in one.tried
+        }
+        near = {
+            tried.source
+            for one in self.rounds
+            for tried in one.tried
+            if again and times[tried.source] == 1 and tried.ratio is not None and tried.ratio < NEAR
+        }
+        return frozenset(set(times) - unsure - near)
 
 
 Variants = Generator[Variant, Tried, None]

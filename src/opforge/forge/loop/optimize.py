@@ -302,8 +302,8 @@ class _Loop:
         kind = classified(self.text, variant.text, suffix)
         if claims_less(variant.claims, kind):
             return replace(told, reason=f"refused: it says {variant.claims}, and changes {kind}"), None
-        if any(variant.text == text for text in (self.text, *(t.source for one in self.rounds for t in one.tried))):
-            return replace(told, kind=kind, reason="the same text was tried before"), None
+        if variant.text == self.text:
+            return replace(told, kind=kind, reason="it is the best, unchanged"), None
         try:
             made = self.trials.made(variant.text)
         except UsageError as error:

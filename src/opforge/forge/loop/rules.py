@@ -7,7 +7,7 @@ seeds' fixed one (block size, pipeline depth, warps, memory access, grid), and a
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,8 +81,11 @@ class Rules:
         start = self._start(situation)
         if start is None:
             return None
-        for strategy, names in self._order(start, situation):
-            variants = list(itertools.islice(self._variants(start, strategy, names, situation), self.most))
+        order = self._order(start, situation)
+        # where nothing is new, what was nearly as fast is asked once more
+        for again, (strategy, names) in itertools.product((False, True), order):
+            seen = {*situation.seen(again=again), situation.text}
+            variants = list(itertools.islice(self._variants(start, names, seen, situation), self.most))
             if variants:
                 told = ", ".join(names)
                 return Proposal(
@@ -127,9 +130,10 @@ class Rules:
 
         return [(strategy, groups[strategy]) for strategy in sorted(SEEDS_ORDER, key=rank) if groups[strategy]]
 
-    def _variants(self, start: Start, strategy: str, names: Sequence[str], situation: Situation) -> Iterator[Variant]:
+    def _variants(
+        self, start: Start, names: Sequence[str], seen: Collection[str], situation: Situation
+    ) -> Iterator[Variant]:
         now = {name: start.settings[name] for name in names}
-        seen = {*situation.seen, situation.text}
         points = itertools.product(*(start.space[name] for name in names))
         # few changes first, and of those the near ones
         ordered = sorted(
