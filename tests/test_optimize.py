@@ -15,8 +15,9 @@ from opforge.core.comparison import FASTER, SAME, UNSURE, Comparison
 from opforge.core.diagnosis import INDEXING, MEMORY, Diagnosis, Direction, Evidence
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config
+from opforge.core.operator import Case
 from opforge.core.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
-from opforge.core.verdict import Pass
+from opforge.core.verdict import Broken, Pass
 from opforge.forge import files_of, from_formula
 from opforge.forge.loop import optimize as loop_module
 from opforge.forge.loop.changes import claims_less, classified, refusal
@@ -152,7 +153,7 @@ def test_conservative_rules_change_one_parameter_in_the_seeds_order(tmp_path):
         variants = list(proposal.variants)
         assert all(one.claims == PARAMETERS and "," not in one.change for one in variants)
         found.append((proposal.strategy, variants[0].change.split()[0]))
-        tried = tuple(SimpleNamespace(source=one.text, ratio=2.0) for one in variants)
+        tried = tuple(SimpleNamespace(source=one.text, ratio=9.0) for one in variants)
         rounds.append(SimpleNamespace(strategy=proposal.strategy, tried=tried, comparison=None))
     names = [("block size", "PART"), ("memory access", "WIDE"), ("memory access", "STREAM"), ("grid", "GRAIN")]
     assert found == names
@@ -169,8 +170,8 @@ def test_what_was_unsure_or_near_is_asked_again(tmp_path):
         return situation(tmp_path, text, [SimpleNamespace(strategy="x", tried=tried, comparison=compared)])
 
     assert {one.text for one in first} <= given(1.1, None).seen()
-    assert not given(1.1, None).seen(again=True) and given(1.5, None).seen(again=True)
-    assert not given(1.5, unsure).seen()
+    assert not given(1.1, None).seen(again=True) and given(9.0, None).seen(again=True)
+    assert not given(9.0, unsure).seen()
 
 
 # --- the loop, on trials that are made up ----------------------------------------
@@ -216,8 +217,10 @@ class MadeUp:
             implementation=implementation, config=Config(()), seconds=seconds, proof=None,
             timing=SimpleNamespace(median_s=seconds),
         )  # fmt: skip
-        verdict = Pass(checked=(), not_taken=(), isolation="none")
+        case = Case(name="c", axes={"lead": (1,), "cols": 1}, why="")
         failed = bool(self.wrong) and f"{self.wrong}\n" in text and best is not None
+        broken = Broken(case=case, dtype="float32", reason="wrong", isolation="none")
+        verdict = broken if failed else Pass(checked=(), not_taken=(), isolation="none")
         ratio = None if failed else seconds / best.seconds if best else 1.0
         return SimpleNamespace(
             passed=None if failed else passed, verdict=verdict, ratio=ratio, reason="wrong" if failed else ""

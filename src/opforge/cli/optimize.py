@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.core.implementation import Implementation
+    from opforge.core.optimization import OptimizationRound
     from opforge.forge.loop.engine import Engine
     from opforge.registry import Registry
     from opforge.store import Store
@@ -94,19 +96,21 @@ def optimize(
     found = []
     try:
         with settings(context).open_store() as store, telling(quiet=json) as say:
+            recorded = _recorded(store, name, chosen.name, run) if engine == "replay" else []
             options = LoopOptions(
                 rounds=rounds,
                 target=target,
                 baseline="" if baseline == "start" else baseline,
                 device=where,
                 limit_s=limit or None,
-                write=not dry_run,
-                fresh=fresh,
-                named={"conservative": str(conservative), "rounds": str(rounds)},
+                write=not dry_run and engine != "replay",
+                fresh=fresh or engine == "replay",
+                named={"conservative": str(conservative), "rounds": str(rounds), "tokens": str(tokens)},
+                start=recorded[0].best if recorded else None,
             )
 
             def make(scratch: Path) -> Engine:
-                return _engine(engine, scratch, store, name, conservative, run, tokens)
+                return _engine(engine, scratch, recorded, conservative, tokens, limit)
 
             for fact in run_loop(registry, chosen, work, kind, options, make, host, store, say=say):
                 found.append(fact)
@@ -114,6 +118,9 @@ def optimize(
     finally:
         host.close()
     last = found[-1]
+    if engine == "replay":
+        _compared(recorded, found, json)
+        return
     if not dry_run:
         log = chosen.source.parent / "optimization_log.md"
         replaced(log, optimization_log(past, lang))
@@ -131,6 +138,32 @@ def optimize(
     typer.echo(f"the log: opforge log {name}")
 
 
+def _recorded(store: Store, operator: str, implementation: str, run: str) -> list[OptimizationRound]:
+    """The rounds to replay: of a run, else of the newest of the implementation that was no replay itself."""
+    rounds = [one for one in store.rounds(operator=operator) if one.implementation == implementation]
+    runs = list(dict.fromkeys(one.run for one in rounds if one.engine != "replay"))
+    if not runs or (run and run not in runs):
+        known = ", ".join(runs[-5:]) or "none"
+        raise UsageError(f"No run {run} of {operator}/{implementation} is on record; there are: {known}.")
+    return [one for one in rounds if one.run == (run or runs[-1])]
+
+
+def _compared(old: Sequence[OptimizationRound], new: Sequence[OptimizationRound], json: bool) -> None:
+    """Say whether a replay came to the same verdicts. Exit code 1 where it did not."""
+    from opforge.core.optimization import ROUND
+    from opforge.forge.loop.replay import differences
+
+    told = differences(old, new)
+    if json:
+        print_json({"rounds": list(new), "differences": list(told)})
+    else:
+        for one in new:
+            if one.stage == ROUND:
+                typer.echo(f"round {one.number}: {one.strategy}: {one.decision} {one.reason}")
+        typer.echo("\n".join(told) or f"the same verdicts as run {old[0].run}")
+    raise typer.Exit(int(bool(told)))
+
+
 def _first(registry: Registry, name: str, device: str) -> Implementation:
     """The first implementation that runs natively here and that there are rules for. Raises UsageError."""
     from opforge.backends import Native, backend
@@ -146,9 +179,16 @@ def _first(registry: Registry, name: str, device: str) -> Implementation:
     )
 
 
-def _engine(name: str, scratch: Path, store: Store, operator: str, conservative: bool, run: str, tokens: int) -> Engine:
+def _engine(
+    name: str, scratch: Path, recorded: Sequence[OptimizationRound], conservative: bool, tokens: int, limit: float
+) -> Engine:
+    from opforge.forge.loop.model import Budget, Model
+    from opforge.forge.loop.replay import Replay
     from opforge.forge.loop.rules import Rules
+    from opforge.forge.model_client import endpoint_from
 
     if name == "rules":
         return Rules(scratch, conservative=conservative)
-    raise UsageError(f"The engine {name} is not there. Choose rules.")
+    if name == "model":
+        return Model(endpoint_from(), Budget(tokens=tokens, seconds=limit or float("inf")))
+    return Replay(recorded)

@@ -49,6 +49,7 @@ class LoopOptions:
     write       whether the best replaces the implementation's file
     named       what the engine was given, by name: rounds go on only under the same
     fresh       begin anew, whatever an interrupted run left
+    start       the text to begin with; None: the implementation's file as it is
     """
 
     rounds: int = 5
@@ -59,6 +60,7 @@ class LoopOptions:
     write: bool = True
     fresh: bool = False
     named: Mapping[str, str] | None = None
+    start: str | None = None
 
 
 def optimize(
@@ -110,7 +112,8 @@ class _Loop:
     ) -> None:
         self.registry, self.implementation, self.options = registry, implementation, options
         self.engine, self.trials, self.store, self.say = engine, trials, store, say
-        self.start_text = implementation.source.read_text(encoding="utf-8")
+        text = implementation.source.read_text(encoding="utf-8")
+        self.start_text = text if options.start is None else options.start
         self.text = self.start_text
         self.rounds: list[OptimizationRound] = []
         self.past: list[OptimizationRound] = []

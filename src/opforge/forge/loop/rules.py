@@ -82,7 +82,7 @@ class Rules:
         if start is None:
             return None
         order = self._order(start, situation)
-        # where nothing is new, what was nearly as fast is asked once more
+        # where nothing is new, what was not hopeless is asked once more: the machine may have been busy
         for again, (strategy, names) in itertools.product((False, True), order):
             seen = {*situation.seen(again=again), situation.text}
             variants = list(itertools.islice(self._variants(start, names, seen, situation), self.most))

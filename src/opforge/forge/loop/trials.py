@@ -73,7 +73,7 @@ class Trials:
         device: str,
         host: Host,
         folder: Path,
-        budget_s: float = 0.4,
+        budget_s: float = 0.8,
     ) -> None:
         name = implementation.operator
         source = registry.operator(name).folder
@@ -98,7 +98,7 @@ class Trials:
             layout=workload.layout,
         )
         self.compilers = Compilers(default_jobs(device))
-        self.plan = Plan(samples=10, budget_s=budget_s, cache="warm" if device == "cpu" else "cold")
+        self.plan = Plan(samples=20, budget_s=budget_s, cache="warm" if device == "cpu" else "cold")
         self.job = Job(
             registry=self.registry,
             operator=self.operator,

@@ -1,0 +1,152 @@
+"""The engine of a language model against a real HTTP server that answers well, wrong, cut off, busy and hostile; and
+the replay of what it answered.
+"""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from opforge.core.operator import Case
+from opforge.core.optimization import KEPT, ROUND
+from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.forge.loop.choices import AS_GENERATED, POOR, with_default
+from opforge.forge.loop.feedback import feedback
+from opforge.forge.loop.model import PROMPTS, Budget, Model, read_answer
+from opforge.forge.loop.optimize import LoopOptions, optimize
+from opforge.forge.loop.replay import Replay, differences
+from opforge.forge.model_client import Endpoint, ask
+from opforge.registry import load
+from opforge.store import Store
+from test_optimize import MadeUp, made_up  # noqa: F401 - a fixture
+
+KEY = "sk-very-secret"
+
+
+@pytest.fixture
+def server():
+    """A server that goes through a list of (status, text of the answer, finish); `asked` keeps the conversations."""
+    script, asked = [], []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"])
+            status, text, finish = script.pop(0) if script else (500, "", "")
+            body = json.dumps(
+                {
+                    "model": "scripted",
+                    "choices": [{"message": {"content": text}, "finish_reason": finish}],
+                    "usage": {"prompt_tokens": 900, "completion_tokens": 100},
+                }
+            ).encode()
+            self.send_response(status)
+            self.send_header("Retry-After", "0.01")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    made.script, made.asked = script, asked
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def answer(text, told="Whole rows at once: fewer divisions.", finish="stop", status=200):
+    return status, f"{told}\n\n```cpp\n{text}```\n", finish
+
+
+def model(server, **budget):
+    endpoint = Endpoint(url=f"http://127.0.0.1:{server.server_port}/v1", model="m", key=KEY)
+    waits = lambda messages: ask(endpoint, messages, sleep=lambda seconds: None)  # noqa: E731
+    return lambda scratch: Model(endpoint, Budget(**budget), asked=waits)
+
+
+def rounds_of(made_up, make, store, **more):  # noqa: F811
+    registry = load([made_up.home])
+    item = next(one for one in registry.implementations("gated") if one.name == "cpp_rows")
+    work = registry.operator("gated").workloads[0]
+    options = LoopOptions(**{"target": 1000.0, "baseline": "", "rounds": 1, **more})
+    return list(optimize(registry, item, work, "float32", options, make, None, store))
+
+
+def test_a_scripted_model_ends_with_the_right_kernel_ledger_and_log(made_up, server, tmp_path):  # noqa: F811
+    start = made_up.file.read_text()
+    settings = {name: POOR[name] for name in ("PART", "WIDE", "STREAM", "GRAIN", "SHARE")}
+    wide = with_default(start, False, {**settings, "WIDE": 1})
+    good = with_default(start, False, {**settings, "PART": AS_GENERATED["PART"], "STREAM": 0})
+    made_up.trials.wrong = "WIDE = 1"
+    server.script += [
+        answer("#include <fstream>\n" + start, "Reads the answers from where they lie."),
+        (429, "", ""),
+        answer(good[:300], finish="length"),
+        answer(wide),
+        (200, "I would rather talk about it.", "stop"),
+        answer(good),
+    ]
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = rounds_of(made_up, model(server, candidates=1, repairs=10), store)
+        again = rounds_of(made_up, lambda scratch: Replay(rounds), store, start=start, write=False, fresh=True)
+    one = rounds[1]
+    reasons = [tried.reason for tried in one.tried]
+    assert "refused: it includes 'fstream'" in reasons[0]
+    assert "cut off" in reasons[1] and reasons[2] == "wrong" and "no fenced block" in reasons[3]
+    assert (reasons[4], one.decision) == ("", KEPT)
+    assert [tried.repair for tried in one.tried] == [0, 1, 2, 3, 4] and one.tokens == 5000
+    assert made_up.file.read_text() == good == rounds[-1].best
+    # what a model is told: the rules and the kernel first, then why each failed; never the key
+    first, last = server.asked[0], server.asked[-1]
+    assert start.splitlines()[0] in first[0]["content"] and "OPFORGE_EXPORT(run, gated)" in first[0]["content"]
+    assert len(last) == 9 and "fstream" in last[2]["content"] and "wrong" in last[6]["content"]
+    assert KEY not in json.dumps(server.asked)
+    assert "{" + "described}" not in first[0]["content"]
+    # and the transcript comes to the same verdicts without a model
+    assert differences(rounds, again) == ()
+    assert [one.decision for one in again if one.stage == ROUND] == [KEPT]
+
+
+def test_a_budget_of_tokens_ends_it(made_up, server, tmp_path):  # noqa: F811
+    start = made_up.file.read_text()
+    server.script += [(200, "no", "stop")] * 30
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = rounds_of(made_up, model(server, candidates=4, repairs=10, tokens=3500), store, rounds=5)
+    assert len(server.asked) == 4 and sum(one.tokens for one in rounds) == 4000
+    assert "nothing left to try" in rounds[-1].reason and made_up.file.read_text() == start
+
+
+def test_a_server_that_only_fails_costs_one_candidate_a_round(made_up, server, tmp_path):  # noqa: F811
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = rounds_of(made_up, model(server, candidates=4, repairs=10), store, rounds=2)
+    assert [len(one.tried) for one in rounds if one.stage == ROUND] == [1, 1]
+    assert "no answer" in rounds[1].tried[0].reason
+
+
+def test_answers_are_read_as_they_come():
+    assert read_answer("a\n```python\nx\n```\nb\n```cpp\nint y;\n```\n", "cpp") == ("int y;\n", "b")
+    assert read_answer("~~~\nint y;\n~~~\n", "cpp") == ("int y;\n", "")
+    assert read_answer("```cpp\nint y;", "cpp") == ("", "")
+    assert {path.name for path in PROMPTS.iterdir()} == {"task.md", "repair.md"}
+
+
+def test_feedback_has_the_first_wrong_element_its_replay_and_the_compilers_words(made_up):  # noqa: F811
+    case = Case(name="odd", axes={"lead": (3,), "cols": 7}, why="", seed=5)
+    wrong = Mismatch(
+        case=case, dtype="float32", output="out", index=(1, 2), expected=1.0, actual=2.0, tolerance=1e-6, wrong=3,
+        total=21, law=None, cause="rows are swapped", metrics=None, isolation="none",
+    )  # fmt: skip
+    broken = Broken(case=case, dtype="float32", reason="k.cpp:3: error: 'x' was not declared", isolation="none")
+    from opforge.core.optimization import LOGIC, Tried
+
+    def of(verdict):
+        tried = Tried(change="c", kind=LOGIC, diff="", verdict=verdict, ratio=None, reason="r", tokens=0, source="s")
+        return feedback(tried, "gated", "float32")
+
+    assert "out[1, 2] is 2.0, expected 1.0" in of(wrong) and "seed 5" in of(wrong) and "rows are swapped" in of(wrong)
+    assert "was not declared" in of(broken) and of(None) == "It was not run. r"
+    assert of(Pass(checked=(), not_taken=(), isolation="none"))
+    assert issubclass(made_up.trials, MadeUp)
