@@ -29,7 +29,7 @@ from opforge.forge.loop.rules import BLOCK, Rules
 from opforge.forge.loop.trials import Met
 from opforge.registry.implementation_files import read_implementation
 from opforge.report.optimization_log import optimization_log
-from opforge.store import Store
+from opforge.store import Store, read_lines
 
 FORMULAS = {
     "gated": "out = silu(x[*lead, cols] * scale[cols])",
@@ -353,6 +353,15 @@ def test_a_round_that_says_something_else_under_one_id_is_refused(made_up, tmp_p
         with pytest.raises(UsageError, match="says something else"):
             store.keep_round(replace(first, reason="other"))
         assert hashlib.sha256(first.best.encode()).hexdigest() == first.start_sha256
+
+
+def test_rounds_are_exported_and_imported_without_loss(made_up, tmp_path):
+    with Store.open(tmp_path / "s.sqlite") as store, Store.open(tmp_path / "other.sqlite") as other:
+        rounds = made_up(store)
+        lines = list(store.export())
+        assert other.import_lines(lines) == len(rounds) and other.import_lines(lines) == 0
+        assert other.rounds() == rounds and list(other.export()) == lines
+        assert list(read_lines(lines)) == [] and list(store.export(workload="w")) == []
 
 
 @pytest.mark.campaign

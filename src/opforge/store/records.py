@@ -22,8 +22,20 @@ from opforge.store.evidence_facts import Adopted, Fact, fact_from, newest_alike
 from opforge.store.insertion import CHUNK, chunks
 from opforge.store.query_results import Health, HistoryEntry
 from opforge.store.rebuilding import file_identity, rebuild
-from opforge.store.rounds import insert_rounds, round_of, round_row, rounds_matching
-from opforge.store.rows import Damaged, RowValues, adoption_of, adoption_row, point_of, read_rows, record_of, row_of
+from opforge.store.rounds import insert_all, insert_rounds, rounds_matching
+from opforge.store.rows import (
+    Damaged,
+    RowValues,
+    adoption_of,
+    adoption_row,
+    intact,
+    point_of,
+    read_rows,
+    record_of,
+    round_of,
+    round_row,
+    row_of,
+)
 from opforge.store.schema import ADDED, SCHEMA, tables
 
 if TYPE_CHECKING:
@@ -321,6 +333,9 @@ class Store:
         for adoption in self.adoptions(operator):
             if adoption.record in exported:
                 yield adoption_row(adoption)["body"]
+        if implementation is workload is dtype is fingerprint is since is None:
+            for body, _ in self._rows(rounds_matching(operator, run, device)):
+                yield body
 
     def import_lines(self, lines: Iterable[str]) -> int:
         """Add the records that lines of JSON hold, all or none; how many were new. Nothing in them is executed.
@@ -337,8 +352,7 @@ class Store:
                 added = 0
                 for part in chunks(scratch):
                     rows = [json.loads(line) for line in part]
-                    added += insertion.insert(database, [row for row in rows if "sha256" in row])
-                    insertion.adopt(database, [adoption_of(row["body"]) for row in rows if "sha256" not in row])
+                    added += insert_all(database, rows)
                 return added
 
             return self._do(write, writes=True)
@@ -366,7 +380,7 @@ class Store:
             statement = select(records.c.body, records.c.sha256).where(
                 records.c.sequence > start, records.c.sequence <= start + CHUNK
             )
-            wrong += sum(not _matches(body, sha256) for body, sha256 in self._rows(statement))
+            wrong += sum(not intact(body, sha256) for body, sha256 in self._rows(statement))
         if wrong:
             problems.append(f"{wrong} of {count} records do not match their checksums")
         if problems and self._path is not None:
@@ -434,11 +448,3 @@ def _moment(row: tuple[Any, ...]) -> tuple[str, int]:
 
 def _execute(statement: Any, values: list[dict[str, Any]], database: Connection) -> None:
     database.execute(statement, values)
-
-
-def _matches(body: str, sha256: str) -> bool:
-    try:
-        record_of(body, sha256)
-    except (Damaged, UsageError):
-        return False
-    return True

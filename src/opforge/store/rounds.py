@@ -2,49 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from opforge.core.errors import UsageError
-from opforge.core.optimization import OptimizationRound
-from opforge.core.record import to_json
-from opforge.store.rows import ID, RowValues, digest, noun_of
+from opforge.store.insertion import adopt, insert
+from opforge.store.rows import RowValues, adoption_of
 from opforge.store.schema import tables
-from opforge.store.timestamps import instant
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
-
-
-def round_row(kept: OptimizationRound) -> RowValues:
-    """The row of a round. Raises UsageError for a malformed id or time."""
-    if not ID.fullmatch(kept.id):
-        raise UsageError(
-            f"Round {kept.id!r:.60} is not 8 to 36 hexadecimal digits and dashes. Make one with uuid.uuid4().hex."
-        )
-    body = json.dumps(to_json(kept), separators=(",", ":"), sort_keys=True)
-    return {
-        "id": kept.id,
-        "created_at": instant(kept.created_at),
-        "run": kept.run,
-        "operator": kept.operator,
-        "implementation": kept.implementation,
-        "device": kept.device,
-        "number": kept.number,
-        "body": body,
-        "sha256": digest(body),
-    }
-
-
-def round_of(body: str, sha256: str = "") -> OptimizationRound:
-    """The round that a row holds. Raises UsageError for what is none, or is not what was written."""
-    if sha256 and digest(body) != sha256:
-        raise UsageError("A round does not match its checksum; it was damaged on disk. Look with: opforge doctor")
-    noun = noun_of(body)
-    if not isinstance(noun, OptimizationRound):
-        raise UsageError(f"This is a {type(noun).__name__}, not a round of an optimisation.")
-    return noun
 
 
 def insert_rounds(database: Connection, rows: Sequence[RowValues]) -> int:
@@ -61,6 +28,14 @@ def insert_rounds(database: Connection, rows: Sequence[RowValues]) -> int:
     if fresh:
         database.execute(sqlalchemy.insert(table), fresh)
     return len(fresh)
+
+
+def insert_all(database: Connection, rows: Sequence[RowValues]) -> int:
+    """Insert what rows.read_rows gave: records, rounds and adoptions; how many of the first two were new."""
+    added = insert(database, [row for row in rows if "sha256" in row and "number" not in row])
+    added += insert_rounds(database, [row for row in rows if "number" in row])
+    adopt(database, [adoption_of(row["body"]) for row in rows if "sha256" not in row])
+    return added
 
 
 def rounds_matching(operator: str | None, run: str | None, device: str | None) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.optimization import OptimizationRound
 from opforge.core.record import Adoption, Record, from_json, to_json
 from opforge.core.verdict import may_be_timed
 from opforge.store.evidence_facts import columns_of, fact_of
@@ -151,32 +152,70 @@ def adoption_row(adoption: Adoption) -> RowValues:
     }
 
 
+def round_row(kept: OptimizationRound) -> RowValues:
+    """The row of a round. Raises UsageError for a malformed id or time."""
+    if not ID.fullmatch(kept.id):
+        raise UsageError(
+            f"Round {kept.id!r:.60} is not 8 to 36 hexadecimal digits and dashes. Make one with uuid.uuid4().hex."
+        )
+    body = json.dumps(to_json(kept), separators=(",", ":"), sort_keys=True)
+    return {
+        "id": kept.id,
+        "created_at": instant(kept.created_at),
+        "run": kept.run,
+        "operator": kept.operator,
+        "implementation": kept.implementation,
+        "device": kept.device,
+        "number": kept.number,
+        "body": body,
+        "sha256": digest(body),
+    }
+
+
+def round_of(body: str, sha256: str = "") -> OptimizationRound:
+    """The round that a row holds. Raises UsageError for what is none, or is not what was written."""
+    if sha256 and digest(body) != sha256:
+        raise UsageError("A round does not match its checksum; it was damaged on disk. Look with: opforge doctor")
+    noun = noun_of(body)
+    if not isinstance(noun, OptimizationRound):
+        raise UsageError(f"This is a {type(noun).__name__}, not a round of an optimisation.")
+    return noun
+
+
 def read_rows(lines: Iterable[str]) -> Iterator[RowValues]:
-    """Rows for JSON lines, empty ones skipped: of records, and of adoptions, which have no `sha256`. Raises UsageError
-    that names the line.
+    """Rows for JSON lines, empty ones skipped: of records, of rounds, which alone have a `number`, and of adoptions,
+    which have no `sha256`. Raises UsageError that names the line.
     """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             noun = noun_of(line)
-            yield adoption_row(noun) if isinstance(noun, Adoption) else row_of(_record(noun))
+            if isinstance(noun, OptimizationRound):
+                yield round_row(noun)
+            else:
+                yield adoption_row(noun) if isinstance(noun, Adoption) else row_of(_record(noun))
         except UsageError as error:
             raise UsageError(f"Line {number}: {str(error).removesuffix('.')}. Nothing was imported.") from error
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Record]:
-    """Records of JSON lines, without a store; adoptions are passed over. Raises UsageError that names the line."""
+    """Records of JSON lines, without a store; all else is passed over. Raises UsageError that names the line."""
     yield from (noun for noun in read_nouns(lines) if isinstance(noun, Record))
 
 
 def read_nouns(lines: Iterable[str]) -> Iterator[Record | Adoption]:
-    """Records and adoptions of JSON lines, without a store. Raises UsageError that names the line."""
+    """Records and adoptions of JSON lines, without a store; rounds are passed over. Raises UsageError that names the
+    line.
+    """
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             noun = noun_of(line)
+            if isinstance(noun, OptimizationRound):
+                round_row(noun)
+                continue
             if isinstance(noun, Adoption):
                 adoption_row(noun)
             else:
@@ -184,6 +223,15 @@ def read_nouns(lines: Iterable[str]) -> Iterator[Record | Adoption]:
         except UsageError as error:
             raise UsageError(f"Line {number}: {error}") from error
         yield noun
+
+
+def intact(body: str, sha256: str) -> bool:
+    """Whether a row holds the record that was written."""
+    try:
+        record_of(body, sha256)
+    except (Damaged, UsageError):
+        return False
+    return True
 
 
 def digest(body: str) -> str:
