@@ -1,4 +1,4 @@
-"""Three generated operators from a deliberately poor start: how near the loop comes to the best of an exhaustive search.
+"""Three generated operators from a poor start: how near the loop comes to the best of an exhaustive search.
 
     python scripts/loop_against_exhaustive.py FOLDER start        # generate them, each choice at its worst
     python scripts/loop_against_exhaustive.py FOLDER loops        # opforge optimize, at most five rounds each
