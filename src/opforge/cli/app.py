@@ -33,6 +33,7 @@ VERBS = {
     "log": "log:log",
     "patterns": "log:patterns",
     "new": "new:new",
+    "suite": "suite:suite",
     "check-interface": "check_interface:check_interface",
     "compare": "compare:compare",
     "sweep": "sweep:sweep",

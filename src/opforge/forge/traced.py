@@ -31,6 +31,13 @@ UNARY = {
         "exp log sqrt rsqrt abs sin cos tanh sigmoid erf floor ceil silu relu square reciprocal".split()  # noqa: SIM905
     )
 }
+WRITTEN_OUT = {
+    "mish": "X * tanh(softplus(X))",
+    "hardsigmoid": "clamp(X / 6 + 0.5, 0, 1)",
+    "hardswish": "X * clamp(X + 3, 0, 6) / 6",
+    "selu": "1.0507009873554805 * where(X > 0, X, 1.6732632423543772 * (exp(minimum(X, 0)) - 1))",
+}
+"""Functions in terms of others; X is the argument's name."""
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARED = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 LOGIC = dict.fromkeys(("logical_and", "bitwise_and", "__and__"), "and") | dict.fromkeys(
@@ -51,7 +58,7 @@ def traced(where: str, name: str, shapes: Sequence[tuple[int, ...]] = ()) -> Def
     file, sign, attribute = where.rpartition(":")
     if not sign or not file.endswith(".py"):
         raise UsageError(f"{where!r} names no function. Write the file and the name: --like module.py:function")
-    return _definition(*_function_and_example(Path(file), attribute, shapes), name, where)
+    return definition_from(*_function_and_example(Path(file), attribute, shapes), name, where)[0]
 
 
 def _function_and_example(
@@ -92,7 +99,12 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def _definition(function: Callable[..., Any], example: tuple[Any, ...], name: str, where: str) -> Definition:
+def definition_from(
+    function: Callable[..., Any], example: tuple[Any, ...], name: str, where: str
+) -> tuple[Definition, dict[str, str]]:
+    """The Definition of a function or module on example tensors, and where its inputs come from: each one's name, and
+    the argument, parameter or buffer that it is. Raises UsageError.
+    """
     import torch
 
     class Held(torch.nn.Module):  # type: ignore[misc]
@@ -124,7 +136,7 @@ def _definition(function: Callable[..., Any], example: tuple[Any, ...], name: st
             found[key].reshape(one.shape), one, rtol=CLOSE, atol=CLOSE, equal_nan=True
         ):
             raise UsageError(f"{where}: the formula that was read gives {key} otherwise than the function. {WAY_OUT}")
-    return definition
+    return definition, reader.sources
 
 
 class _Reader:
@@ -134,6 +146,7 @@ class _Reader:
         self.where, self.names = where, names
         self.spelling = Spelling()
         self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
 
     def read(self, program: Any, example: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The fields of a definition, and the example's tensors by the names of its inputs."""
@@ -159,7 +172,7 @@ class _Reader:
                 else:
                     value = self.spelling.given(called, tuple(tensor.shape))
                     self.values[node.name] = value
-                    tensors[value.text] = tensor.detach()
+                    tensors[value.text], self.sources[value.text] = tensor.detach(), called
             elif node.op == "call_function":
                 self.values[node.name] = self.operation(node)
             elif node.op == "output":
@@ -204,6 +217,9 @@ class _Reader:
             return x
         if name in UNARY:
             return self.elementwise(node, f"{UNARY[name]}({x.text})", x)
+        if name in WRITTEN_OUT:
+            held = x if x.text.isidentifier() else self.spelling.let(f"{node.name}_of", x.text, x.axes)
+            return self.elementwise(node, WRITTEN_OUT[name].replace("X", held.text), held)
         if name in BINARY or name in COMPARED or name in LOGIC:
             other = values["other"]
             if given.get("rounding_mode") is not None:
@@ -235,6 +251,10 @@ class _Reader:
     def function(self, node: Any, name: str, x: Any, values: dict[str, Any], given: dict[str, Any]) -> Spelled | None:
         """Operations with arguments of their own; None for one that is not known."""
         match name:
+            case "linalg_vector_norm" if given["ord"] == 2 and len(given["dim"] or ()) == 1:
+                squares = self.elementwise(node, f"square({x.text})", x)
+                total = self.reduction(node, "sum", squares, given)
+                return self.elementwise(node, f"sqrt({total.text})", total)
             case "neg":
                 return self.elementwise(node, f"-{x.text}", x)
             case "logical_not":
