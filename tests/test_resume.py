@@ -16,7 +16,9 @@ from dataclasses import replace
 import pytest
 
 from opforge.core.implementation import Config
+from opforge.core.record import to_json
 from opforge.core.verdict import Pass
+from opforge.machine import detect
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.store import Store
@@ -295,6 +297,21 @@ def test_a_search_killed_at_random_moments_repeats_no_point_and_loses_none(tmp_p
     assert sum(outcome[name] for name in ("timed", "slower", "same_code", "failed")) == points
     assert outcome["config"]["STEPS"] == 1
     assert not list(data.iterdir())
+
+
+@pytest.mark.campaign
+def test_a_chip_of_ones_own_bounds_the_points_of_a_search(tmp_path):
+    """`tune --device my_chip.json`: measured on a device of its kind, among what both could run; nothing is kept."""
+    home = make(tmp_path, steps=(1, 2, 3, 9), limit='few = "STEPS <= units or STEPS == 9 and vector_bytes > 8"')
+    described = to_json(replace(detect("cpu"), name="my-chip", units=2, vector_bytes=16, ceilings=(), matches=()))
+    (tmp_path / "my_chip.json").write_text(json.dumps(described))
+    words = ["--home", str(home), "tune", "twice", "-i", "cpp_steps", "--device", str(tmp_path / "my_chip.json")]
+    words += ["--budget", "0.05", "--config", "FLAVOUR=0", "--json"]
+    done = subprocess.run([sys.executable, "-m", "opforge", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert {trial["config"]["STEPS"] for trial in said["trials"]} == {1, 2, 9}
+    assert said["tuned"][0]["config"]["STEPS"] == 1 and not (home / "twice" / "tuned").exists()
 
 
 @pytest.mark.campaign

@@ -22,6 +22,12 @@ def build(
             "is here."
         ),
     ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A device by name or descriptor file (my_chip.json), for its target; may be given several times."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compile native kernels ahead of time into each operator's built/ folder.
@@ -34,11 +40,19 @@ def build(
     from opforge.backends.cpp import Cpp
     from opforge.backends.cuda import Cuda
     from opforge.backends.torch_eager import torch_runs_on
+    from opforge.machine import device_named
 
+    for spec in map(device_named, device or ()):
+        if spec.kind not in ("cpu", "cuda") or (spec.kind == "cuda" and not spec.target.startswith("sm_")):
+            raise UsageError(
+                f"{spec.name} is a {spec.kind} device with the target {spec.target}: C++ and CUDA kernels are not "
+                f"built for it. Compile others: opforge inspect OPERATOR IMPLEMENTATION --device {spec.name}"
+            )
+        target = [*(target or ()), "host" if spec.kind == "cpu" else spec.target]
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
     cuda = Cuda()
-    targets = tuple(target or ("host",))
+    targets = tuple(dict.fromkeys(target or ("host",)))
     made: list[dict[str, str]] = []
     for name in names:
         for implementation in registry.implementations(name):

@@ -25,8 +25,8 @@ def device(
     """List the devices that are described, show one, check a descriptor file, or begin a new one (NAME.json, here).
 
     A descriptor is one JSON object: warp size, units, registers, shared memory, vector width, bandwidth and rates by
-    dtype, capabilities. `inspect` and `recommend` take its file with --device. Exit code 1 where a check finds
-    something wrong.
+    dtype, capabilities. `build`, `inspect`, `recommend` and `tune` take its file with --device. Exit code 1 where a
+    check finds something wrong.
     """
     from dataclasses import replace
     from json import dumps

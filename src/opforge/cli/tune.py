@@ -9,7 +9,6 @@ import typer
 
 from opforge.cli.shared import (
     Backends,
-    Device,
     Dtypes,
     Implementations,
     Json,
@@ -41,7 +40,13 @@ FRONT = 8
 def tune(
     context: typer.Context,
     operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator by name.")],
-    device: Device = "",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Torch device type: cpu, cuda, … Default: the accelerator if there is one. Or a described device "
+            "(a100, my_chip.json): as --target, measured on a device of its kind that is here."
+        ),
+    ] = "",
     dtype: Dtypes = None,
     backend: Backends = None,
     implementation: Implementations = None,
@@ -156,7 +161,7 @@ def tune(
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
     definition = registry.operator(name)
-    where = device_or_default(device)
+    where, meant = _places(device, target)
     options = TuneOptions(
         device=where,
         dtypes=checked("dtype", dtype, definition.dtypes),
@@ -171,7 +176,7 @@ def tune(
         trials=trials,
         weights=parse_weights(weights),
         settings=own_configs(config),
-        target=_meant(target, where),
+        target=meant,
         seed=seed,
         strategy=checked("strategy", [strategy], NAMES)[0],
         fresh=fresh,
@@ -248,16 +253,29 @@ def tune(
     raise typer.Exit(130 if ended else int(not found or any(tuned.record is None for tuned in found)))
 
 
-def _meant(target: str, device: str) -> DeviceSpec | None:
-    from opforge.machine import device_named
+def _places(device: str, target: str) -> tuple[str, DeviceSpec | None]:
+    """The torch device type that measures, and the described device that is meant, if any: `target`, or `device` where
+    that is a description and no torch device type. Raises UsageError where both describe one, or one of another kind
+    than what measures.
+    """
+    from opforge.machine import described, device_named
 
-    spec = device_named(target) if target else None
-    if spec is not None and spec.kind != device:
+    meant = target
+    if device and described(device):
+        if target:
+            raise UsageError(f"--device {device} and --target {target} both describe a device that is meant. Give one.")
+        meant, device = device, ""
+    where = device_or_default(device)
+    spec = device_named(meant) if meant else None
+    if spec is not None and spec.kind == "cpu" and meant != target:
+        # beside an accelerator the processor is not what is taken when nothing is said
+        where = spec.kind
+    if spec is not None and spec.kind != where:
         raise UsageError(
-            f"{spec.name} is a {spec.kind} device, and what is measured here is {device}: no point of it runs there. "
-            f"Compile for it: opforge inspect OPERATOR IMPLEMENTATION --device {target}"
+            f"{spec.name} is a {spec.kind} device, and what is measured here is {where}: no point of it runs there. "
+            f"Compile for it: opforge inspect OPERATOR IMPLEMENTATION --device {meant}"
         )
-    return spec
+    return where, spec
 
 
 def _add(store: Store, record: Record) -> None:

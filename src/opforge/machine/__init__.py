@@ -4,5 +4,5 @@ from opforge.machine.catalogue import descriptors as descriptors, detect as dete
 from opforge.machine.ceilings import measure_ceilings as measure_ceilings
 from opforge.machine.distortions import warnings as warnings
 from opforge.machine.environments import environment as environment, tracked_root as tracked_root
-from opforge.machine.named import device_named as device_named, problems as problems
+from opforge.machine.named import described as described, device_named as device_named, problems as problems
 from opforge.machine.saved_ceilings import hardware as hardware, load_ceilings as load_ceilings

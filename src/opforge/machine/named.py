@@ -47,6 +47,11 @@ def device_named(text: str) -> DeviceSpec:
     raise UsageError(f"No device {text!r} is described. {which}. Or give a file: opforge device new my-chip")
 
 
+def described(text: str) -> bool:
+    """Whether a word means a description, a file or a name of one, and no torch device type ("cuda")."""
+    return text not in KINDS and (text.endswith(".json") or any(text.lower() in name for name in descriptors()))
+
+
 def problems(spec: DeviceSpec) -> list[str]:
     """What a descriptor says that cannot be, each in words; 0 stands for unknown where a number may be."""
     wrong = ["warp_size is below 1"] if spec.warp_size < 1 else []
