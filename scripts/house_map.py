@@ -81,7 +81,7 @@ TO_COME = (
     (
         "forge",
         "`forge/`, below `cli`, above the room that tries candidates",
-        "the loop that generates an operator from its definition and optimises it; today it makes the folder",
+        "a beam of several kernels in the loop; today it makes the folder, and one kernel faster in rounds",
     ),
     ("fleet", "`fleet/`, beside `forge`", "several machines as hosts of workers"),
     (

@@ -353,7 +353,13 @@ class _Loop:
         found = diagnosis_of(
             self.trials.registry, best.implementation, self.trials.workload, record, device=self.options.device
         )
-        return replace(found, implementation=self.implementation.name)
+        # the best is a file of the trials' own: what to try names the implementation that it stands for
+        own, shown = best.implementation.name, self.implementation.name
+        directions = tuple(
+            replace(item, what=item.what.replace(own, shown), command=item.command.replace(own, shown))
+            for item in found.directions
+        )
+        return replace(found, implementation=shown, directions=directions)
 
     def _fact(self, stage: str, number: int, diagnosis: Diagnosis, *, began: float) -> OptimizationRound:
         return OptimizationRound(
