@@ -228,9 +228,13 @@ class Writer:
 
 
 def is_tensor(program: Program, number: int) -> bool:
-    """Whether a value depends on any input; the others are numbers."""
+    """Whether a value is a tensor in PyTorch: one that depends on an input, or that a method gave; the others are
+    numbers.
+    """
     value = program.values[number]
-    return value.operation == "read" or any(is_tensor(program, one) for one in value.arguments)
+    if value.operation in ("const", "parameter", "add", "sub", "mul", "div", "neg", "and", "or", "not"):
+        return any(is_tensor(program, one) for one in value.arguments)
+    return True
 
 
 def call(head: str, arguments: Iterable[str], indent: int = 0, tail: str = "") -> str:
