@@ -20,6 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from tuning_recommend import recommend_figures
 
 from opforge.tuning.modelled import modelled_spaces
 from opforge.tuning.replay import MeasuredSpace, Replayed, measured_spaces, replay, trace_of
@@ -127,4 +128,5 @@ def _compared(mine: dict[str, list[float]], theirs: dict[str, dict[str, list[flo
 if __name__ == "__main__":
     began = time.monotonic()
     main()
+    recommend_figures()
     print(f"({time.monotonic() - began:.0f} s)")

@@ -10,7 +10,7 @@ from opforge.core.record import to_json
 from opforge.machine import descriptors, device_named, problems
 from opforge.registry import load
 from opforge.store.shipped import shipped
-from opforge.tuning.recommend import recommend
+from opforge.tuning.recommend import held_out, recommend
 
 MATMUL = {"m": 4096, "n": 4096, "k": 4096}
 
@@ -30,6 +30,23 @@ def test_the_predicted_winner_of_a_product_is_right_on_shapes_that_were_left_out
     assert seconds == sorted(seconds) and len(seconds) > 3
     # 2 * 4096^3 FLOP take 139 us at the sheet's 989 TFLOP/s: no prediction beats the roof by much, none is absurd
     assert 1.2e-4 < seconds[0] < 3e-4
+
+
+def test_the_error_that_is_stated_depends_on_how_shapes_are_weighed():
+    """Whoever chooses the weights on other operators must get the same question answered for each of them."""
+    operator, there = load().operator("matmul"), device_named("h200")
+    facts = shipped("matmul", "nvidia-h200")
+    stated = held_out(operator, "bfloat16", facts, there)
+    assert stated == recommended().held_out
+    nearest_alone = held_out(operator, "bfloat16", facts, there, power=50.0)
+    assert nearest_alone.shapes == stated.shapes and nearest_alone.right < stated.right
+    assert held_out(operator, "bfloat16", facts[:2], there) is None
+
+
+def test_a_slower_memory_leaves_the_predicted_order_as_it_was():
+    """As the page on tuning says of `low-bw`: one roof for all implementations of a call scales them together."""
+    here, slow = recommended(), recommended("low-bw")
+    assert [item.implementation for item in slow.predicted] == [item.implementation for item in here.predicted]
 
 
 def test_a_prediction_follows_the_times_that_it_rests_on():

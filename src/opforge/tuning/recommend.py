@@ -163,12 +163,14 @@ def _far(place: tuple[float, ...], item: _Time) -> float:
     return sum(abs(one - other) for one, other in zip(place, item.place, strict=True))
 
 
-def _over_roof(place: tuple[float, ...], times: Sequence[_Time]) -> float | None:
+def _over_roof(
+    place: tuple[float, ...], times: Sequence[_Time], power: float = POWER, nearest: float = NEAREST
+) -> float | None:
     """The weighted mean; None where fewer than two shapes speak."""
     near = [item for item in times if len(item.place) == len(place)]
     if len({item.place for item in near}) < 2:
         return None
-    weights = [float((NEAREST + _far(place, item)) ** -POWER) for item in near]
+    weights = [float((nearest + _far(place, item)) ** -power) for item in near]
     return sum(weight * item.over_roof for weight, item in zip(weights, near, strict=True)) / sum(weights)
 
 
@@ -187,7 +189,21 @@ def _allowed(
     return implementation.default if isinstance(answer, Rejected) else config
 
 
-def _held_out(times: Sequence[_Time]) -> HeldOut | None:
+def held_out(
+    operator: Operator,
+    dtype: str,
+    facts: Sequence[Fact],
+    measured_on: DeviceSpec,
+    power: float = POWER,
+    nearest: float = NEAREST,
+) -> HeldOut | None:
+    """How often the prediction is right for an operator's measured calls, each from the other shapes, with weights of
+    `power` and `nearest` (in doublings of an axis). None where there are too few shapes.
+    """
+    return _held_out(_times(operator, dtype, facts, measured_on), power, nearest)
+
+
+def _held_out(times: Sequence[_Time], power: float = POWER, nearest: float = NEAREST) -> HeldOut | None:
     """Each measured call predicted from the other shapes."""
     calls = {(item.place, item.call) for item in times}
     if len({place for place, _ in calls}) < LEAST_SHAPES:
@@ -199,7 +215,8 @@ def _held_out(times: Sequence[_Time]) -> HeldOut | None:
         predicted = {
             name: said
             for name in true
-            if (said := _over_roof(place, [item for item in others if item.implementation == name])) is not None
+            if (said := _over_roof(place, [item for item in others if item.implementation == name], power, nearest))
+            is not None
         }
         if len(predicted) > 1:
             lost.append(true[min(predicted, key=lambda name: predicted[name])] / min(true.values()))
