@@ -7,12 +7,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opforge.core.attention import TOGETHER, for_heads, scale_of, score_errors, scores_of
+from opforge.core.attention import HALF_STEP, INDEPENDENT, TOGETHER, for_heads, scale_of, score_errors, scores_of
 from opforge.core.dtypes import DTYPES
 from opforge.core.rounding import BEYOND, CUT, EPSILON, Errors, few_ulps, finite, product_errors, sum_errors
-
-HALF_STEP = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""What rounding a weight, or the gradient of a score, to the dtype of the factors may cost, relative to it."""
 
 FLUSHED = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
 """What that rounding loses below the smallest normal number of the dtype, absolute."""
@@ -117,8 +114,6 @@ def _coincidence(values: Any, dtype: str) -> Any:
     """How much of the errors of a row, an axis of one, has one sign because its values are rounded alike: the root of
     the share of pairs that are one number in the dtype, of pairs that lie near each other.
     """
-    if dtype == "float32":
-        return 0.0
     # Veltkamp's splitting: the leading digits of a float64
     size = values.abs()
     moved = size * (2.0 ** (53 - DTYPES[dtype].significand) + 1)
@@ -165,7 +160,8 @@ def _errors(
             errors: Any, values: Any, shared: Any, factors: Any, room: float = room, usual: bool = usual
         ) -> Any:
             # each is rounded by up to half a step: independent ones by 0.4 of that, equal ones all to one side
-            share, together = (0.5, _coincidence(values, dtype)) if usual else (2.0, 1.0)
+            together = _coincidence(values, dtype)
+            share, together = (0.5, together) if usual else (INDEPENDENT, (4 * together).clamp(max=1.0))
             rounded = half * (share * _spread(values, factors) + together * (values @ factors).abs())
             rounded = rounded.minimum(half * (values.abs() @ factors.abs()))
             lost = 2 * FLUSHED[dtype] * factors.square().sum(dim=-2, keepdim=True).sqrt()

@@ -290,10 +290,10 @@ def results(operator: Operator, inputs: Sequence[Any], fresh: Sequence[Any]) -> 
 
 
 def _renewed(kept: list[Any], fresh: Sequence[Any]) -> None:
-    """Put what the forward pass leaves where the last of it lies: a captured call reads those addresses. On a CPU,
-    where nothing is captured, it may
-    hold autograd's graph, and is replaced."""
-    if kept and all(tensor.device.type != "cpu" for tensor in fresh):
+    """Put what the forward pass leaves where the last of it lies: a captured call reads those addresses. What holds
+    autograd's graph is replaced: nothing of it may be written, nor captured.
+    """
+    if kept and all(tensor.device.type != "cpu" and not tensor.requires_grad for tensor in fresh):
         for old, new in zip(kept, fresh, strict=True):
             old.copy_(new)
     else:

@@ -43,6 +43,13 @@ def attend(
     )
 
 
+def _aligned(tensor: Tensor) -> Tensor:
+    """Itself where all rows begin at whole 16-byte vectors, else a copy: there is no kernel for others."""
+    vector = 16 // tensor.element_size()
+    whole = tensor.stride(3) == 1 and all(stride % vector == 0 for stride in tensor.stride()[:3])
+    return tensor if whole and tensor.data_ptr() % 16 == 0 else tensor.contiguous()
+
+
 FLASH, EFFICIENT, CUDNN = 1, 2, 3
 """What PyTorch calls its kernels for attention (torch.nn.attention.SDPBackend)."""
 
@@ -55,7 +62,8 @@ def attend_with_lse(
     """
     plain = plainly(q, k, causal, left, right, alignment)
     seen = None if plain else seen_by(q, k, causal, left, right, alignment)
-    if seen is not None and q.is_cuda:
+    if q.is_cuda and (seen is not None or scale < 0):
+        # PyTorch 2.11's kernels for GPUs give NaN where the factor of the scores is negative
         return None
     aten, grouped = torch.ops.aten, q.shape[1] != k.shape[1]
     choice = int(aten._fused_sdp_choice(q, k, v, seen, 0.0, plain, scale=scale, enable_gqa=grouped))
@@ -69,7 +77,9 @@ def attend_with_lse(
     elif choice == CUDNN:
         out, lse = aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, plain, False, scale=scale)[:2]
     elif choice == EFFICIENT:
-        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], dim=1) if grouped else tensor for tensor in (k, v))
+        group = q.shape[1] // k.shape[1]
+        k, v = (tensor.repeat_interleave(group, dim=1) if grouped else tensor for tensor in (k, v))
+        q, k, v = (_aligned(tensor) for tensor in (q, k, v))
         out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, plain, scale=scale)[:2]
     else:
         return None

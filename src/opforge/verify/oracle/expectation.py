@@ -156,6 +156,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 # what is stored between two passes may overflow there
                 overflows = (value.abs() >= DTYPES[stored].largest).double()
                 magnitude = magnitude.maximum(2 * arithmetic.largest * overflows)
+            if spec.name in rounded or spec.name in errors:
                 # what is stored at last may have been moved past a power of two, from where on a rounding may be twice
                 # as large
                 reached = expected.abs() + error
