@@ -84,7 +84,8 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
     pointers = [f"{name}_ptr" for name in (*reads, out.name)]
     b_strides = "1, terms" if of.by_columns else "cols, 1"
     shape = ["BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr", "BLOCK_K: tl.constexpr", "GROUP: tl.constexpr"]
-    sums = ["row", "col", "rows", "cols", "terms", "terms, 1", b_strides, "BLOCK_M", "BLOCK_N", "BLOCK_K"]
+    shape.append("PRECISION: tl.constexpr")
+    sums = ["row", "col", "rows", "cols", "terms", "terms, 1", b_strides, "BLOCK_M", "BLOCK_N", "BLOCK_K", "PRECISION"]
     body = [
         "block_m, block_n = place(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(cols, BLOCK_N), GROUP)",
         "# int64: row * terms leaves int32 beyond 2^31 elements",
@@ -113,7 +114,7 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
     body.append(f"store_float({out.name}_ptr + row * cols + col, {text}, inside)")
     kernel = f"{definition.name}_block"
     given = [*reads, out.name, "rows", "cols", "terms", *parameters, "BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
-    given += [f"BLOCK_K=BLOCK_K_BYTES // {of.a}.element_size()", "GROUP=GROUP"]
+    given += [f"BLOCK_K=BLOCK_K_BYTES // {of.a}.element_size()", "GROUP=GROUP", 'PRECISION="ieee"']
     given += ["num_warps=num_warps", "num_stages=num_stages"]
     tunables = ["BLOCK_M", "BLOCK_N", "BLOCK_K_BYTES", "GROUP", "num_warps", "num_stages"]
     return (
