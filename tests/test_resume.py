@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 import pytest
 
+from opforge.backends.cpp import host_compiler
 from opforge.core.implementation import Config
 from opforge.core.record import to_json
 from opforge.core.verdict import Pass
@@ -210,6 +212,24 @@ def test_a_compiler_that_crashes_at_every_third_point_costs_those_points_their_h
     assert outcome.record.config.as_dict()["STEPS"] == 1, [(str(item.config), item.reason) for item in trials]
     assert isinstance(outcome.record.verdict, Pass)
     assert outcome.timed + outcome.slower + outcome.failed + outcome.same_code == 6
+
+
+@pytest.mark.campaign
+def test_points_at_which_the_compiler_dies_are_counted_and_the_best_of_the_rest_is_kept(tmp_path, monkeypatch):
+    """The compiler itself, by a signal, at every third point and whenever it is asked: among them the fastest."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    name = host_compiler()
+    killed = 'case " $* " in *" -DSTEPS=1 "*) kill -SEGV $$;; esac'
+    (folder / name).write_text(f'#!/bin/sh\n{killed}\nexec {shutil.which(name)} "$@"\n')
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    outcome, trials, _ = search(make(tmp_path, steps=(1, 2, 9)))
+    failed = [trial for trial in trials if trial.outcome == "failed"]
+    assert {trial.config.as_dict()["STEPS"] for trial in failed} == {1} and outcome.failed == 2 and len(trials) == 6
+    assert all(trial.reason for trial in failed)
+    assert outcome.record.config.as_dict()["STEPS"] == 2
 
 
 @pytest.mark.campaign
