@@ -364,7 +364,7 @@ def test_rounds_are_exported_and_imported_without_loss(made_up, tmp_path):
         assert list(read_lines(lines)) == [] and list(store.export(workload="w")) == []
 
 
-@pytest.mark.campaign
+@pytest.mark.slow
 def test_a_poor_start_really_gets_faster(tmp_path):
     """Compiled, verified and timed: one parameter that costs a factor is found in one round."""
     home = tmp_path / "home"
