@@ -411,3 +411,16 @@ def test_a_kernel_that_forgets_the_mean_is_refused(tmp_path):
     source.write_text(text.replace("x - mean", "x - 0.999 * mean"))
     found, _ = failures(tmp_path, "norm", ["float32"])
     assert ("torch_eager", "float32") in found
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("name", ["gated", "norm", "fused"])
+def test_generated_triton_kernels_compile_for_a_gpu(name, tmp_path):
+    """The interpreter takes what the compiler refuses, e.g. a text as a default of a constexpr."""
+    pytest.importorskip("triton")
+    generate(load(), definition(name), tmp_path)
+    kernel = next(path.stem for path in (tmp_path / name).glob("triton_*.py"))
+    command = [sys.executable, "-m", "opforge", "--home", str(tmp_path), "inspect", name, kernel, "--target", "sm_90a"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "spills none" in done.stdout
