@@ -422,7 +422,8 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> _Lowered | str:
     """As torch.nn.functional.scaled_dot_product_attention, of tensors [batch, heads, length, dim] or without heads. By
-    attention where there is no mask but is_causal and no dropout; gradients where a kernel of ours computes them.
+    attention where a kernel of ours is taken, there is no mask but is_causal and no dropout; with gradients where a
+    kernel of ours computes these as well.
     """
     if attn_mask is not None or dropout_p:
         return "attention takes no mask as a tensor, and drops nothing"
@@ -439,9 +440,11 @@ def scaled_dot_product_attention(
     if not k.shape[2] or not k.shape[3] or not v.shape[3] or scale == 0:
         return "there is nothing to weigh"
     scalars = {"causal": bool(is_causal), "scale": 0.0 if scale is None else float(scale)}
+    if torch.compiler.is_compiling():
+        return "in a compiled graph it is PyTorch's"
+    if (found := ops.attention.why(q, k, v, **scalars)).implementation.backend == "torch":
+        return f"no kernel of ours is taken here: {found.why}"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
-        if torch.compiler.is_compiling():
-            return "in a compiled graph its gradients are PyTorch's"
         out = q.new_empty((*q.shape[:3], v.shape[3]))
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
         found = ops.attention_backward.why(q, k, v, out, lse, out, lse, **scalars)

@@ -127,7 +127,11 @@ class Registry:
                 if implementation.backend == "torch" and stem != DEFINITION:
                     found.append(
                         dataclasses.replace(
-                            implementation, name=_twin(stem), backend="compile", idea=f"{stem} through torch.compile"
+                            implementation,
+                            name=_twin(stem),
+                            backend="compile",
+                            idea=f"{stem} through torch.compile",
+                            inaccurate=implementation.inaccurate or implementation.inaccurate_compiled,
                         )
                     )
             self._implementations[name] = tuple(found)

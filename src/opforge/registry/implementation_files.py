@@ -44,6 +44,7 @@ _KEYS = {
     "ARCH": str,
     "NEEDS": str,
     "INACCURATE": str,
+    "INACCURATE_COMPILED": str,
     "DETERMINISTIC": bool,
     "BEST": dict,
 }
@@ -109,7 +110,7 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
     for key, values in said.get("SPACE", {}).items():
         if not isinstance(key, str) or not isinstance(values, list | tuple):
             raise UsageError(f"{source}: SPACE {key!r} must be a name with a tuple of values, not {values!r:.80}.")
-    if said.get("INACCURATE") and backend not in COMPARED_AS_IS:
+    if (said.get("INACCURATE") or said.get("INACCURATE_COMPILED")) and backend not in COMPARED_AS_IS:
         raise UsageError(
             f"{source}: only baselines ({', '.join(COMPARED_AS_IS)}) may be INACCURATE and timed all the same. Take "
             "it out, and let it pass."
@@ -136,6 +137,7 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
         arch=said.get("ARCH", ""),
         needs=said.get("NEEDS", ""),
         inaccurate=said.get("INACCURATE", ""),
+        inaccurate_compiled=said.get("INACCURATE_COMPILED", ""),
         deterministic=said.get("DETERMINISTIC", True),
         best=said.get("BEST", {}),
     )

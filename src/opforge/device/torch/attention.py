@@ -2,6 +2,8 @@
 it runs, with the log-sum-exp.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -85,3 +87,19 @@ def attend_with_lse(
         return None
     # kernels may round the number of queries up, and keep an axis of one
     return out, lse.flatten(2)[..., : q.shape[2]]
+
+
+def by_products(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, left: int, right: int, alignment: str, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """Attention and its log-sum-exp by matrix products in float32, all scores in memory."""
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    scores = (q.float() @ k.float().repeat_interleave(group, dim=1).transpose(-1, -2)) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    seen = seen_by(q, k, causal, left, right, alignment)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
+    return (weights @ v.float().repeat_interleave(group, dim=1)).to(q.dtype), lse

@@ -5,10 +5,9 @@ limits    matrix products, all scores in memory, where PyTorch has no kernel: wi
 
 import math
 
-import torch
 from torch import Tensor
 
-from opforge.device.torch.attention import attend_with_lse, seen_by
+from opforge.device.torch.attention import attend_with_lse, by_products
 
 INACCURATE = "on a CPU (PyTorch 2.13) the log-sum-exp of 16-bit tensors is off by 3e-6: exponentials of 20 bits"
 
@@ -29,13 +28,4 @@ def run(
         found = attend_with_lse(q, k, v, scale, causal, window_left, window_right, alignment)
         if found is not None:
             return found
-    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
-    scores = (q.float() @ k.float().repeat_interleave(group, dim=1).transpose(-1, -2)) * scale
-    if softcap > 0:
-        scores = softcap * torch.tanh(scores / softcap)
-    seen = seen_by(q, k, causal, window_left, window_right, alignment)
-    if seen is not None:
-        scores = scores.masked_fill(~seen, -math.inf)
-    lse = scores.logsumexp(dim=-1)
-    weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
-    return (weights @ v.float().repeat_interleave(group, dim=1)).to(q.dtype), lse
+    return by_products(q, k, v, scale, causal, window_left, window_right, alignment, softcap)
