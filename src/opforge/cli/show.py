@@ -111,6 +111,9 @@ DECLARED: Mapping[str, Callable[[Implementation], list[str]]] = {
     "any_rank": lambda item: ["takes any rank, not collapsed"] if item.any_rank else [],
     "deterministic": lambda item: [] if item.deterministic else ["not deterministic: repeats may differ"],
     "inaccurate": lambda item: [f"inaccurate: {item.inaccurate}"] if item.inaccurate else [],
+    "inaccurate_compiled": lambda item: (
+        [f"inaccurate through torch.compile: {item.inaccurate_compiled}"] if item.inaccurate_compiled else []
+    ),
     "best": lambda item: [f"best where {name}: {expression}" for name, expression in item.best.items()],
     "flags": lambda item: [f"flags {' '.join(item.flags)}"] if item.flags else [],
     "space": lambda item: (
