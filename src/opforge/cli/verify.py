@@ -88,6 +88,13 @@ def verify(
             help="Tensors of more than 2^31 elements as well, where rows are independent: takes gigabytes of memory.",
         ),
     ] = False,
+    pipeline: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Verify a pipeline of operators, stage by stage and as a whole; `all`: each that is known.",
+        ),
+    ] = "",
     page: Annotated[
         Path | None, typer.Option(help="Where to write the page. Default: reports/verification/OPERATOR.html.")
     ] = None,
@@ -101,7 +108,12 @@ def verify(
     """
     asked = [
         name
-        for name, given in (("--replay", bool(replay)), ("--adequacy", adequacy), ("--contracts", contracts))
+        for name, given in (
+            ("--replay", bool(replay)),
+            ("--adequacy", adequacy),
+            ("--contracts", contracts),
+            ("--pipeline", bool(pipeline)),
+        )
         if given
     ]
     if len(asked) > 1:
@@ -111,6 +123,11 @@ def verify(
     if replay:
         raise typer.Exit(verify_extras.replayed(context, replay, in_process=in_process, json=json))
     registry = settings(context).registry()
+    if pipeline:
+        from opforge.cli.verify_pipeline import pipelines_verified
+
+        job = (pipeline, device_or_default(device), dtypes(dtype), backend_names(backend))
+        raise typer.Exit(pipelines_verified(registry, *job, in_process=in_process, json=json))
     names = selected(registry, operators, everything)
     if adequacy:
         raise typer.Exit(verify_extras.check_adequacy(registry, names, dtypes(dtype), json=json))

@@ -1,0 +1,55 @@
+"""Finds pipelines: HOME/pipelines/NAME.py, each with `pipeline = Pipeline(...)`."""
+
+from __future__ import annotations
+
+import importlib.util
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from opforge.core.errors import UsageError, unknown
+from opforge.core.pipeline import Pipeline
+from opforge.registry.discovery import Registry
+
+FOLDER = "pipelines"
+
+
+def pipeline_files(registry: Registry) -> Mapping[str, Path]:
+    """Pipeline name -> file, over all homes. Raises UsageError where two have one name."""
+    found: dict[str, Path] = {}
+    for home in registry.homes:
+        for path in sorted((home.path / FOLDER).glob("*.py")):
+            if path.stem.startswith("_"):
+                continue
+            if path.stem in found:
+                raise UsageError(f"Pipeline {path.stem!r} is defined twice: {found[path.stem]} and {path}. Rename one.")
+            found[path.stem] = path
+    return found
+
+
+def load_pipeline(registry: Registry, name: str) -> Pipeline:
+    """The pipeline of that name, its operators looked up. Raises UsageError with what is wrong, and where."""
+    files = pipeline_files(registry)
+    if name not in files:
+        raise unknown("pipeline", name, files)
+    path = files[name]
+    spec = importlib.util.spec_from_file_location(f"opforge_pipeline_{name}_{zlib.crc32(str(path).encode()):08x}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:  # a guest's code: whatever it raises is reported with its file
+        raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    pipeline = getattr(module, "pipeline", None)
+    if not isinstance(pipeline, Pipeline) or pipeline.name != name:
+        raise UsageError(f"{path} defines no `pipeline = Pipeline(name={name!r}, …)`. See: docs/verification.md")
+    for stage in pipeline.stages:
+        operator = registry.operator(stage.operator)
+        named = {spec.name for spec in operator.inputs}
+        for given in stage.inputs:
+            if given not in named:
+                raise UsageError(
+                    f"{path}: stage {stage.name!r} gives {stage.operator} an input {given!r}. It has: "
+                    f"{', '.join(sorted(named))}."
+                )
+    return pipeline

@@ -1,0 +1,108 @@
+"""Pipelines: declared once, each stage and the whole held against float64, NaN and infinity asked at each stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from opforge.core.errors import UsageError
+from opforge.core.pipeline import Pipeline, PipelineCase, Stage
+from opforge.registry import load
+from opforge.registry.pipelines import load_pipeline, pipeline_files
+from opforge.runner import InProcess
+from opforge.verify.extra import pipeline as checks
+from opforge.verify.extra.pipeline import verify_pipeline
+
+CASE = PipelineCase(name="small", axes={"n": 67}, why="one past a block")
+TWO = (
+    Stage(name="h", operator="silu", axes={"shape": ("n",)}, inputs={"x": "x"}),
+    Stage(name="y", operator="vector_add", axes={"shape": ("n",)}, inputs={"x": "h", "y": "x"}),
+)
+
+
+def asked(stages, only="torch", dtypes=("float32",)):
+    pipeline = Pipeline(name="two", about="", stages=stages, cases=(CASE,))
+    return list(verify_pipeline(load(), pipeline, InProcess(), "cpu", dtypes, only))
+
+
+def test_each_stage_and_the_whole_hold_with_nan_and_infinities_at_each():
+    """What is right stays right when it is joined: plain, and with special values into either stage."""
+    outcomes = asked(TWO, dtypes=("float32", "bfloat16"))
+    assert [outcome.special for outcome in outcomes] == ["", "h", "y"] * 2
+    assert not [outcome.failure for outcome in outcomes if outcome.failure]
+    assert all(outcome.worst is not None and 0 < outcome.worst < 1 for outcome in outcomes)
+
+
+def test_a_stage_that_is_wrong_is_named(monkeypatch):
+    """A part is judged on what it got: who is wrong is not found at the end only."""
+    registry = load()
+    wrong = registry.implementation("silu", "torch_eager").source.read_text(encoding="utf-8")
+    assert "silu" in wrong
+    monkeypatch.setattr(torch.nn.functional, "silu", lambda x, inplace=False: x * torch.sigmoid(1.01 * x))
+    outcomes = asked(TWO)
+    assert all(outcome.failure.startswith("stage h (torch_eager): Mismatch") for outcome in outcomes)
+
+
+def test_the_whole_is_held_against_float64_and_not_against_its_parts_alone(monkeypatch):
+    """Parts that each pass may be joined wrongly: then the whole is off."""
+    real = checks.Chain.prepared
+
+    def crossed(self, stage, case, given, exact, special):
+        if stage.name == "y":
+            given["h"] = given["h"].roll(1)
+        return real(self, stage, case, given, exact, special)
+
+    monkeypatch.setattr(checks.Chain, "prepared", crossed)
+    assert "the whole is off by" in asked(TWO)[0].failure
+
+
+def test_a_lost_nan_shows_in_the_whole():
+    """NaN and infinities must stand where float64 has them."""
+    nan = torch.tensor([1.0, float("nan"), 2.0], dtype=torch.float64)
+    worst, failure = checks._held(torch.tensor([1.0, 0.0, 2.0], dtype=torch.float64), nan, [nan, nan])
+    assert worst is None and "1 are not that should be" in failure
+
+
+@pytest.mark.parametrize(
+    ("stages", "words"),
+    [
+        (TWO[:1], "two stages or more"),
+        ((TWO[0], Stage(name="y", operator="relu", axes={"shape": ("n",)})), "takes nothing from 'h'"),
+        ((TWO[0], Stage(name="y", operator="relu", axes={"shape": ("m",)}, inputs={"x": "h"})), "gives no size for m"),
+    ],
+)
+def test_a_pipeline_that_does_not_join_is_refused_when_it_is_read(stages, words):
+    """A mistake in the declaration is no verdict on a kernel."""
+    with pytest.raises(UsageError, match=words):
+        Pipeline(name="two", about="", stages=stages, cases=(CASE,))
+
+
+def test_pipelines_are_found_in_homes(tmp_path: Path):
+    """The package's, and a file of one's own; a misspelt input is told with those that there are."""
+    (tmp_path / "pipelines").mkdir()
+    (tmp_path / "pipelines" / "mine.py").write_text(
+        "from opforge.core.pipeline import Pipeline, PipelineCase, Stage\n"
+        "pipeline = Pipeline(name='mine', about='', cases=(PipelineCase(name='a', axes={'n': 3}, why=''),), stages=(\n"
+        "    Stage(name='h', operator='relu', axes={'shape': ('n',)}),\n"
+        "    Stage(name='y', operator='silu', axes={'shape': ('n',)}, inputs={'z': 'h'})))\n",
+        encoding="utf-8",
+    )
+    registry = load([tmp_path])
+    assert {"mlp", "classifier", "mine"} <= set(pipeline_files(registry))
+    with pytest.raises(UsageError, match="gives silu an input 'z'"):
+        load_pipeline(registry, "mine")
+    with pytest.raises(UsageError, match="classifier"):
+        load_pipeline(registry, "clasifier")
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ["mlp", "classifier"])
+def test_the_packages_pipelines_hold_in_cpp(name):
+    """The C++ files, joined."""
+    registry = load()
+    pipeline = load_pipeline(registry, name)
+    outcomes = list(verify_pipeline(registry, pipeline, InProcess(), "cpu", ("float32",), "cpp"))
+    assert len(outcomes) == 2 * (1 + len(pipeline.stages))
+    assert not [outcome.failure for outcome in outcomes if outcome.failure]
