@@ -216,3 +216,12 @@ def test_the_verb_refuses_before_anything_is_verified(words, said, capsys, monke
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code and said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "shared"), [("softmax", True), ("transpose", False)])
+def test_the_case_of_shared_rows_is_for_operators_with_its_axes_alone(name, shared):
+    """Transposes have rows beside lead and cols: the case gave them no size, and no kernel of theirs was asked."""
+    registry = load()
+    with Isolated() as host:
+        bench = CaseCache(registry=registry, operator=registry.operator(name), host=host, device="cpu")
+        assert ("shared_rows" in [case.name for case in cases_for(bench, "float32")]) is shared

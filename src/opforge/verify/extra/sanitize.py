@@ -96,14 +96,14 @@ def job_for(
 
 def cases_for(bench: CaseCache, dtype: str) -> tuple[Case, ...]:
     """A few small cases of the operator's own, with fresh seeds: plain ones and those with strides come first.
-    Operators on rows get one more, that a
+    Operators on rows, with no further axis, get one more, that a
     cluster of blocks shares."""
     own = [case for case in bench.operator.cases if case.dtype in (None, dtype)]
     small = sorted(
         reduced(bench.operator, own, MOST_ELEMENTS),
         key=lambda case: (case.layout == "contiguous", case.distribution != "normal"),
     )
-    if {"lead", "cols"} <= set(bench.operator.axes):
+    if {"lead", "cols"} == set(bench.operator.axes):
         small.insert(0, SHARED_ROWS)
     return tuple(dataclasses.replace(case, dtype=None, seed=fresh_seed()) for case in small[:MOST_CASES])
 
