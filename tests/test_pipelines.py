@@ -11,7 +11,7 @@ from opforge.core.errors import UsageError
 from opforge.core.pipeline import Pipeline, PipelineCase, Stage
 from opforge.registry import load
 from opforge.registry.pipelines import load_pipeline, pipeline_files
-from opforge.runner import InProcess
+from opforge.runner import InProcess, Isolated
 from opforge.verify.extra import pipeline as checks
 from opforge.verify.extra.pipeline import verify_pipeline
 
@@ -56,6 +56,19 @@ def test_the_whole_is_held_against_float64_and_not_against_its_parts_alone(monke
 
     monkeypatch.setattr(checks.Chain, "prepared", crossed)
     assert "the whole is off by" in asked(TWO)[0].failure
+
+
+def test_what_a_baseline_is_known_to_get_wrong_stops_nobody_behind_it(monkeypatch):
+    """PyTorch's gelu is NaN at infinity on a CPU, and says so in its file: the stages after it get what is right."""
+    pipeline = Pipeline(
+        name="two",
+        about="",
+        stages=(Stage(name="h", operator="gelu", axes={"shape": ("n",)}, inputs={"x": "x"}), TWO[1]),
+        cases=(CASE,),
+    )
+    plain, special, later = verify_pipeline(load(), pipeline, InProcess(), "cpu", ("float32",), "torch")
+    assert not [one.failure for one in (plain, special, later) if one.failure]
+    assert (plain.excused, special.excused, later.excused) == ((), ("h",), ())
 
 
 def test_a_lost_nan_shows_in_the_whole():
@@ -103,6 +116,10 @@ def test_the_packages_pipelines_hold_in_cpp(name):
     """The C++ files, joined."""
     registry = load()
     pipeline = load_pipeline(registry, name)
-    outcomes = list(verify_pipeline(registry, pipeline, InProcess(), "cpu", ("float32",), "cpp"))
+    host = Isolated()
+    try:
+        outcomes = list(verify_pipeline(registry, pipeline, host, "cpu", ("float32",), "cpp"))
+    finally:
+        host.close()
     assert len(outcomes) == 2 * (1 + len(pipeline.stages))
     assert not [outcome.failure for outcome in outcomes if outcome.failure]

@@ -63,4 +63,6 @@ def told(outcome: PipelineOutcome) -> str:
     special = f", NaN and infinities into {outcome.special}" if outcome.special else ""
     if outcome.failure:
         return f"FAILS  {where}{special}: {outcome.failure}"
-    return f"holds  {where}{special}: {outcome.worst:.2f} of what is allowed ({', '.join(outcome.implementations)})"
+    but = f"; not accurate, as known: {', '.join(outcome.excused)}" if outcome.excused else ""
+    used = ", ".join(outcome.implementations)
+    return f"holds  {where}{special}: {outcome.worst:.2f} of what is allowed ({used}{but})"
