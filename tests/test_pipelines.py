@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,9 @@ from opforge.core.pipeline import Pipeline, PipelineCase, Stage
 from opforge.registry import load
 from opforge.registry.pipelines import load_pipeline, pipeline_files
 from opforge.runner import InProcess, Isolated
+from opforge.runner.messages import Sample
+from opforge.runner.protocol import asked as asked_of_a_worker
+from opforge.runner.protocol import question_of
 from opforge.verify.extra import pipeline as checks
 from opforge.verify.extra.pipeline import verify_pipeline
 
@@ -59,7 +64,15 @@ def test_the_whole_is_held_against_float64_and_not_against_its_parts_alone(monke
 
 
 def test_what_a_baseline_is_known_to_get_wrong_stops_nobody_behind_it(monkeypatch):
-    """PyTorch's gelu is NaN at infinity on a CPU, and says so in its file: the stages after it get what is right."""
+    """PyTorch's gelu by erf is NaN at infinity on a CPU. Where its file said so, the stages after it got what is
+    right.
+    """
+    files = checks._files
+    monkeypatch.setattr(
+        checks,
+        "_files",
+        lambda *asked: [dataclasses.replace(item, inaccurate="NaN at infinity") for item in files(*asked)],
+    )
     pipeline = Pipeline(
         name="two",
         about="",
@@ -69,6 +82,12 @@ def test_what_a_baseline_is_known_to_get_wrong_stops_nobody_behind_it(monkeypatc
     plain, special, later = verify_pipeline(load(), pipeline, InProcess(), "cpu", ("float32",), "torch")
     assert not [one.failure for one in (plain, special, later) if one.failure]
     assert (plain.excused, special.excused, later.excused) == ((), ("h",), ())
+
+
+def test_places_of_a_row_reach_a_worker_as_they_were_sent():
+    """What is written over inputs between samples goes through the pipe as JSON."""
+    question = Sample(launch=3, timer="host", cache="warm", places=((64, b"\x00\xff", b"\x01\xfe"),), contents=b"\x80")
+    assert question_of(json.loads(json.dumps(asked_of_a_worker(question)))) == question
 
 
 def test_a_lost_nan_shows_in_the_whole():

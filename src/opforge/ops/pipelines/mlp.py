@@ -4,10 +4,16 @@ from opforge.core.pipeline import Pipeline, PipelineCase, Stage
 
 pipeline = Pipeline(
     name="mlp",
-    about="linear, gelu, linear, the residual added, layer norm",
+    about="linear, gelu by tanh, linear, the residual added, layer norm",
     stages=(
         Stage(name="wide", operator="linear", axes={"rows": ("rows",), "n": "hidden", "k": "width"}, inputs={"x": "x"}),
-        Stage(name="active", operator="gelu", axes={"shape": ("rows", "hidden")}, inputs={"x": "wide"}),
+        Stage(
+            name="active",
+            operator="gelu",
+            axes={"shape": ("rows", "hidden")},
+            inputs={"x": "wide"},
+            scalars={"approximate": "tanh"},
+        ),
         Stage(
             name="narrow",
             operator="linear",

@@ -84,18 +84,13 @@ operator = Operator(
             why="x cubed reaches 1e8 and exp overflows",
         ),
         Case(name="tiny", axes={"shape": (513,)}, distribution="tiny", why="near 0 the result is x / 2"),
+        # not for the erf form: PyTorch's own on a CPU (oneDNN, torch 2.13) gives NaN at infinity and infinity at 3e38
         Case(
             name="special",
             axes={"shape": (263,)},
             distribution="special",
             scalars={"approximate": "tanh"},
             why="NaN, infinities, signed zeros; x cubed overflows",
-        ),
-        Case(
-            name="special_erf",
-            axes={"shape": (263,)},
-            distribution="special",
-            why="NaN, infinities, signed zeros, the largest number: erf(infinity) is 1",
         ),
         Case(
             name="misaligned",
