@@ -15,8 +15,7 @@ from opforge.registry import load
 from opforge.registry.pipelines import load_pipeline, pipeline_files
 from opforge.runner import InProcess, Isolated
 from opforge.runner.messages import Sample
-from opforge.runner.protocol import asked as asked_of_a_worker
-from opforge.runner.protocol import question_of
+from opforge.runner.protocol import asked as asked_of_a_worker, question_of
 from opforge.verify.extra import pipeline as checks
 from opforge.verify.extra.pipeline import verify_pipeline
 
