@@ -124,6 +124,8 @@ def verify(
         raise typer.Exit(verify_extras.replayed(context, replay, in_process=in_process, json=json))
     registry = settings(context).registry()
     if pipeline:
+        if operators or everything:
+            raise UsageError(f"A pipeline names its operators itself. Say: opforge verify --pipeline {pipeline}")
         from opforge.cli.verify_pipeline import pipelines_verified
 
         job = (pipeline, device_or_default(device), dtypes(dtype), backend_names(backend))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json as json_format
 from typing import TYPE_CHECKING
 
 import typer
 
-from opforge.cli.shared import make_host
+from opforge.cli.shared import make_host, print_json
 from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,11 +36,10 @@ def pipelines_verified(
     host = make_host(in_process)
     try:
         for pipeline in pipelines:
-            for backend in backends or ("",):
-                for outcome in verify_pipeline(registry, pipeline, host, device, tuple(dtypes), backend):
-                    outcomes.append(outcome)
-                    if not json:
-                        typer.echo(told(outcome))
+            for outcome in verify_pipeline(registry, pipeline, host, device, dtypes, backends):
+                outcomes.append(outcome)
+                if not json:
+                    typer.echo(told(outcome))
     finally:
         host.close()
     if not outcomes:
@@ -51,7 +48,7 @@ def pipelines_verified(
         )
     failed = sum(bool(outcome.failure) for outcome in outcomes)
     if json:
-        typer.echo(json_format.dumps([dataclasses.asdict(outcome) for outcome in outcomes], indent=2))
+        print_json(outcomes)
     else:
         typer.echo(f"{len(outcomes) - failed} of {len(outcomes)} runs of {', '.join(names)} hold")
     return int(failed > 0)

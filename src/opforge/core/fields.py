@@ -91,6 +91,21 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "gradient": '"softmax_backward"',
         "follows": "made_before",
     },
+    "Stage": {
+        "name": '"wide"',
+        "operator": '"linear"',
+        "axes": '{"rows": ("rows",), "n": "hidden", "k": "width"}',
+        "inputs": '{"x": "normed"}',
+        "scalars": '{"approximate": "tanh"}',
+    },
+    "PipelineCase": {"name": '"odd"', "axes": '{"rows": 7, "width": 65}', "why": '"one past blocks at every stage"'},
+    "Pipeline": {
+        "name": '"mlp"',
+        "about": '"linear, gelu, linear"',
+        "stages": '(Stage(name="y", operator="relu", axes={"shape": ("n",)}, inputs={"x": "h"}),)',
+        "cases": '(PipelineCase(name="odd", axes={"n": 67}, why="one past a block"),)',
+        "dtypes": '("float32", "float16")',
+    },
 }
 """For each field of each noun, what may stand there."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from opforge.core.errors import UsageError
+from opforge.core.fields import check_fields
 from opforge.core.operator import ScalarValue
 from opforge.core.shapes import Axes
 
@@ -25,6 +26,9 @@ class Stage:
     axes: Mapping[str, str | tuple[str, ...]]
     inputs: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, ScalarValue] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def sizes(self, given: Mapping[str, int]) -> Axes:
         """The operator's axes where the pipeline's have these sizes.
@@ -46,6 +50,9 @@ class PipelineCase:
     axes: Mapping[str, int]
     why: str
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
@@ -58,6 +65,7 @@ class Pipeline:
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
 
     def __post_init__(self) -> None:
+        check_fields(self)
         names = [stage.name for stage in self.stages]
         if len(names) < 2 or len(set(names)) < len(names):
             raise UsageError(f"Pipeline {self.name!r} needs two stages or more, each with a name of its own.")

@@ -13,21 +13,16 @@ PyTorch decides the dtypes, so everything that autocast knows goes to PyTorch to
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
 from opforge import ops
+from opforge.ops.lowering import DTYPES, Lowered, like, unfit
 
-if TYPE_CHECKING:
-    from opforge.dispatch import Choice
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _OPERATORS = (
     "add_scalar",
     "attention",
@@ -53,146 +48,58 @@ for _name in _OPERATORS:
     getattr(ops, _name)
 
 
-class _Lowered(NamedTuple):
-    """A call of an operator: `finish(operator(*tensors, **scalars))`."""
-
-    operator: str
-    tensors: Sequence[Tensor]
-    scalars: Mapping[str, Any] = {}
-    finish: Callable[[Any], Any] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """Which way a call goes.
-
-    function   the function's name
-    operator   the opforge operator that computes it; "" where PyTorch does
-    choice     the operator's implementation and why it is this one; None where PyTorch computes it
-    reason     why PyTorch computes it; "" where an operator does
-    """
-
-    function: str
-    operator: str
-    choice: Choice | None
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.function} → {self.choice or f'torch: {self.reason}'}"
-
-
-def _like(instead: Callable[..., Any], autocast: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function of what says how a call is lowered: to a _Lowered, or to PyTorch for the reason returned.
-
-    instead    PyTorch's function of that name
-    autocast   whether torch.autocast has a say in its dtypes
-    """
-
-    def wrap(lower: Callable[..., _Lowered | str]) -> Callable[..., Any]:
-        def route(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> _Lowered | str:
-            first = arguments[0] if arguments else named.get("input")
-            if not isinstance(first, Tensor):
-                return "the first argument is no tensor"
-            if autocast and torch.is_autocast_enabled(first.device.type):
-                return "under autocast it decides the dtypes"
-            return lower(*arguments, **named)
-
-        @functools.wraps(lower)
-        def call(*arguments: Any, **named: Any) -> Any:
-            lowered = route(arguments, named)
-            if isinstance(lowered, str):
-                return instead(*arguments, **named)
-            result = getattr(ops, lowered.operator)(*lowered.tensors, **lowered.scalars)
-            return result if lowered.finish is None else lowered.finish(result)
-
-        def why(*arguments: Any, **named: Any) -> Route:
-            """Which way this call goes: a Route."""
-            lowered = route(arguments, named)
-            if isinstance(lowered, str):
-                return Route(function=lower.__name__, operator="", choice=None, reason=lowered)
-            choice = getattr(ops, lowered.operator).why(*lowered.tensors, **lowered.scalars)
-            return Route(function=lower.__name__, operator=lowered.operator, choice=choice, reason="")
-
-        call.why = why  # type: ignore[attr-defined]
-        return call
-
-    return wrap
-
-
-def _unfit(operator: str, *tensors: Any) -> str:
-    """Why an operator does not take these tensors, "" where it does: one dtype that it has, one device, plain memory,
-    and gradients that an operator of its own computes (differentiating the reference takes more time and memory than
-    PyTorch's own formulas).
-    """
-    first = tensors[0]
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
-            return "not all operands are tensors in plain memory"
-        if tensor.dtype not in _DTYPES:
-            return f"{operator} has no {tensor.dtype}"
-        if tensor.dtype != first.dtype or tensor.device != first.device:
-            return f"{operator} takes one dtype on one device"
-    if (
-        torch.is_grad_enabled()
-        and any(tensor.requires_grad for tensor in tensors)
-        and getattr(ops, operator).operator.gradient is None
-    ):
-        return f"a gradient is wanted, and {operator} has no gradient operator"
-    return ""
-
-
-def _along(operator: str, x: Any, dim: int | None, dtype: torch.dtype | None) -> _Lowered | str:
+def _along(operator: str, x: Any, dim: int | None, dtype: torch.dtype | None) -> Lowered | str:
     """An operator over the last axis, along `dim`. Another axis is moved there where that costs no copy."""
     if dim is None or not isinstance(dim, int):
         return "no dim is given"
-    if dtype is not None and isinstance(x, Tensor) and dtype in _DTYPES:
+    if dtype is not None and isinstance(x, Tensor) and dtype in DTYPES:
         x = x.to(dtype)
     elif dtype is not None:
         return f"{operator} has no {dtype}"
-    if reason := _unfit(operator, x):
+    if reason := unfit(operator, x):
         return reason
     if not -x.ndim <= dim < x.ndim:
         return f"dim {dim} is none of {x.ndim} axes"
     if dim in (-1, x.ndim - 1):
-        return _Lowered(operator, (x,))
+        return Lowered(operator, (x,))
     moved = x.movedim(dim, -1)
     if not moved.is_contiguous():
         return f"dim {dim} is not the innermost in memory: {operator} would need two copies"
-    return _Lowered(operator, (moved,), finish=lambda y: y.movedim(-1, dim))
+    return Lowered(operator, (moved,), finish=lambda y: y.movedim(-1, dim))
 
 
-@_like(torch_functional.softmax)
+@like(torch_functional.softmax)
 def softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> _Lowered | str:
+) -> Lowered | str:
     """Softmax along `dim`, as torch.nn.functional.softmax. By softmax where `dim` is innermost in memory."""
     return _along("softmax", input, dim, dtype)
 
 
-@_like(torch_functional.log_softmax)
+@like(torch_functional.log_softmax)
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> _Lowered | str:
+) -> Lowered | str:
     """Logarithm of softmax along `dim`, as torch.nn.functional.log_softmax. By log_softmax, like softmax."""
     return _along("log_softmax", input, dim, dtype)
 
 
-def _normalized(operator: str, x: Any, shape: Any, parameters: Sequence[Any], eps: float) -> _Lowered | str:
+def _normalized(operator: str, x: Any, shape: Any, parameters: Sequence[Any], eps: float) -> Lowered | str:
     """A norm over the last axes, which are made one; parameters are of their shape."""
     if any(parameter is None for parameter in parameters):
         return f"{operator} takes {'a weight and a bias' if len(parameters) == 2 else 'a weight'}"
-    if reason := _unfit(operator, x, *parameters):
+    if reason := unfit(operator, x, *parameters):
         return reason
     shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     count = len(shape)
     if not count or tuple(x.shape[-count:]) != shape or any(tuple(item.shape) != shape for item in parameters):
         return f"the last axes are not {shape}"
     if count == 1:
-        return _Lowered(operator, (x, *parameters), {"eps": float(eps)})
+        return Lowered(operator, (x, *parameters), {"eps": float(eps)})
     if not x.is_contiguous():
         return f"{count} axes in strides cannot be made one without a copy"
     whole = x.shape
-    return _Lowered(
+    return Lowered(
         operator,
         (x.flatten(-count), *(item.flatten() for item in parameters)),
         {"eps": float(eps)},
@@ -200,22 +107,22 @@ def _normalized(operator: str, x: Any, shape: Any, parameters: Sequence[Any], ep
     )
 
 
-@_like(torch_functional.layer_norm)
+@like(torch_functional.layer_norm)
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-5,
-) -> _Lowered | str:
+) -> Lowered | str:
     """Layer norm over the last axes, as torch.nn.functional.layer_norm. By layernorm, given weight and bias."""
     return _normalized("layernorm", input, normalized_shape, (weight, bias), eps)
 
 
-@_like(torch_functional.rms_norm)
+@like(torch_functional.rms_norm)
 def rms_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> _Lowered | str:
+) -> Lowered | str:
     """RMS norm over the last axes, as torch.nn.functional.rms_norm. By rmsnorm where a weight is given, and eps unless
     the dtype is float32: its default in 16 bits is another in other versions of PyTorch.
     """
@@ -226,7 +133,7 @@ def rms_norm(
     return _normalized("rmsnorm", input, normalized_shape, (weight,), eps)
 
 
-@_like(torch_functional.cross_entropy)
+@like(torch_functional.cross_entropy)
 def cross_entropy(
     input: Tensor,
     target: Tensor,
@@ -236,7 +143,7 @@ def cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> _Lowered | str:
+) -> Lowered | str:
     """Cross entropy of scores, as torch.nn.functional.cross_entropy. By cross_entropy for indices of classes without
     class weights, where the classes are innermost in memory. There an index that no class has gives NaN; PyTorch raises
     an error.
@@ -245,7 +152,7 @@ def cross_entropy(
         return "cross_entropy has no class weights"
     if size_average is not None or reduce is not None or reduction not in ("none", "mean", "sum"):
         return "its reduction is none of none, mean and sum"
-    if reason := _unfit("cross_entropy", input):
+    if reason := unfit("cross_entropy", input):
         return reason
     if not isinstance(target, Tensor) or target.dtype != torch.int64 or target.device != input.device:
         return "cross_entropy takes targets in int64 on the device of the scores"
@@ -262,31 +169,31 @@ def cross_entropy(
         return total if reduction == "sum" else total / (target != ignore_index).sum()
 
     scalars = {"ignore_index": ignore_index, "label_smoothing": float(label_smoothing)}
-    return _Lowered("cross_entropy", (scores, target), scalars, reduced)
+    return Lowered("cross_entropy", (scores, target), scalars, reduced)
 
 
-def _elementwise(operator: str, x: Any, inplace: bool = False, **scalars: Any) -> _Lowered | str:
+def _elementwise(operator: str, x: Any, inplace: bool = False, **scalars: Any) -> Lowered | str:
     if inplace:
         return f"{operator} makes its result"
-    return _unfit(operator, x) or _Lowered(operator, (x,), scalars)
+    return unfit(operator, x) or Lowered(operator, (x,), scalars)
 
 
-@_like(torch_functional.gelu, autocast=False)
-def gelu(input: Tensor, approximate: str = "none") -> _Lowered | str:
+@like(torch_functional.gelu, autocast=False)
+def gelu(input: Tensor, approximate: str = "none") -> Lowered | str:
     """GELU, exact or by tanh, as torch.nn.functional.gelu. By gelu."""
     if approximate not in ("none", "tanh"):
         return f"{approximate!r} is no form of gelu"
     return _elementwise("gelu", input, approximate=approximate)
 
 
-@_like(torch_functional.silu, autocast=False)
-def silu(input: Tensor, inplace: bool = False) -> _Lowered | str:
+@like(torch_functional.silu, autocast=False)
+def silu(input: Tensor, inplace: bool = False) -> Lowered | str:
     """SiLU, as torch.nn.functional.silu. By silu where no gradient is wanted."""
     return _elementwise("silu", input, inplace)
 
 
-@_like(torch_functional.relu, autocast=False)
-def relu(input: Tensor, inplace: bool = False) -> _Lowered | str:
+@like(torch_functional.relu, autocast=False)
+def relu(input: Tensor, inplace: bool = False) -> Lowered | str:
     """ReLU, as torch.nn.functional.relu. By relu where no gradient is wanted."""
     return _elementwise("relu", input, inplace)
 
@@ -295,44 +202,44 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
     return torch_functional.silu(gate) * up
 
 
-@_like(_gated, autocast=False)
-def swiglu(input: Tensor, up: Tensor) -> _Lowered | str:
+@like(_gated, autocast=False)
+def swiglu(input: Tensor, up: Tensor) -> Lowered | str:
     """silu(input) * up, the gate of a SwiGLU layer; PyTorch has it in two steps. By silu_mul."""
     if not isinstance(up, Tensor) or input.shape != up.shape:
         return "gate and up are of two shapes"
-    return _unfit("silu_mul", input, up) or _Lowered("silu_mul", (input, up))
+    return unfit("silu_mul", input, up) or Lowered("silu_mul", (input, up))
 
 
-def _product(a: Any, b: Any) -> _Lowered | str:
+def _product(a: Any, b: Any) -> Lowered | str:
     """A product of two matrices, or of rows of any number of axes and one matrix."""
-    if reason := _unfit("matmul", a, b):
+    if reason := unfit("matmul", a, b):
         return reason
     if b.ndim != 2 or a.ndim < 2 or a.shape[-1] != b.shape[0]:
         return "the operands are not rows and a matrix that fits them"
     if a.ndim == 2:
-        return _Lowered("matmul", (a, b))
+        return Lowered("matmul", (a, b))
     if not a.is_contiguous():
         return "rows in strides cannot be made one axis without a copy"
     shape = (*a.shape[:-1], b.shape[1])
-    return _Lowered("matmul", (a.view(-1, a.shape[-1]), b), finish=lambda y: y.view(shape)) if a.numel() else "no rows"
+    return Lowered("matmul", (a.view(-1, a.shape[-1]), b), finish=lambda y: y.view(shape)) if a.numel() else "no rows"
 
 
-@_like(torch_functional.linear)
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Lowered | str:
+@like(torch_functional.linear)
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Lowered | str:
     """x @ weight.T + bias, as torch.nn.functional.linear. By linear, or by matmul without a bias, where no gradient is
     wanted.
     """
     if bias is None:
         return _product(input, weight.t() if isinstance(weight, Tensor) and weight.ndim == 2 else weight)
-    if reason := _unfit("linear", input, weight, bias):
+    if reason := unfit("linear", input, weight, bias):
         return reason
     if input.ndim == 0 or weight.ndim != 2 or input.shape[-1] != weight.shape[1] or bias.shape != weight.shape[:1]:
         return "the operands are not rows, a matrix and a bias that fit"
-    return _Lowered("linear", (input, weight, bias))
+    return Lowered("linear", (input, weight, bias))
 
 
-@_like(torch.matmul)
-def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> _Lowered | str:
+@like(torch.matmul)
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Lowered | str:
     """A product, as torch.matmul. By matmul for rows and a matrix, by batched_matmul for batches of one shape; vectors
     and broadcast batches are PyTorch's.
     """
@@ -343,9 +250,9 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> _Lower
     return _product(input, other)
 
 
-def _batched(c: Any, a: Any, b: Any, beta: float, alpha: float) -> _Lowered | str:
+def _batched(c: Any, a: Any, b: Any, beta: float, alpha: float) -> Lowered | str:
     """alpha a b + beta c; without c (beta = 0) memory of its shape is given in its place, which nobody reads."""
-    if reason := _unfit("batched_matmul", a, b, *(() if c is None else (c,))):
+    if reason := unfit("batched_matmul", a, b, *(() if c is None else (c,))):
         return reason
     if a.ndim < 3 or b.ndim != a.ndim or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
         return "the operands are not batches of one shape that fit"
@@ -353,19 +260,19 @@ def _batched(c: Any, a: Any, b: Any, beta: float, alpha: float) -> _Lowered | st
     if c is not None and tuple(c.shape) != shape:
         return "what is added is broadcast"
     given = a.new_empty(shape) if c is None else c
-    return _Lowered("batched_matmul", (a, b, given), {"alpha": float(alpha), "beta": float(beta)})
+    return Lowered("batched_matmul", (a, b, given), {"alpha": float(alpha), "beta": float(beta)})
 
 
-@_like(torch.bmm)
-def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> _Lowered | str:
+@like(torch.bmm)
+def bmm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Lowered | str:
     """A batch of products, as torch.bmm. By batched_matmul where no gradient is wanted."""
     return "bmm makes its result" if out is not None or input.ndim != 3 else _batched(None, input, mat2, 0.0, 1.0)
 
 
-@_like(torch.baddbmm)
+@like(torch.baddbmm)
 def baddbmm(
     input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
-) -> _Lowered | str:
+) -> Lowered | str:
     """beta input + alpha batch1 batch2, as torch.baddbmm. By batched_matmul where nothing is broadcast and no gradient
     is wanted.
     """
@@ -374,43 +281,43 @@ def baddbmm(
     return _batched(input, batch1, batch2, beta, alpha)
 
 
-@_like(torch.addmm)
+@like(torch.addmm)
 def addmm(
     input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Tensor | None = None
-) -> _Lowered | str:
+) -> Lowered | str:
     """beta input + alpha mat1 mat2, as torch.addmm. By linear where `input` is a bias, both factors are 1 and no
     gradient is wanted.
     """
     if out is not None or beta != 1 or alpha != 1:
         return "linear makes its result, and multiplies nothing by beta and alpha"
-    if reason := _unfit("linear", input, mat1, mat2):
+    if reason := unfit("linear", input, mat1, mat2):
         return reason
     if mat1.ndim != 2 or mat2.ndim != 2 or mat1.shape[1] != mat2.shape[0] or input.shape != mat2.shape[1:]:
         return "the operands are not rows, a matrix and a bias that fit"
-    return _Lowered("linear", (mat1, mat2.t(), input))
+    return Lowered("linear", (mat1, mat2.t(), input))
 
 
-@_like(torch.add, autocast=False)
-def add(input: Tensor, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> _Lowered | str:
+@like(torch.add, autocast=False)
+def add(input: Tensor, other: Tensor | float, *, alpha: float = 1, out: Tensor | None = None) -> Lowered | str:
     """input + other, as torch.add. By vector_add, add_scalar, bias_add or broadcast_add (four axes) where alpha is 1
     and no gradient is wanted; what makes `input` larger is PyTorch's.
     """
     if out is not None or alpha != 1:
         return "the operators make their result, and multiply nothing by alpha"
     if type(other) in (int, float):
-        return _unfit("add_scalar", input) or _Lowered("add_scalar", (input,), {"value": float(other)})
+        return unfit("add_scalar", input) or Lowered("add_scalar", (input,), {"value": float(other)})
     if not isinstance(other, Tensor):
         return "the other operand is neither a tensor nor a real number"
     if other.shape == input.shape:
-        return _unfit("vector_add", input, other) or _Lowered("vector_add", (input, other))
+        return unfit("vector_add", input, other) or Lowered("vector_add", (input, other))
     if 0 < other.ndim <= input.ndim and input.shape[-other.ndim :] == other.shape:
-        return _unfit("bias_add", input, other) or _Lowered("bias_add", (input, other))
+        return unfit("bias_add", input, other) or Lowered("bias_add", (input, other))
     if input.ndim == other.ndim == 4 and all(b in (1, a) for a, b in zip(input.shape, other.shape, strict=True)):
-        return _unfit("broadcast_add", input, other) or _Lowered("broadcast_add", (input, other))
+        return unfit("broadcast_add", input, other) or Lowered("broadcast_add", (input, other))
     return "no operator adds tensors of these shapes"
 
 
-@_like(torch_functional.scaled_dot_product_attention)
+@like(torch_functional.scaled_dot_product_attention)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -420,14 +327,14 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> _Lowered | str:
+) -> Lowered | str:
     """As torch.nn.functional.scaled_dot_product_attention, of tensors [batch, heads, length, dim] or without heads. By
     attention where a kernel of ours is taken, there is no mask but is_causal and no dropout; with gradients where a
     kernel of ours computes these as well.
     """
     if attn_mask is not None or dropout_p:
         return "attention takes no mask as a tensor, and drops nothing"
-    if reason := _unfit("attention", query, key, value):
+    if reason := unfit("attention", query, key, value):
         return reason
     if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
         return "attention takes batch, heads, length and dim"
@@ -450,7 +357,7 @@ def scaled_dot_product_attention(
         found = ops.attention_backward.why(q, k, v, out, lse, out, lse, **scalars)
         if found.implementation.backend == "torch":
             return f"its gradients are PyTorch's here: {found.why}"
-    return _Lowered(
+    return Lowered(
         "attention",
         (q, k, v),
         scalars,

@@ -8,26 +8,21 @@ entry point group `opforge.operators` (each entry names a module whose folder is
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import os
-import re
-import sys
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 
-from opforge.core import operator as core_operator
-from opforge.core.errors import OpforgeError, UsageError, unknown
+from opforge.core.errors import UsageError, unknown
 from opforge.core.implementation import DEFINITION, Implementation
 from opforge.core.operator import Operator
 from opforge.core.plugins import plugged
 from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition, check_gradient
+from opforge.registry.guest_modules import load_module
 from opforge.registry.implementation_files import find_source, read_implementation
-from opforge.registry.statement_checks import check_names, get_close_matches
+from opforge.registry.statement_checks import check_names
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
 
@@ -216,22 +211,7 @@ def _twin(stem: str) -> str:
 
 def _load_definition(name: str, folder: Path, known: Collection[str]) -> Operator:
     path = folder / "op.py"
-    # the folder is part of the name: two homes may each hold a folder of one name
-    module_name = f"opforge_operator_{name}_{zlib.crc32(str(folder).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module
-    try:
-        spec.loader.exec_module(module)
-    except OpforgeError as error:
-        raise UsageError(f"{path}{_line(error, path)}: {error}") from error
-    except (Exception, SystemExit) as error:  # op.py is a guest's code: whatever it raises is reported with its file
-        line = _line(error, path)
-        raise UsageError(
-            f"{path} cannot be loaded: {type(error).__name__}: {error}{f' (line {line[1:]})' if line else ''}. "
-            f"{_remedy(error)}"
-        ) from error
+    module = load_module("operator", name, path)
     operator = getattr(module, "operator", None)
     if not isinstance(operator, Operator):
         raise UsageError(f"{path} defines no `operator = Operator(...)`. See: opforge show softmax --source")
@@ -243,32 +223,3 @@ def _load_definition(name: str, folder: Path, known: Collection[str]) -> Operato
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
     return dataclasses.replace(operator, folder=folder)
-
-
-def _line(error: BaseException, path: Path) -> str:
-    """ ":LINE" of a definition's own file where an error was raised; nothing where it was raised elsewhere."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return f":{error.lineno}"
-    lines = [step.tb_lineno for step in _steps(error.__traceback__) if step.tb_frame.f_code.co_filename == str(path)]
-    return f":{lines[-1]}" if lines else ""
-
-
-def _steps(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
-RENAMED = {"factors": "compute_dtype"}
-"""Fields of nouns that had another name: a definition that says it is told today's."""
-
-
-def _remedy(error: BaseException) -> str:
-    """What to do about an error that a definition raised: for a noun's field that there is not, the nearest ones."""
-    called = re.match(r"(\w+)\.__init__\(\) (got an unexpected keyword argument '(\w+)'|missing)", str(error))
-    noun = getattr(core_operator, called[1], None) if called else None
-    if called is None or not dataclasses.is_dataclass(noun):
-        return "Mend it there."
-    names = [item.name for item in dataclasses.fields(noun)]
-    near = [RENAMED[called[3]]] if called[3] in RENAMED else get_close_matches(called[3] or "", names, n=1)
-    return f"{f'Did you mean {near[0]!r}? ' if near else ''}{called[1]} has {', '.join(names)}."

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from opforge.core.errors import UsageError, unknown
 from opforge.core.pipeline import Pipeline
 from opforge.registry.discovery import Registry
+from opforge.registry.guest_modules import load_module
 
 FOLDER = "pipelines"
 
@@ -33,13 +32,7 @@ def load_pipeline(registry: Registry, name: str) -> Pipeline:
     if name not in files:
         raise unknown("pipeline", name, files)
     path = files[name]
-    spec = importlib.util.spec_from_file_location(f"opforge_pipeline_{name}_{zlib.crc32(str(path).encode()):08x}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a guest's code: whatever it raises is reported with its file
-        raise UsageError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    module = load_module("pipeline", name, path)
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
         raise UsageError(f"{path} defines no `pipeline = Pipeline(name={name!r}, …)`. See: docs/verification.md")

@@ -10,7 +10,7 @@ An element may be off by SPREAD times the root of the mean of the squares of wha
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,12 +57,17 @@ class PipelineOutcome:
 
 
 def verify_pipeline(
-    registry: Registry, pipeline: Pipeline, host: Host, device: str, dtypes: tuple[str, ...] = (), only: str = ""
+    registry: Registry,
+    pipeline: Pipeline,
+    host: Host,
+    device: str,
+    dtypes: Sequence[str] = (),
+    backends: Sequence[str] = (),
 ) -> Iterator[PipelineOutcome]:
-    """Every case in every dtype with every backend that runs here (`only`: one of them): plain, and with NaN and
+    """Every case in every dtype with every backend that runs here (`backends`: of these alone): plain, and with NaN and
     infinities among the inputs of each stage. Raises EnvironmentLacks where the machine lacks what a stage needs.
     """
-    for name in BACKENDS if not only else (only,):
+    for name in backends or BACKENDS:
         if isinstance(backend(name).execution_mode(device), Missing):
             continue
         if not any(_files(registry, stage, name) for stage in pipeline.stages):

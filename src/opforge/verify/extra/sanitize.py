@@ -96,8 +96,8 @@ def job_for(
 
 def cases_for(bench: CaseCache, dtype: str) -> tuple[Case, ...]:
     """A few small cases of the operator's own, with fresh seeds: plain ones and those with strides come first.
-    Operators on rows, with no further axis, get one more, that a
-    cluster of blocks shares."""
+    Operators on rows, with no further axis, get one more, that a cluster of blocks shares.
+    """
     own = [case for case in bench.operator.cases if case.dtype in (None, dtype)]
     small = sorted(
         reduced(bench.operator, own, MOST_ELEMENTS),
