@@ -136,11 +136,12 @@ def test_every_field_has_an_example_that_is_right(noun):
     """An example that would itself be refused sends a user in circles."""
     from pathlib import Path
 
-    from opforge.core import operator as nouns
+    from opforge.core import operator, pipeline
 
-    kind = getattr(nouns, noun)
+    nouns = {**vars(operator), **vars(pipeline)}
+    kind = nouns[noun]
     assert [item.name for item in dataclasses.fields(kind) if item.init] == list(EXAMPLES[noun])
-    names = {**vars(nouns), "Path": Path}
+    names = {**nouns, "Path": Path}
     names |= dict.fromkeys(
         ("reference", "magnitude", "rounded", "errors", "rows_sum_to_one", "made_before"), lambda *given: None
     )

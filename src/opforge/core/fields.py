@@ -102,7 +102,8 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
     "Pipeline": {
         "name": '"mlp"',
         "about": '"linear, gelu, linear"',
-        "stages": '(Stage(name="y", operator="relu", axes={"shape": ("n",)}, inputs={"x": "h"}),)',
+        "stages": '(Stage(name="h", operator="silu", axes={"shape": ("n",)}), '
+        'Stage(name="y", operator="relu", axes={"shape": ("n",)}, inputs={"x": "h"}))',
         "cases": '(PipelineCase(name="odd", axes={"n": 67}, why="one past a block"),)',
         "dtypes": '("float32", "float16")',
     },
