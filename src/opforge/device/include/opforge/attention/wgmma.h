@@ -1,0 +1,430 @@
+// opforge/attention/wgmma.h - attention's forward pass on Hopper: TMA brings keys and values, warpgroups multiply and take exponentials in turns.
+//
+// One thread of the first warpgroup keeps rings of blocks of keys and of values full.  Each of the others holds 64 queries: their sums of weighted
+// values stay in registers for all keys.  A warpgroup's exponentials of block j run under its own product of block j - 1 with the values, and under
+// the products of the other warpgroups, which take turns at the tensor cores.  Weights never leave registers.  Blocks stay for many tiles,
+// and where masks make some short take the next one when they are done.  sm_90a alone.
+//
+// source    Shah et al., FlashAttention-3, arXiv:2407.08608; Dao, FlashAttention-2, arXiv:2307.08691; PTX ISA: wgmma, cp.async.bulk.tensor,
+//           mbarrier, setmaxnreg
+#ifndef OPFORGE_ATTENTION_WGMMA_H_
+#define OPFORGE_ATTENTION_WGMMA_H_
+
+#include "opforge/arch/hopper_heads.h"
+#include "opforge/arch/scratch.h"
+#include "opforge/numeric/math_device.h"
+
+namespace opforge {
+namespace attention {
+
+using hopper::Barrier;
+using hopper::kBox;
+
+constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr int kFar = 1 << 29;  // a window without a limit reaches this far; lengths are below it
+
+/// Sizes of a kernel: queries of 64 * kConsumers at a time against kBlockN keys, head dimensions up to kD and kE.
+template <typename T, int kD_, int kE_, int kBlockN_, int kConsumers_, int kStages_, bool kTurns_>
+struct ForwardShape {
+  using Element = T;
+  static constexpr int kD = kD_, kE = kE_, kBlockN = kBlockN_, kConsumers = kConsumers_, kStages = kStages_;
+  static constexpr bool kTurns = kTurns_;
+  static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
+  static constexpr int kBoxesD = kD / kBox, kBoxesE = kE / kBox;
+  static constexpr int kAhead = 2;  // tiles that the copying thread may have taken before the others have done with them
+  static constexpr int kQueryBoxBytes = kBox * 128, kKeyBoxBytes = kBlockN * 128;
+  static constexpr int kQueryBytes = kConsumers * kBoxesD * kQueryBoxBytes, kKeyBytes = kBoxesD * kKeyBoxBytes, kValueBytes = kBoxesE * kKeyBoxBytes;
+  static constexpr int kSharedBytes = 1024 + kQueryBytes + kStages * (kKeyBytes + kValueBytes) + 8 * (2 + 4 * kStages + 2 * kAhead) + 4 * kAhead;
+  // a warpgroup of the three or four gives back what the others take
+  static constexpr int kCopyRegisters = kConsumers == 3 ? 32 : 40, kMathRegisters = kConsumers == 3 ? 160 : 232;
+};
+
+/// What a call asks, beside the tensors.
+struct ForwardCall {
+  int queries, keys, heads, group, value_dim;
+  int shift, left, right;             // query i stands at i + shift and sees keys from there - left up to there + right
+  int row_blocks, heads_together, all_heads;  // blocks of queries; heads whose keys and values fit the second-level cache together; heads of all entries
+  float factor;                       // of raw scores, times log2(e); of capped ones, log2(e) * cap
+  float inner;                        // a cap's argument is inner * raw score; 0 without a cap
+  bool transformed;                   // scores are capped, or multiplied before their maximum is taken (a negative factor)
+  bool whole_stores;                  // rows of out begin at multiples of 16 bytes, and are whole vectors of them
+  int* taken;                         // tiles that blocks have taken beyond their first; null where all cost the same: then they are dealt out in turns
+};
+
+/// A tile: a block of queries of a head.  Of heads whose keys and values fit the second-level cache together, the tiles with the most keys come
+/// first, so that what is left at the end is short.
+struct Tile {
+  int rows, head;  // block of queries, head of all entries
+
+  __device__ __forceinline__ Tile(const ForwardCall& call, int at) {
+    const int section = at / (call.heads_together * call.row_blocks), first = section * call.heads_together;
+    const int together = min(call.heads_together, call.all_heads - first), in_section = at - first * call.row_blocks;
+    rows = call.row_blocks - 1 - in_section / together;
+    head = first + in_section % together;
+  }
+};
+
+/// Blocks of keys that any query of some rows sees: from `last` down to `first`; none where last < first.
+struct KeyBlocks {
+  int first, last;
+};
+template <typename S>
+__device__ __forceinline__ KeyBlocks key_blocks(const ForwardCall& call, int row0) {
+  const int top = row0 + call.shift, bottom = min(row0 + S::kBlockM, call.queries) - 1 + call.shift;
+  const int from = max(top - call.left, 0), to = min(bottom + call.right + 1, call.keys);
+  return to > from ? KeyBlocks{from / S::kBlockN, (to - 1) / S::kBlockN} : KeyBlocks{0, -1};
+}
+
+/// A ring's slot and the parity of its phase.
+template <int kStages>
+struct Slot {
+  int at = 0;
+  uint32_t parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++at == kStages) at = 0, parity ^= 1;
+  }
+};
+
+template <typename S>
+struct Shared {
+  unsigned char *queries, *keys, *values;
+  Barrier *queries_full, *queries_empty, *keys_full, *keys_empty, *values_full, *values_empty, *tiles_full, *tiles_empty;
+  int* tiles;
+
+  __device__ __forceinline__ explicit Shared(unsigned char* raw) {
+    queries = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+    keys = queries + S::kQueryBytes;
+    values = keys + S::kStages * S::kKeyBytes;
+    queries_full = reinterpret_cast<Barrier*>(values + S::kStages * S::kValueBytes);
+    queries_empty = queries_full + 1;
+    keys_full = queries_empty + 1;
+    keys_empty = keys_full + S::kStages;
+    values_full = keys_empty + S::kStages;
+    values_empty = values_full + S::kStages;
+    tiles_full = values_empty + S::kStages;
+    tiles_empty = tiles_full + S::kAhead;
+    tiles = reinterpret_cast<int*>(tiles_empty + S::kAhead);
+  }
+};
+
+template <typename S>
+__device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorMap* q, const CUtensorMap* k, const CUtensorMap* v, const ForwardCall& call) {
+  Slot<S::kStages> key, value;
+  Slot<S::kAhead> ahead;
+  uint32_t parity = 0;
+  const int total = call.row_blocks * call.all_heads;
+  for (int at = blockIdx.x;; at = call.taken != nullptr ? static_cast<int>(gridDim.x) + atomicAdd(call.taken, 1) : at + static_cast<int>(gridDim.x)) {
+    hopper::wait(&shared.tiles_empty[ahead.at], ahead.parity ^ 1);
+    shared.tiles[ahead.at] = at;
+    hopper::arrive(&shared.tiles_full[ahead.at]);
+    ahead.advance();
+    if (at >= total) return;
+    const Tile tile(call, at);
+    const int row0 = tile.rows * S::kBlockM, entry = tile.head / call.heads, head = tile.head % call.heads, shared_head = head / call.group;
+    const KeyBlocks blocks = key_blocks<S>(call, row0);
+    if (blocks.last < blocks.first) continue;
+    const auto load_keys = [&](int block) {
+      hopper::wait(&shared.keys_empty[key.at], key.parity ^ 1);
+      hopper::arrive_and_expect_bytes(&shared.keys_full[key.at], S::kKeyBytes);
+#pragma unroll
+      for (int i = 0; i < S::kBoxesD; ++i)
+        hopper::start_box(shared.keys + key.at * S::kKeyBytes + i * S::kKeyBoxBytes, k, i * kBox, block * S::kBlockN, shared_head, entry,
+                          &shared.keys_full[key.at]);
+      key.advance();
+    };
+    const auto load_values = [&](int block) {
+      hopper::wait(&shared.values_empty[value.at], value.parity ^ 1);
+      hopper::arrive_and_expect_bytes(&shared.values_full[value.at], S::kValueBytes);
+#pragma unroll
+      for (int i = 0; i < S::kBoxesE; ++i)
+        hopper::start_box(shared.values + value.at * S::kValueBytes + i * S::kKeyBoxBytes, v, i * kBox, block * S::kBlockN, shared_head, entry,
+                          &shared.values_full[value.at]);
+      value.advance();
+    };
+    hopper::wait(shared.queries_empty, parity ^ 1);
+    parity ^= 1;
+    hopper::arrive_and_expect_bytes(shared.queries_full, S::kQueryBytes);
+#pragma unroll
+    for (int i = 0; i < S::kConsumers * S::kBoxesD; ++i)
+      hopper::start_box(shared.queries + i * S::kQueryBoxBytes, q, i % S::kBoxesD * kBox, row0 + i / S::kBoxesD * 64, head, entry, shared.queries_full);
+    load_keys(blocks.last);
+    for (int block = blocks.last - 1; block >= blocks.first; --block) {
+      load_keys(block);
+      load_values(block + 1);
+    }
+    load_values(blocks.first);
+  }
+}
+
+/// What a thread keeps of its two rows: the largest score so far, and its own part of the sum of weights.
+struct Running {
+  float top[2], total[2];
+};
+
+/// Scores in place become weights: exponentials over the largest score so far. Gives what earlier sums are multiplied by.
+template <int count>
+__device__ __forceinline__ void weigh(float (&scores)[count], Running& running, float factor, float (&shrink)[2]) {
+  float high[2] = {running.top[0], running.top[1]};
+#pragma unroll
+  for (int i = 0; i < count; ++i) high[i / 2 % 2] = fmaxf(high[i / 2 % 2], scores[i]);
+  float base[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 1));
+    high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 2));
+    // a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
+    base[r] = high[r] == -INFINITY ? 0.0f : high[r] * factor;
+    shrink[r] = exp2_approximate(fmaf(running.top[r], factor, -base[r]));
+    running.top[r] = high[r];
+    running.total[r] *= shrink[r];
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    scores[i] = exp2_approximate(fmaf(scores[i], factor, -base[i / 2 % 2]));
+    running.total[i / 2 % 2] += scores[i];
+  }
+}
+
+/// Scores capped, or only multiplied: in units of log2 from here on.
+template <int count>
+__device__ __forceinline__ void transform(float (&scores)[count], float factor, float inner) {
+  if (inner != 0.0f) {
+    // tanh(x) = 1 - 2 / (exp(2x) + 1): right at both ends, where exp is 0 or infinite
+#pragma unroll
+    for (int i = 0; i < count; ++i) scores[i] = 1.0f - 2.0f * reciprocal_approximate(1.0f + exp2_approximate(2.0f * kLog2E * inner * scores[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < count; ++i) scores[i] *= factor;
+}
+
+/// -inf where a key is not seen; `col0` is the place of the block's first key, `position` that of the thread's first row.
+template <int count>
+__device__ __forceinline__ void mask(float (&scores)[count], const ForwardCall& call, int col0, int position) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int first = static_cast<int>(threadIdx.x) % 4 * 2;
+    const int most = min(position + 8 * r + call.right, call.keys - 1) - col0 - first, least = position + 8 * r - call.left - col0 - first;
+#pragma unroll
+    for (int i = 0; i < count; ++i) {
+      if (i / 2 % 2 != r) continue;
+      const int at = i / 4 * 8 + i % 2;
+      scores[i] = at > most || at < least ? -INFINITY : scores[i];
+    }
+  }
+}
+
+/// Exchanges words among four neighbouring lanes: word j of lane t becomes word t of lane j.
+__device__ __forceinline__ void transpose_words(Pair (&words)[4]) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int far = 1; far <= 2; far *= 2) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (j & far) continue;
+      const Pair sent = lane & far ? words[j] : words[j + far];
+      const Pair got = __shfl_xor_sync(0xffffffffu, sent, far);
+      if (lane & far) words[j] = got; else words[j + far] = got;
+    }
+  }
+}
+
+/// Rows of out from the sums of a warpgroup: 64 bytes of a row for every four lanes.
+template <typename T, int count>
+__device__ __forceinline__ void store_rows(const float (&sums)[count], const float (&weight)[2], T* out, const ForwardCall& call, int row) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const bool inside = row + 8 * r < call.queries;
+    T* line = out + static_cast<int64_t>(row + 8 * r) * call.value_dim;
+#pragma unroll
+    for (int i = 0; i < count / 16; ++i) {
+      if (call.whole_stores) {
+        Pair words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) words[j] = hopper::pack_two<T>(sums[i * 16 + j * 4 + 2 * r] * weight[r], sums[i * 16 + j * 4 + 2 * r + 1] * weight[r]);
+        transpose_words(words);
+        const int col = i * 32 + lane * 8;
+        if (inside && col < call.value_dim)
+          asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line + col), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
+      } else {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          const int col = i * 32 + j / 2 * 8 + lane * 2 + j % 2;
+          if (inside && col < call.value_dim) line[col] = store_from_float<T>(sums[i * 16 + j / 2 * 4 + 2 * r + j % 2] * weight[r]);
+        }
+      }
+    }
+  }
+}
+
+template <typename S>
+__device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Element* out, float* lse, const ForwardCall& call) {
+  using T = typename S::Element;
+  using Scores = hopper::Product<T, S::kBlockN, false, false>;
+  using Values = hopper::ProductOfRegisters<T, S::kE, true>;
+  const int group = threadIdx.x / 128 - 1, thread = threadIdx.x % 128, row_in_tile = group * 64 + thread / 32 * 16 + thread % 32 / 4;
+  const uint64_t q = hopper::operand(shared_address(shared.queries) + group * S::kBoxesD * S::kQueryBoxBytes, S::kQueryBoxBytes, 1024);
+  const uint64_t k = hopper::operand(shared_address(shared.keys), S::kKeyBoxBytes, 1024);
+  const uint64_t v = hopper::operand(shared_address(shared.values), S::kKeyBoxBytes, 1024);
+  const float factor = call.transformed ? 1.0f : call.factor;
+  Slot<S::kStages> key, value;
+  Slot<S::kAhead> ahead;
+  uint32_t parity = 0;
+  const auto await_turn = [&] {
+    if constexpr (S::kTurns) hopper::named_barrier(1 + group, 256);
+  };
+  const auto give_turn = [&] {
+    if constexpr (S::kTurns) hopper::arrive_at_named_barrier(1 + (group + 1) % S::kConsumers, 256);
+  };
+  // the first warpgroup's first turn is given by the last
+  if (group == S::kConsumers - 1) give_turn();
+
+  float scores[S::kBlockN / 2], sums[S::kE / 2];
+  Pair weights[S::kBlockN / 16][4];
+  const auto multiply_keys = [&] {
+    hopper::hold(scores);
+    hopper::fence_before_products();
+#pragma unroll
+    for (int i = 0; i < S::kD / 16; ++i) {
+      // sixteen terms further are 32 bytes, until the next box begins
+      const uint64_t a = q + ((i / 4 * S::kQueryBoxBytes + i % 4 * 32) >> 4);
+      Scores::run(scores, a, k + ((key.at * S::kKeyBytes + i / 4 * S::kKeyBoxBytes + i % 4 * 32) >> 4), i > 0);
+    }
+    hopper::commit_products();
+  };
+  const auto multiply_values = [&](bool add) {
+    hopper::fence_before_products();
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 16; ++i) Values::run(sums, weights[i], v + ((value.at * S::kValueBytes + i * 16 * 128) >> 4), add || i > 0);
+    hopper::commit_products();
+  };
+  const auto pack = [&] {
+#pragma unroll
+    for (int i = 0; i < S::kBlockN / 16; ++i)
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weights[i][j] = hopper::pack_two<T>(scores[i * 8 + j * 2], scores[i * 8 + j * 2 + 1]);
+    hopper::hold(weights);
+  };
+
+  while (true) {
+    hopper::wait(&shared.tiles_full[ahead.at], ahead.parity);
+    const int at = shared.tiles[ahead.at];
+    __syncwarp();
+    if (thread % 32 == 0) hopper::arrive(&shared.tiles_empty[ahead.at]);
+    ahead.advance();
+    if (at >= call.row_blocks * call.all_heads) return;
+    const Tile tile(call, at);
+    const int row0 = tile.rows * S::kBlockM, row = row0 + row_in_tile;
+    const KeyBlocks blocks = key_blocks<S>(call, row0);
+    Running running{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+    float shrink[2];
+    // blocks of keys that all queries of this warpgroup see whole are not masked
+    const int top = row0 + group * 64 + call.shift, clear_to = min(call.keys, top + call.right + 1), clear_from = top + 63 - call.left;
+    const auto soften = [&](int block) {
+      if (call.transformed) transform(scores, call.factor, call.inner);
+      if ((block + 1) * S::kBlockN > clear_to || block * S::kBlockN < clear_from) mask(scores, call, block * S::kBlockN, row + call.shift);
+      weigh(scores, running, factor, shrink);
+    };
+    if (blocks.last >= blocks.first) {
+      hopper::wait(shared.queries_full, parity);
+      parity ^= 1;
+      hopper::wait(&shared.keys_full[key.at], key.parity);
+      multiply_keys();
+      hopper::wait_for_products<0>();
+      hopper::hold(scores);
+      if (thread == 0) hopper::arrive(&shared.keys_empty[key.at]);
+      key.advance();
+      soften(blocks.last);
+      pack();
+      bool add = false;
+#pragma unroll 1
+      for (int block = blocks.last - 1; block >= blocks.first; --block) {
+        hopper::wait(&shared.keys_full[key.at], key.parity);
+        await_turn();
+        hopper::hold(sums);
+        multiply_keys();
+        hopper::wait(&shared.values_full[value.at], value.parity);
+        multiply_values(add);
+        give_turn();
+        add = true;
+        hopper::wait_for_products<1>();
+        hopper::hold(scores);
+        if (thread == 0) hopper::arrive(&shared.keys_empty[key.at]);
+        key.advance();
+        soften(block);
+        // The exponentials are to run under the products. ptxas 13.0 moves the wait in front of them unless a branch that needs them all stands
+        // between: sums of weights are never below 0
+        if (running.total[0] + running.total[1] < 0.0f) __trap();
+        hopper::wait_for_products<0>();
+        hopper::hold(sums);
+        hopper::hold(scores);  // the products have read the weights of before: now they may be overwritten
+        if (thread == 0) hopper::arrive(&shared.values_empty[value.at]);
+        value.advance();
+        pack();
+#pragma unroll
+        for (int i = 0; i < S::kE / 2; ++i) sums[i] *= shrink[i / 2 % 2];
+      }
+      if (thread == 0) hopper::arrive(shared.queries_empty);
+      hopper::wait(&shared.values_full[value.at], value.parity);
+      hopper::hold(sums);
+      multiply_values(add);
+      hopper::wait_for_products<0>();
+      hopper::hold(sums);
+      if (thread == 0) hopper::arrive(&shared.values_empty[value.at]);
+      value.advance();
+    } else {
+#pragma unroll
+      for (int i = 0; i < S::kE / 2; ++i) sums[i] = 0.0f;
+    }
+    float weight[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      running.total[r] += __shfl_xor_sync(0xffffffffu, running.total[r], 1);
+      running.total[r] += __shfl_xor_sync(0xffffffffu, running.total[r], 2);
+      const bool nothing = running.total[r] == 0.0f;
+      weight[r] = nothing ? 0.0f : 1.0f / running.total[r];
+      if (thread % 4 == 0 && row + 8 * r < call.queries)
+        lse[static_cast<int64_t>(tile.head) * call.queries + row + 8 * r] = nothing ? -INFINITY : (running.top[r] * factor + log2f(running.total[r])) * kLn2;
+    }
+    store_rows<T>(sums, weight, out + static_cast<int64_t>(tile.head) * call.queries * call.value_dim, call, row);
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(S::kThreads, 1)
+    attend_wgmma(const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k, const __grid_constant__ CUtensorMap v,
+                 typename S::Element* out, float* lse, const __grid_constant__ ForwardCall call) {
+  extern __shared__ unsigned char raw[];
+  const Shared<S> shared(raw);
+  if (threadIdx.x == 0) {
+    hopper::prefetch_map(&q);
+    hopper::prefetch_map(&k);
+    hopper::prefetch_map(&v);
+    hopper::init_barrier(shared.queries_full, 1);
+    hopper::init_barrier(shared.queries_empty, S::kConsumers);
+    for (int i = 0; i < S::kStages; ++i) {
+      hopper::init_barrier(&shared.keys_full[i], 1);
+      hopper::init_barrier(&shared.keys_empty[i], S::kConsumers);
+      hopper::init_barrier(&shared.values_full[i], 1);
+      hopper::init_barrier(&shared.values_empty[i], S::kConsumers);
+    }
+    for (int i = 0; i < S::kAhead; ++i) {
+      hopper::init_barrier(&shared.tiles_full[i], 1);
+      hopper::init_barrier(&shared.tiles_empty[i], 4 * S::kConsumers);
+    }
+    hopper::fence_barrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    hopper::shrink_registers<S::kCopyRegisters>();
+    if (threadIdx.x == 0) produce<S>(shared, &q, &k, &v, call);
+  } else {
+    hopper::grow_registers<S::kMathRegisters>();
+    consume<S>(shared, out, lse, call);
+  }
+}
+
+}  // namespace attention
+}  // namespace opforge
+
+#endif  // OPFORGE_ATTENTION_WGMMA_H_
