@@ -178,11 +178,15 @@ __device__ __forceinline__ void weigh(float (&scores)[count], Running& running, 
     running.top[r] = high[r];
     running.total[r] *= shrink[r];
   }
+  // a block's weights are added up apart: a sum of all keys one after another would lose digits
+  float parts[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < count; ++i) {
     scores[i] = exp2_approximate(fmaf(scores[i], factor, -base[i / 2 % 2]));
-    running.total[i / 2 % 2] += scores[i];
+    parts[i % 4] += scores[i];
   }
+  running.total[0] += parts[0] + parts[1];
+  running.total[1] += parts[2] + parts[3];
 }
 
 /// Scores capped, or only multiplied: in units of log2 from here on.
@@ -308,8 +312,8 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
 
   while (true) {
     hopper::wait(&shared.tiles_full[ahead.at], ahead.parity);
-    const int at = shared.tiles[ahead.at];
-    __syncwarp();
+    // from one lane to all: what follows from it is known to be the same for the warp, and its branches and addresses cost one instruction
+    const int at = __shfl_sync(0xffffffffu, shared.tiles[ahead.at], 0);
     if (thread % 32 == 0) hopper::arrive(&shared.tiles_empty[ahead.at]);
     ahead.advance();
     if (at >= call.row_blocks * call.all_heads) return;
@@ -352,9 +356,6 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
         if (thread == 0) hopper::arrive(&shared.keys_empty[key.at]);
         key.advance();
         soften(block);
-        // The exponentials are to run under the products. ptxas 13.0 moves the wait in front of them unless a branch that needs them all stands
-        // between: sums of weights are never below 0
-        if (running.total[0] + running.total[1] < 0.0f) __trap();
         hopper::wait_for_products<0>();
         hopper::hold(sums);
         hopper::hold(scores);  // the products have read the weights of before: now they may be overwritten
