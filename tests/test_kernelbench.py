@@ -18,7 +18,8 @@ from opforge.forge import files_of, from_formula
 from opforge.forge.evaluate import evaluate
 from opforge.forge.families import layout_of
 from opforge.forge.kernelbench import name_of, read_task, write_task
-from opforge.forge.suite import TaskResult, judged, lines, summary, task_files
+from opforge.forge.suite import TaskResult, judged, lines, summary
+from opforge.forge.tasks import tasks_at
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "kernelbench"
 HUGE = '''
@@ -110,9 +111,9 @@ def test_a_definition_written_as_a_task_and_read_again_computes_the_same(formula
 
 
 def test_the_ten_tasks_of_the_sources_are_read():
-    files = task_files(EXAMPLES)
-    assert len(files) == 10
-    families = [layout_of(read_task(path, name_of(path)).program()).family for path in files]
+    tasks = tasks_at(EXAMPLES)
+    assert [task.label.split("_")[0] for task in tasks] == [str(number) for number in range(1, 11)]
+    families = [layout_of(task.prepare(task.name).definition.program()).family for task in tasks]
     assert {family: families.count(family) for family in families} == {"elementwise": 5, "rows": 3, "product": 2}
 
 

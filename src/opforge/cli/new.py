@@ -13,6 +13,7 @@ from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.forge import Definition
+    from opforge.forge.generate import More
 
 
 def new(
@@ -34,8 +35,9 @@ def new(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Generate it from a definition in YAML, a definition document or task book in Markdown, or "
-            "linalg.generic text (.mlir).",
+            help="Generate it from a definition in YAML, a definition document or task book in Markdown, "
+            "linalg.generic text (.mlir), or a task of flashinfer-trace or SOL-ExecBench (.json, or a problem's "
+            "folder), BackendBench (suite.txt:aten.relu.default) or KernelBench (.py).",
         ),
     ] = None,
     like: Annotated[
@@ -69,14 +71,28 @@ def new(
 
     given = settings(context)
     folder = home or (*given.homes, Path("operators"))[0]
+    more: More | None = None
+    left_out: tuple[str, ...] = ()
     if example and not like:
         raise UsageError("--example belongs to --like. A formula says its axes, not their sizes.")
     if like:
         if formula is not None or definition is not None or parameter:
             raise UsageError("--like says all of the definition. Leave out --formula, --from and --parameter.")
-        from opforge.forge.traced import traced
+        from opforge.forge.apart import apart
+        from opforge.forge.definition import definition_of
+        from opforge.forge.traced import traced_fields
 
-        asked: Definition | None = traced(like, name, [_example(one) for one in example or []])
+        fields = apart(traced_fields, like, name, [_example(one) for one in example or []])
+        asked: Definition | None = definition_of(fields, name, like)
+    elif definition is not None and _is_task(definition):
+        if formula is not None or parameter:
+            raise UsageError("A task says all of the definition. Leave out --formula and --parameter.")
+        from opforge.forge.tasks import one_task
+
+        prepared = one_task(definition).prepare(name)
+        asked, more = prepared.definition, prepared.more
+        left_out = prepared.left_out
+        definition = None
     else:
         asked = _definition(name, formula, definition, parameter or [])
     if show_ir:
@@ -95,12 +111,14 @@ def new(
             raise UsageError("--lang is the definition document's language. Say what to define: --formula or --from.")
         written = create(given.registry(), name, folder)
     else:
-        written = generate(given.registry(), asked, folder, lang or _language(definition))
+        written = generate(given.registry(), asked, folder, lang or _language(definition), more)
     if json:
         print_json([str(path) for path in written])
         return
     for path in written:
         typer.echo(f"wrote {path}")
+    for reason in left_out:
+        typer.echo(f"left out: {reason}")
     typer.echo(f"next: opforge --home {shlex.quote(str(folder))} bench {name}")
 
 
@@ -126,6 +144,12 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
             raise UsageError(f"--parameter {one!r} has no name and number. Write: --parameter eps=1e-5")
         values[key.strip()] = number_of(key.strip(), value.strip())
     return from_formula(name, formula, values)
+
+
+def _is_task(file: Path) -> bool:
+    """Whether --from names a task of a benchmark, by the file's name."""
+    suffixes = (".json", ".txt", ".parquet", ".py")
+    return file.is_dir() or file.suffix.lower() in suffixes or any(f"{one}:" in file.name for one in suffixes)
 
 
 def _example(text: str) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
-"""`opforge suite run FOLDER`: task files in KernelBench's form, generated, verified and timed; `suite export` writes
-one.
+"""`opforge suite run FOLDER`: tasks of KernelBench, flashinfer-trace, SOL-ExecBench and BackendBench, generated,
+verified and timed; `suite export` writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def suite(
     ],
     home: Annotated[Path | None, typer.Option(help="Keep the generated operators in this folder.")] = None,
     device: Device = "",
-    dtype: Annotated[str, typer.Option(help="The one dtype that both sides compute.")] = "float32",
+    dtype: Annotated[
+        str, typer.Option(help="The one dtype that both sides compute. Default: float32, else the task's own.")
+    ] = "",
     backend: Annotated[
         list[str] | None,
         typer.Option(help="Backends to take; may be given several times. Default: torch, cpp on a CPU; all on a GPU."),
@@ -43,10 +45,11 @@ def suite(
     if action != "run":
         raise unknown("action of a suite", action, ("run", "export"))
     from opforge.cli.progress import telling
-    from opforge.forge.suite import lines, run_task, summary, task_files
+    from opforge.forge.suite import lines, run_task, summary
+    from opforge.forge.tasks import tasks_at
     from opforge.timing import Plan
 
-    files = task_files(place)[: most or None]
+    tasks = tasks_at(place)[: most or None]
     where = device_to_time(device)
     kinds = tuple(backend or (("torch", "cpp") if where == "cpu" else ()))
     plan = Plan(budget_s=budget, cache="warm" if where == "cpu" else "cold")
@@ -54,10 +57,10 @@ def suite(
     host = make_host(in_process)
     try:
         with tempfile.TemporaryDirectory() as scratch, telling(quiet=json) as say:
-            for path in files:
-                one = run_task(path, home or Path(scratch), host, device=where, dtype=dtype, backends=kinds, plan=plan)
+            for task in tasks:
+                one = run_task(task, home or Path(scratch), host, device=where, dtype=dtype, backends=kinds, plan=plan)
                 results.append(one)
-                say(f"{path.stem}: {one.outcome}")
+                say(f"{task.label}: {one.outcome}")
     finally:
         host.close()
     if json:
@@ -68,6 +71,10 @@ def suite(
             f"{one.speed_up:.2f} ({one.candidate} against {one.baseline})" if one.speed_up is not None else one.reason
         )
         typer.echo(f"{one.task}: {one.outcome}; {faster}")
+        for name, words in one.solutions.items():
+            typer.echo(f"  solution {name}: {words}")
+        for reason in one.left_out:
+            typer.echo(f"  left out: {reason}")
     for line in lines(results):
         typer.echo(line)
 

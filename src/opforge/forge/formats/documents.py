@@ -7,7 +7,6 @@ and written again is the same document: an absent key stays absent, a null stays
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -220,8 +219,7 @@ class Noun:
         return found
 
 
-@functools.cache
-def _known(cls: Any) -> dict[str, dataclasses.Field[Any]]:
+def _known(cls: type[Noun]) -> dict[str, dataclasses.Field[Any]]:
     return {item.metadata["key"] or item.name: item for item in dataclasses.fields(cls) if "kind" in item.metadata}
 
 

@@ -69,8 +69,8 @@ def holds_tasks(place: Path) -> bool:
 def task_sets(place: Path) -> list[TaskSet]:
     """What a definition's file, a problem's folder, a folder of those, or a flashinfer-trace root holds, by name.
 
-    Raises UsageError for what is no such thing, for a name that stands twice, and for what belongs to a definition that is
-    not there.
+    Raises UsageError for what is no such thing, for a name that stands twice, and for what belongs to a definition that
+    is not there.
     """
     if place.is_file():
         root = _root_above(place)
