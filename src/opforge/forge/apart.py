@@ -30,6 +30,8 @@ LIMIT_S = 120.0
 START_LIMIT_S = 300.0
 """Importing torch takes 2 s, on a busy machine ten times as long."""
 LARGEST_ANSWER = 4 << 20
+ON_THE_WAY_S = 5.0
+"""A fork and an answer's way take a tenth of a second."""
 
 _lock = threading.Lock()
 _server: subprocess.Popen[bytes] | None = None
@@ -48,7 +50,7 @@ def apart(function: Callable[..., Any], *arguments: Any, limit_s: float = LIMIT_
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
-            answer = json.loads(_line(process, limit_s + 5))
+            answer = json.loads(_line(process, limit_s + ON_THE_WAY_S))
         except (OSError, ValueError, TimeoutError, EOFError) as error:
             _end()
             raise UsageError(
