@@ -13,6 +13,7 @@ from opforge.core.errors import UsageError
 from opforge.forge.definition import Definition
 from opforge.forge.formats.documents import At
 from opforge.forge.formats.nouns import Solution, functions_of
+from opforge.forge.generate import IDEAS
 from opforge.forge.task_fields import MOST
 from opforge.forge.traced_tasks import Reading
 from opforge.forge.write_op import ODD, Case
@@ -59,6 +60,8 @@ def brought_in(solution: Solution, reading: Reading) -> tuple[str, str]:
     if largest > MOST:
         raise UsageError(f"{who} is for sizes alone that are too large to be verified on ({largest} elements).")
     backend = BACKENDS[language]
+    # not the name of what is generated
+    slug = f"{slug}_solution" if f"{backend}_{slug}" in IDEAS else slug
     called = "launch" if backend == "triton" else "run"
     entry = spec.entry_point.partition("::")[2]
     functions_of(source.content, At(who))
