@@ -169,7 +169,8 @@ def _calling(overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     unique = [key if names.count(key) == 1 else f"{key}_{at}" for at, key in enumerate(names)]
-    run.__signature__ = inspect.Signature([inspect.Parameter(key, kind) for key in unique])  # type: ignore[attr-defined]
+    signature = inspect.Signature([inspect.Parameter(key, kind) for key in unique])
+    run.__signature__ = signature  # type: ignore[attr-defined]
     return run
 
 

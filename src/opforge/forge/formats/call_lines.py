@@ -183,7 +183,8 @@ def arguments_in(text: str, where: str, column: int = 0) -> tuple[tuple[Any, ...
             case ast.List(elts=parts):
                 return list(map(value, parts))
             case ast.Dict(keys=keys, values=values) if all(isinstance(key, ast.Constant) for key in keys):
-                return {key.value: value(one) for key, one in zip(keys, values, strict=True)}  # type: ignore[union-attr]
+                names = [key.value for key in keys if isinstance(key, ast.Constant)]
+                return {key: value(one) for key, one in zip(names, values, strict=True)}
             case ast.UnaryOp(op=ast.USub(), operand=operand):
                 held = value(operand)
                 if isinstance(held, int | float) and not isinstance(held, bool):
