@@ -17,10 +17,12 @@ from opforge.core.errors import UsageError
 from opforge.core.verdict import Crash, Mismatch, Pass, Timeout, Unsupported
 from opforge.forge import from_formula
 from opforge.forge.evaluate import evaluate
+from opforge.forge.export_calls import suite_files
 from opforge.forge.export_tasks import task_of, traces_of, with_solutions
 from opforge.forge.formats.documents import At
 from opforge.forge.formats.files import files_of_task, task_sets
 from opforge.forge.formats.nouns import FLASHINFER, SOL, Solution, Trace
+from opforge.forge.tasks import tasks_at
 from opforge.forge.traced_tasks import read_task_set
 
 FORMULAS = [
@@ -213,3 +215,32 @@ def test_the_command_writes_a_folder_once(folder, tmp_path, monkeypatch):
     shown = export(file)
     assert shown.exit_code == 0, shown.output
     assert "class Model(nn.Module)" in shown.stdout
+
+
+def test_a_suite_of_calls_is_written_and_read_again(tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    formula = "y = maximum(a[*lead, cols], b[cols])"
+    CliRunner().invoke(command_line(["new"]), ["new", "larger", "--home", str(home), "--formula", formula])
+
+    def export(*words):
+        given = [str(home / "larger" / "definition.md"), "--as", "backendbench", "--out", str(tmp_path / "suite")]
+        return CliRunner().invoke(command_line(["suite"]), ["suite", "export", *given, *words])
+
+    assert "is no operator of ATen" in str(export().exception)
+    assert "has no float64" in str(export("--aten", "aten.maximum.default", "--dtype", "float64").exception)
+    assert not (tmp_path / "suite").exists()
+    answer = export("--aten", "aten.maximum.default", "--dtype", "bfloat16")
+    assert answer.exit_code == 0, answer.output
+    suite = (tmp_path / "suite" / "suite.txt").read_text()
+    assert suite.splitlines()[1] == "cnt: 0, ((T([1024, 1024], bf16), T([1024], bf16),), {})"
+    (task,) = tasks_at(tmp_path / "suite")
+    prepared = task.prepare("again")
+    assert prepared.definition.dtypes == ("bfloat16",)
+    assert list(prepared.more.files) == ["torch_maximum__default_implementation_v1.py"]
+    assert prepared.left_out == ()
+    space = {}
+    exec(prepared.more.files["torch_maximum__default_implementation_v1.py"], space)
+    a, b = torch.randn(2, 3), torch.randn(3)
+    assert torch.equal(space["run"](a, b), torch.maximum(a, b))
+    with pytest.raises(UsageError, match="has the parameter t"):
+        suite_files(from_formula("made", "y = x * t", {"t": 2.0}), "aten.mul.Tensor", "", None)

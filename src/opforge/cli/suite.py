@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from opforge.forge import Definition
 
 
-KERNELBENCH = "kernelbench"
+KERNELBENCH, BACKENDBENCH = "kernelbench", "backendbench"
 
 
 def suite(
@@ -39,11 +39,16 @@ def suite(
     budget: Annotated[float, typer.Option(min=0.05, help="Seconds of measuring for each task.")] = 1.0,
     form: Annotated[
         str,
-        typer.Option("--as", metavar="FORM", help="export: kernelbench, flashinfer-trace or sol-execbench."),
+        typer.Option(
+            "--as", metavar="FORM", help="export: kernelbench, flashinfer-trace, sol-execbench or backendbench."
+        ),
     ] = KERNELBENCH,
     out: Annotated[
         Path | None, typer.Option(help="export: the folder to write; for kernelbench the file. Default: print.")
     ] = None,
+    aten: Annotated[
+        str, typer.Option(metavar="OPERATOR", help="export --as backendbench: the operator of ATen that it computes.")
+    ] = "",
     in_process: InProcessOption = False,
     json: Json = False,
 ) -> None:
@@ -59,7 +64,7 @@ def suite(
     --as it is printed as a KernelBench file.
     """
     if action == "export":
-        _export(context, place, form, out, dtype, json=json)
+        _export(context, place, form, out, dtype, aten, json=json)
         return
     if action != "run":
         raise unknown("action of a suite", action, ("run", "export"))
@@ -98,11 +103,13 @@ def suite(
         typer.echo(line)
 
 
-def _export(context: typer.Context, place: Path, form: str, out: Path | None, dtype: str, *, json: bool) -> None:
+def _export(
+    context: typer.Context, place: Path, form: str, out: Path | None, dtype: str, aten: str, *, json: bool
+) -> None:
     from opforge.forge.formats.nouns import FLASHINFER, SOL
     from opforge.forge.kernelbench import write_task
 
-    checked("form of tasks", [form], (KERNELBENCH, FLASHINFER, SOL))
+    checked("form of tasks", [form], (KERNELBENCH, FLASHINFER, SOL, BACKENDBENCH))
     if form != KERNELBENCH and out is None:
         raise UsageError(f"{form} is a folder of documents. Say where it goes: --out FOLDER")
     if place.is_file() and place.suffix in (".json", ".md", ".yaml", ".yml"):
@@ -121,6 +128,13 @@ def _export(context: typer.Context, place: Path, form: str, out: Path | None, dt
         else:
             typer.echo(text, nl=False)
         return
+    assert out is not None
+    folder = place.parent if place.name == "definition.md" else None
+    if form == BACKENDBENCH:
+        from opforge.forge.export_calls import suite_files
+
+        _written(suite_files(definition, aten, dtype, folder), out, json=json)
+        return
     from dataclasses import replace
 
     from opforge.forge.export_tasks import task_of, traces_of, with_solutions
@@ -128,11 +142,10 @@ def _export(context: typer.Context, place: Path, form: str, out: Path | None, dt
 
     task = task_of(definition, form, dtype)
     reasons: tuple[str, ...] = ()
-    if place.name == "definition.md":
-        task, reasons = with_solutions(task, place.parent, definition)
+    if folder is not None:
+        task, reasons = with_solutions(task, folder, definition)
         with settings(context).open_store() as store:
             task = replace(task, traces=traces_of(task, store.query(operator=definition.name, limit=None)))
-    assert out is not None
     _written(files_of_task(task), out, json=json)
     for reason in () if json else reasons:
         typer.echo(f"left out: {reason}")
