@@ -4,21 +4,25 @@ by.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
 from opforge.core.errors import UsageError
 from opforge.core.verdict import Pass, Unsupported
 from opforge.forge import files_of, from_formula
+from opforge.forge.definition import NamedWorkload
 from opforge.forge.evaluate import evaluate
 from opforge.forge.families import layout_of
 from opforge.forge.kernelbench import name_of, read_task, write_task
-from opforge.forge.suite import TaskResult, judged, lines, summary, task_files
+from opforge.forge.suite import TaskResult, judged, lines, summary
+from opforge.forge.tasks import tasks_at
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "kernelbench"
 HUGE = '''
@@ -109,10 +113,67 @@ def test_a_definition_written_as_a_task_and_read_again_computes_the_same(formula
     torch.testing.assert_close(first, second)
 
 
+@st.composite
+def formulas(draw):
+    """A formula of elements, of rows or of a product, with its parameters."""
+    shape, width = draw(st.sampled_from([("a, b", "b"), ("a, c, b", "b"), ("a, b", "a, b")]))
+    kind = draw(st.sampled_from(["elements", "rows", "product"]))
+    head = {"elements": f"x[{shape}]", "rows": f"x[{shape}]", "product": "p[a, k] @ q[k, b]"}[kind]
+    lines = [f"v0 = {head}" + (" * 1.0" if kind != "product" else "")]
+    steps = draw(
+        st.lists(
+            st.sampled_from(["relu", "sigmoid", "tanh", "silu", "abs", "square", "sin", "cos", "softplus"]), max_size=3
+        )
+    )
+    lines += [f"v{at + 1} = {step}(v{at})" for at, step in enumerate(steps)]
+    last = f"v{len(steps)}"
+    if kind == "rows":
+        last = draw(st.sampled_from(["softmax({})", "{0} - mean({0})", "{0} * rsqrt(mean(square({0})) + 0.5)"])).format(
+            last
+        )
+    ending = draw(st.sampled_from(["", f" * w[{width if kind != 'product' else 'b'}]", " + t", " * t - 1.5"]))
+    lines.append(f"y = {last}{ending}")
+    parameters = {"t": draw(st.floats(-2, 2).map(lambda value: round(value, 3)))} if " t" in ending else {}
+    return "\n".join(lines), parameters
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(formulas(), st.lists(st.integers(33, 5000), min_size=4, max_size=4, unique=True))
+def test_sixty_definitions_are_tasks_and_come_back(tmp_path, drawn, sizes):
+    """Names of tensors, the task's sizes and the values: nothing is lost on the way to a file and back."""
+    text, parameters = drawn
+    given_ = from_formula("made", text, parameters)
+    axes = dict(zip("abck", sizes, strict=True))
+    used = {axis: axes[axis] for item in given_.inputs for axis in item.axes}
+    work = NamedWorkload(name="w", axes=used, source="s", scale="gpu")
+    again = read_task(task(tmp_path, write_task(replace(given_, workloads=(work,)))), "made")
+    assert [item.name for item in again.inputs] == [item.name for item in given_.inputs]
+    theirs = {
+        axis: ours
+        for one, two in zip(given_.inputs, again.inputs, strict=True)
+        for ours, axis in zip(one.axes, two.axes, strict=True)
+    }
+    assert {theirs[axis]: size for axis, size in again.workloads[0].axes.items()} == used
+    small = {"a": 3, "b": 5, "c": 2, "k": 4}
+    tensors = {i.name: torch.randn([small[axis] for axis in i.axes], dtype=torch.float64) for i in given_.inputs}
+    first = next(iter(evaluate(given_.program(), tensors, parameters).values()))
+    second = next(iter(evaluate(again.program(), tensors, {}).values()))
+    torch.testing.assert_close(first, second)
+
+
+def test_a_number_that_follows_from_a_size_is_refused(tmp_path):
+    """A constant of the file that is made small with the sizes would stand in the formula, and be wrong."""
+    text = HUGE.replace("INIT", "[wide, narrow]").replace("self.slope)", "self.slope) / 65536")
+    assert "65536" in read_task(task(tmp_path, text), "layer").formula.text
+    named = text.replace("/ 65536", "/ narrow")
+    with pytest.raises(UsageError, match="changes with its sizes"):
+        read_task(task(tmp_path, named), "layer")
+
+
 def test_the_ten_tasks_of_the_sources_are_read():
-    files = task_files(EXAMPLES)
-    assert len(files) == 10
-    families = [layout_of(read_task(path, name_of(path)).program()).family for path in files]
+    tasks = tasks_at(EXAMPLES)
+    assert [task.label.split("_")[0] for task in tasks] == [str(number) for number in range(1, 11)]
+    families = [layout_of(task.prepare(task.name).definition.program()).family for task in tasks]
     assert {family: families.count(family) for family in families} == {"elementwise": 5, "rows": 3, "product": 2}
 
 

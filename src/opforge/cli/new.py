@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.forge import Definition
+    from opforge.forge.generate import More
 
 
 def new(
@@ -34,8 +36,9 @@ def new(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Generate it from a definition in YAML, a definition document or task book in Markdown, or "
-            "linalg.generic text (.mlir).",
+            help="Generate it from a definition in YAML, a definition document or task book in Markdown, "
+            "linalg.generic text (.mlir), or a task of flashinfer-trace or SOL-ExecBench (.json, or a problem's "
+            "folder), BackendBench (suite.txt:aten.relu.default) or KernelBench (.py).",
         ),
     ] = None,
     like: Annotated[
@@ -53,6 +56,15 @@ def new(
     parameter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A parameter of the formula with its default.")
     ] = None,
+    ask: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SENTENCE",
+            help="Let a language model (OPFORGE_MODEL_URL, OPFORGE_MODEL, OPFORGE_MODEL_KEY) make a definition of a "
+            "sentence, in English or Chinese. It is shown, and nothing is written before you say yes.",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="With --ask: write without being asked, as scripts do.")] = False,
     lang: Annotated[
         str,
         typer.Option(help="The definition document's language: en or zh. Default: that of the document that is read."),
@@ -69,14 +81,40 @@ def new(
 
     given = settings(context)
     folder = home or (*given.homes, Path("operators"))[0]
+    more: More | None = None
+    left_out: tuple[str, ...] = ()
     if example and not like:
         raise UsageError("--example belongs to --like. A formula says its axes, not their sizes.")
-    if like:
+    if yes and ask is None:
+        raise UsageError("--yes belongs to --ask. Without a model nothing is asked.")
+    if ask is not None:
+        if formula is not None or definition is not None or parameter or like:
+            raise UsageError("--ask says all of the definition. Leave out --formula, --from, --like and --parameter.")
+        from opforge.forge.new import checked_folder
+
+        checked_folder(given.registry(), name, folder)
+        asked: Definition | None = _asked(name, ask, quiet=json)
+        if not show_ir:
+            _confirmed(name, yes=yes)
+        lang = lang or _language_of(ask)
+    elif like:
         if formula is not None or definition is not None or parameter:
             raise UsageError("--like says all of the definition. Leave out --formula, --from and --parameter.")
-        from opforge.forge.traced import traced
+        from opforge.forge.apart import apart
+        from opforge.forge.definition import definition_of
+        from opforge.forge.traced import traced_fields
 
-        asked: Definition | None = traced(like, name, [_example(one) for one in example or []])
+        fields = apart(traced_fields, like, name, [_example(one) for one in example or []])
+        asked = definition_of(fields, name, like)
+    elif definition is not None and _is_task(definition):
+        if formula is not None or parameter:
+            raise UsageError("A task says all of the definition. Leave out --formula and --parameter.")
+        from opforge.forge.tasks import one_task
+
+        prepared = one_task(definition).prepare(name)
+        asked, more = prepared.definition, prepared.more
+        left_out = prepared.left_out
+        definition = None
     else:
         asked = _definition(name, formula, definition, parameter or [])
     if show_ir:
@@ -95,12 +133,14 @@ def new(
             raise UsageError("--lang is the definition document's language. Say what to define: --formula or --from.")
         written = create(given.registry(), name, folder)
     else:
-        written = generate(given.registry(), asked, folder, lang or _language(definition))
+        written = generate(given.registry(), asked, folder, lang or _language(definition), more)
     if json:
         print_json([str(path) for path in written])
         return
     for path in written:
         typer.echo(f"wrote {path}")
+    for reason in left_out:
+        typer.echo(f"left out: {reason}")
     typer.echo(f"next: opforge --home {shlex.quote(str(folder))} bench {name}")
 
 
@@ -128,6 +168,45 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
     return from_formula(name, formula, values)
 
 
+def _asked(name: str, sentence: str, *, quiet: bool) -> Definition:
+    """What a model makes of a sentence, shown."""
+    from opforge.cli.progress import telling
+    from opforge.forge.ask import ANSWER_TOKENS, definition_asked, shown
+    from opforge.forge.model_client import ask as ask_model, endpoint_from
+
+    endpoint = endpoint_from()
+    with telling(quiet=quiet) as say:
+        say(f"asking {endpoint.model}")
+        found = definition_asked(
+            sentence, name, lambda messages: ask_model(endpoint, messages, max_tokens=ANSWER_TOKENS)
+        )
+    if not quiet:
+        typer.echo(shown(found.text).rstrip())
+        repairs = f", {found.repairs} repaired" if found.repairs else ""
+        typer.echo(f"# by {shown(endpoint.model)}{repairs}, {found.tokens} tokens. Read it: a model may be wrong.")
+    return found.definition
+
+
+def _confirmed(name: str, *, yes: bool) -> None:
+    """Ends the command, with nothing written, unless somebody says yes. Raises UsageError where nobody can."""
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError(
+            "Nothing was written: there is no terminal to say yes on. Add --yes, or keep the definition in a file and "
+            f"read it: opforge new {name} --from FILE.yaml"
+        )
+    if not typer.confirm(f"Make {name} of it?"):
+        typer.echo("Nothing was written.")
+        raise typer.Exit(1)
+
+
+def _is_task(file: Path) -> bool:
+    """Whether --from names a task of a benchmark, by the file's name."""
+    suffixes = (".json", ".txt", ".parquet", ".py")
+    return file.is_dir() or file.suffix.lower() in suffixes or any(f"{one}:" in file.name for one in suffixes)
+
+
 def _example(text: str) -> tuple[int, ...]:
     if not all(part.isdigit() and int(part) for part in text.split("x")):
         raise UsageError(f"--example {text!r} is no sizes. Write: --example 4x64")
@@ -136,5 +215,8 @@ def _example(text: str) -> tuple[int, ...]:
 
 def _language(file: Path | None) -> str:
     """That of a document: Chinese where it has a Chinese character."""
-    text = file.read_text(encoding="utf-8") if file is not None else ""
+    return _language_of(file.read_text(encoding="utf-8") if file is not None else "")
+
+
+def _language_of(text: str) -> str:
     return "zh" if any("\u4e00" <= letter <= "\u9fff" for letter in text) else "en"

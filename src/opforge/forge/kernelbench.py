@@ -1,7 +1,7 @@
 """KernelBench task files in and out: a class Model, get_inputs() and get_init_inputs().
 
 The task is traced on small sizes, which its own constants are set to, so that nothing large is allocated; its own
-sizes, found without memory, become the workload "task". The file is the user's own and is run.
+sizes, found without memory, become the workload "task". The file is the user's own and is run, in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ import ast
 import inspect
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from opforge.core.errors import UsageError
-from opforge.forge.definition import Definition, NamedWorkload
+from opforge.forge.apart import apart
+from opforge.forge.definition import Definition, NamedWorkload, definition_of
 from opforge.forge.families import WAY_OUT, layout_of
-from opforge.forge.traced import definition_from
+from opforge.forge.traced import fields_from
 from opforge.forge.write_torch import reference_text
 
 SMALLEST, LARGEST = 33, 24
@@ -30,6 +31,20 @@ LAPTOP = 1 << 20
 
 def read_task(path: Path, name: str) -> Definition:
     """The Definition of a task file, for an operator called `name`. Raises UsageError for what has no formula."""
+    found = apart(task_fields, str(path), name)
+    definition = definition_of(found["fields"], name, str(path))
+    source = f"KernelBench, {path.parent.name}/{path.name}"
+    shapes = [item.axes for item in definition.inputs]
+    workloads = with_laptop(NamedWorkload(name="task", axes=found["axes"], source=source, scale="gpu"), shapes)
+    return replace(definition, about=definition.about or found["about"], workloads=workloads)
+
+
+def task_fields(where: str, name: str) -> dict[str, Any]:
+    """What a task file says, for forge.apart: "fields" of a definition, "axes" with the task's own sizes, and "about".
+
+    Traced on two sets of small sizes: a number that differs between them was a size, and is wrong at any other.
+    """
+    path = Path(where)
     try:
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -40,23 +55,43 @@ def read_task(path: Path, name: str) -> Definition:
         raise UsageError(f"{path} has no {missing[0]}. A task has class Model, get_inputs() and get_init_inputs().")
     import torch
 
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        module, example = _made(_shrunk(tree), path)
-        definition, sources = definition_from(module, example, name, str(path))
+    torch.manual_seed(0)
+    fields, sources = fields_from(*_made(_shrunk(tree, LARGEST), path), name, where)
+    again, _ = fields_from(*_made(_shrunk(tree, LARGEST + 8), path), name, where)
+    if again["formula"] != fields["formula"]:
+        raise UsageError(
+            f"{path}: a number in its formula changes with its sizes, so it holds for one size alone. {WAY_OUT}"
+        )
     with torch.device("meta"):
         large, whole = _made(tree, path)
         tensors = dict(zip(inspect.signature(large.forward).parameters, whole, strict=False))
     tensors |= dict(large.named_parameters()) | dict(large.named_buffers())
     axes: dict[str, int] = {}
-    for item in definition.inputs:
-        for axis, size in zip(item.axes, tensors[sources[item.name]].shape, strict=True):
+    for item, shape in fields["inputs"].items():
+        for axis, size in zip(shape.split(), tensors[sources[item]].shape, strict=True):
             if axes.setdefault(axis, int(size)) != size:
                 raise UsageError(
-                    f"{path}: {item.name} has sizes that meet in small and not at the task's own. Trace it by hand."
+                    f"{path}: {item} has sizes that meet in small and not at the task's own. Trace it by hand."
                 )
     about = " ".join((ast.get_docstring(next(_classes(tree))) or "").split("Args:")[0].split())
-    return replace(definition, about=definition.about or about, workloads=_workloads(axes, definition, path))
+    return {"fields": fields, "axes": axes, "about": about}
+
+
+def with_laptop(found: NamedWorkload, shapes: Sequence[tuple[str, ...]]) -> tuple[NamedWorkload, ...]:
+    """A workload, and beside it a smaller one for a CPU where it needs one."""
+    small = smaller(found.axes, shapes)
+    if small == dict(found.axes):
+        return (replace(found, scale="laptop"),)
+    return found, NamedWorkload(name="laptop", axes=small, source=f"{found.source}, made smaller", scale="laptop")
+
+
+def smaller(axes: Mapping[str, Any], shapes: Sequence[tuple[str, ...]]) -> dict[str, Any]:
+    """Sizes with the largest of them halved until each tensor fits a CPU's moment."""
+    small = dict(axes)
+    while max(math.prod(small[axis] for axis in shape) for shape in shapes) > LAPTOP:
+        largest = max(small, key=lambda axis: small[axis])
+        small[largest] = max(1, small[largest] // 2)
+    return small
 
 
 def write_task(definition: Definition) -> str:
@@ -107,7 +142,7 @@ def _defines(tree: ast.Module, name: str) -> bool:
     return any(isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name for node in tree.body)
 
 
-def _shrunk(tree: ast.Module) -> ast.Module:
+def _shrunk(tree: ast.Module, largest: int) -> ast.Module:
     """The task with large whole numbers of its own level made small, those that differ differently."""
     copy = ast.parse(ast.unparse(tree))
     numbers = [
@@ -120,7 +155,7 @@ def _shrunk(tree: ast.Module) -> ast.Module:
     known: dict[int, int] = {}
     for node in numbers:
         assert isinstance(node.value, int)
-        node.value = known.setdefault(node.value, max(4, LARGEST - 2 * len(known)))
+        node.value = known.setdefault(node.value, max(4, largest - 2 * len(known)))
     return ast.fix_missing_locations(copy)
 
 
@@ -138,16 +173,3 @@ def _made(tree: ast.Module, path: Path) -> tuple[Any, tuple[Any, ...]]:
         raise UsageError(
             f"{path}: the task cannot be made on small sizes: {type(error).__name__}: {str(error)[:200]}. {WAY_OUT}"
         ) from error
-
-
-def _workloads(axes: dict[str, int], definition: Definition, path: Path) -> tuple[NamedWorkload, ...]:
-    source = f"KernelBench, {path.parent.name}/{path.name}"
-    small = dict(axes)
-    shapes: Sequence[tuple[str, ...]] = [item.axes for item in definition.inputs]
-    while max(math.prod(small[axis] for axis in shape) for shape in shapes) > LAPTOP:
-        largest = max(small, key=lambda axis: small[axis])
-        small[largest] = max(1, small[largest] // 2)
-    found = NamedWorkload(name="task", axes=axes, source=source, scale="gpu" if small != axes else "laptop")
-    if small == axes:
-        return (found,)
-    return found, NamedWorkload(name="laptop", axes=small, source=f"{source}, made smaller", scale="laptop")

@@ -1,4 +1,4 @@
-"""A folder of task files run: each is read, generated, verified, and timed against what PyTorch does; with the figures
+"""A folder of tasks run: each is read, generated, verified, and timed against what PyTorch does; with the figures
 that such suites are told by.
 """
 
@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from opforge.core.errors import UsageError
 from opforge.core.record import Record
 from opforge.core.verdict import Pass
 from opforge.forge.generate import generate
-from opforge.forge.kernelbench import name_of, read_task
+from opforge.forge.tasks import Task
 from opforge.registry import load
 from opforge.runner import Host
 from opforge.timing import Plan
@@ -35,6 +35,8 @@ class TaskResult:
     candidate  the fastest generated implementation that passed, and `baseline` PyTorch's fastest; "" for none
     speed_up   baseline's median time over the candidate's, of one bench that timed both in turns; None without both
     roof       the candidate's share of the roofline bound; None where no bound is known
+    solutions  of solutions that came with the task: the speed-up over PyTorch's fastest, or the verdict
+    left_out   what of the task was not taken, with reasons
     """
 
     task: str
@@ -44,6 +46,8 @@ class TaskResult:
     baseline: str = ""
     speed_up: float | None = None
     roof: float | None = None
+    solutions: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,32 +62,51 @@ class SuiteSummary:
     roof: float | None
 
 
-def task_files(place: Path) -> list[Path]:
-    """The task files of a folder, or the one that is named, in the order of their numbers. Raises UsageError."""
-    files = [place] if place.is_file() else sorted(place.glob("*.py"), key=_number)
-    if not files:
-        raise UsageError(
-            f"{place} has no task files (*.py). Name a folder of them: opforge suite run KernelBench/level1"
-        )
-    return files
-
-
 def run_task(
-    path: Path, home: Path, host: Host, *, device: str, dtype: str, backends: Sequence[str], plan: Plan
+    task: Task, home: Path, host: Host, *, device: str, dtype: str, backends: Sequence[str], plan: Plan
 ) -> TaskResult:
-    """One task: read, generated into `home`, verified and timed on the workload that fits the device."""
-    name = name_of(path)
+    """One task: read, generated into `home`, verified and timed on the workload that fits the device.
+
+    dtype   "": float32 where the task has it, else its own
+    """
     try:
-        generate(load(), read_task(path, name), home)
+        prepared = task.prepare(task.name)
+        generate(load(), prepared.definition, home, more=prepared.more)
     except UsageError as error:
-        return TaskResult(task=path.stem, outcome="not generated", reason=str(error).split("\n")[0])
+        return TaskResult(task=task.label, outcome="not generated", reason=str(error).split("\n")[0])
     registry = load((home,))
-    options = BenchOptions(device=device, dtypes=(dtype,), backends=tuple(backends), effort=QUICK, plan=plan, most=1)
-    return judged(path.stem, list(bench(registry, [name], options, host)))
+    known = prepared.definition.dtypes
+    kind = dtype or ("float32" if "float32" in known else known[0])
+    options = BenchOptions(device=device, dtypes=(kind,), backends=tuple(backends), effort=QUICK, plan=plan, most=1)
+    solutions = tuple(name.split(".")[0] for name in prepared.more.files)
+    found = judged(task.label, list(bench(registry, [task.name], options, host)), solutions)
+    return replace(found, left_out=prepared.left_out)
 
 
-def judged(task: str, records: Sequence[Record]) -> TaskResult:
-    """What the records of one bench say of a task."""
+def judged(task: str, records: Sequence[Record], solutions: Sequence[str] = ()) -> TaskResult:
+    """What the records of one bench say of a task; solutions that came with it are told beside what was generated."""
+    brought, records = (
+        [one for one in records if one.implementation in solutions],
+        [one for one in records if one.implementation not in solutions],
+    )
+    found = _generated(task, records)
+    least = min(
+        (time for one in records if one.backend in BASELINES and (time := _timed(one)) is not None), default=None
+    )
+    told = {}
+    for one in brought:
+        time = _timed(one)
+        ratio = least / time if least is not None and time is not None else None
+        told[one.implementation] = type(one.verdict).__name__ if ratio is None else f"{ratio:.2f}"
+    return replace(found, solutions=told)
+
+
+def _timed(record: Record) -> float | None:
+    """The median of a record that passed."""
+    return _median(record) if isinstance(record.verdict, Pass) else None
+
+
+def _generated(task: str, records: Sequence[Record]) -> TaskResult:
     passed = [one for one in records if isinstance(one.verdict, Pass)]
     own = [one for one in records if one.backend not in BASELINES]
     wrong = [one for one in own if type(one.verdict).__name__ in ("Mismatch", "Broken", "Crash", "Timeout")]
@@ -140,8 +163,3 @@ def lines(results: Sequence[TaskResult]) -> Iterator[str]:
 def _median(record: Record) -> float | None:
     timing: Any = record.timing
     return getattr(timing, "median_s", None)
-
-
-def _number(path: Path) -> tuple[int, str]:
-    head = path.stem.split("_")[0]
-    return (int(head) if head.isdigit() else 0, path.stem)

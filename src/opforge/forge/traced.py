@@ -55,10 +55,16 @@ def traced(where: str, name: str, shapes: Sequence[tuple[int, ...]] = ()) -> Def
     shapes   sizes of the example tensors; without them the file's `example_inputs()` or `get_inputs()` says
     Raises UsageError for what cannot be traced or has no formula, with the operation and the next step.
     """
+    return definition_of(traced_fields(where, name, shapes), name, where)
+
+
+def traced_fields(where: str, name: str, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The fields of the definition that `traced` gives, for forge.apart. Raises UsageError."""
     file, sign, attribute = where.rpartition(":")
     if not sign or not file.endswith(".py"):
         raise UsageError(f"{where!r} names no function. Write the file and the name: --like module.py:function")
-    return definition_from(*_function_and_example(Path(file), attribute, shapes), name, where)[0]
+    sizes = [tuple(shape) for shape in shapes]
+    return fields_from(*_function_and_example(Path(file), attribute, sizes), name, where)[0]
 
 
 def _function_and_example(
@@ -99,11 +105,11 @@ def _module(path: Path) -> ModuleType:
     return module
 
 
-def definition_from(
+def fields_from(
     function: Callable[..., Any], example: tuple[Any, ...], name: str, where: str
-) -> tuple[Definition, dict[str, str]]:
-    """The Definition of a function or module on example tensors, and where its inputs come from: each one's name, and
-    the argument, parameter or buffer that it is. Raises UsageError.
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of the definition of a function or module on example tensors, and where its inputs come from: each
+    one's name, and the argument, parameter or buffer that it is. Raises UsageError.
     """
     import torch
 
@@ -136,7 +142,7 @@ def definition_from(
             found[key].reshape(one.shape), one, rtol=CLOSE, atol=CLOSE, equal_nan=True
         ):
             raise UsageError(f"{where}: the formula that was read gives {key} otherwise than the function. {WAY_OUT}")
-    return definition, reader.sources
+    return fields, reader.sources
 
 
 class _Reader:
@@ -173,6 +179,9 @@ class _Reader:
                     value = self.spelling.given(called, tuple(tensor.shape))
                     self.values[node.name] = value
                     tensors[value.text], self.sources[value.text] = tensor.detach(), called
+            elif node.op == "call_function" and str(node.target).startswith("aten._assert"):
+                # a conversion's check of the dtype that it met
+                continue
             elif node.op == "call_function":
                 self.values[node.name] = self.operation(node)
             elif node.op == "output":
@@ -227,6 +236,8 @@ class _Reader:
             sign = {**BINARY, **COMPARED, **LOGIC}[name]
             right = other.text if given.get("alpha", 1) == 1 else f"{float(given['alpha'])!r} * {other.text}"
             return self.elementwise(node, f"{x.text} {sign} {right}", x, other)
+        if name in ("_softmax", "_log_softmax") and not given["half_to_float"]:
+            name = name[1:]
         if name in REDUCED or name in ("softmax", "log_softmax", "var", "std"):
             return self.reduction(node, name, x, given)
         found = self.function(node, name, x, values, given)

@@ -176,7 +176,12 @@ def read_answer(answer: str, language: str) -> tuple[str, str]:
     blocks = [(match[2].lower(), match[3], match.start()) for match in _FENCE.finditer(answer)]
     if not blocks:
         return "", ""
-    known = {"cpp": ("cpp", "c++", "cc"), "cuda": ("cuda", "cu", "cpp", "c++"), "python": ("python", "py")}[language]
+    known = {
+        "cpp": ("cpp", "c++", "cc"),
+        "cuda": ("cuda", "cu", "cpp", "c++"),
+        "python": ("python", "py"),
+        "yaml": ("yaml", "yml"),
+    }[language]
     mine = [block for block in blocks if block[0] in known] or blocks
     _, text, start = max(mine, key=lambda block: len(block[1]))
     before = [line.strip() for line in answer[:start].splitlines() if line.strip()]

@@ -1,0 +1,5 @@
+import torch
+
+
+def run(x, w):
+    return torch.nn.functional.linear(x, w)

@@ -1,0 +1,1 @@
+"""Benchmarks' own documents, read strictly and written back as they were."""
