@@ -84,7 +84,8 @@ class Executor:
         self.held: dict[int, list[Mapping[str, Any]]] = {}
         self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
         self.sharing: dict[int, int] = {}
-        self.next, self.source = 0, None
+        self.next = 0
+        self.source: Path | None = None
         self.scratch = scratch
         self.limits = limits
         self.guards = guards
