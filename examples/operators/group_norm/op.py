@@ -2,6 +2,9 @@
 
 from opforge.core.operator import Case, Constraint, Operator, Scalar, TensorSpec, Tolerance, Workload
 
+LARGEST, BEYOND = 3.4e38, 1e150
+"""The largest value of float32, and a magnitude far beyond it."""
+
 
 def grouped(x, groups):
     """The elements of each group of each image, as a row: [batch, groups, channels // groups * height * width]."""
@@ -20,12 +23,15 @@ def reference(x, weight, bias, *, groups, eps):
 
 
 def magnitude(inputs, outputs, scalars):
-    """What is added up for an element, in units of its group's deviation."""
+    """What is added up for an element, in units of its group's deviation; beyond float32 where that cannot hold the
+    sum of squares: what a kernel makes of it is its own affair.
+    """
     x, groups = inputs["x"], scalars["groups"]
     rows = grouped(x, groups)
     mean = rows.mean(2, keepdim=True)
     scale = ((rows - mean).square().mean(2, keepdim=True) + scalars["eps"]).rsqrt()
-    added = (rows.abs() + rows.abs().mean(2, keepdim=True)) * scale
+    fits = rows.square().sum(2, keepdim=True) <= LARGEST
+    added = ((rows.abs() + rows.abs().mean(2, keepdim=True)) * scale).where(fits, BEYOND)
     return {"y": added.reshape(x.shape) * inputs["weight"].abs()[:, None, None] + inputs["bias"].abs()[:, None, None]}
 
 
