@@ -1,9 +1,12 @@
-"""scripts/setup.sh where python3 is itself a virtual environment that holds torch, as in most containers."""
+"""opforge set up where python3 is itself a virtual environment that holds torch, as in most containers; installed from
+a wheel; without PyTorch.
+"""
 
 import os
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -49,3 +52,69 @@ def test_the_torch_of_a_python_that_is_itself_an_environment_is_used(tmp_path):
     asked = [checkout / ".venv" / "bin" / "python", "-c", "import torch; print(torch.__version__, torch.__file__)"]
     told = subprocess.run(asked, capture_output=True, text=True, check=True, env=environment).stdout
     assert told.split() == ["2.11.0+theirs", str(packages / "torch" / "__init__.py")]
+
+
+@pytest.mark.parametrize("words", [["new", "gated", "--formula", "y = silu(x[n])"], ["verify", "softmax"]])
+def test_without_pytorch_a_verb_says_what_to_install(tmp_path, words):
+    """`opforge new --formula` ended in a trace: opforge installs no torch, which is the user's own."""
+    run = "import sys; sys.modules['torch'] = None; from opforge.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", run, *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OPFORGE_STORE": str(tmp_path / "s.sqlite")},
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1), done.stderr
+    assert "needs PyTorch, which is not installed. Install it with: pip install torch" in done.stderr
+
+
+@pytest.mark.campaign
+def test_the_wheel_works_from_another_folder(tmp_path):
+    """Headers, templates and shipped evidence are in it; the command makes, compiles and verifies an operator."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    built = subprocess.run(
+        [*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path, ROOT], capture_output=True, text=True, timeout=300
+    )
+    if built.returncode and "hatchling" in built.stderr:
+        pytest.skip("building a wheel needs hatchling, which cannot be had here")
+    assert built.returncode == 0, built.stderr
+    (wheel,) = tmp_path.glob("opforge-*.whl")
+    listed = subprocess.run(["git", "ls-files", "opforge"], cwd=ROOT / "src", capture_output=True, text=True)
+    if listed.returncode == 0:
+        assert set(listed.stdout.split()) <= set(zipfile.ZipFile(wheel).namelist())
+
+    venv.EnvBuilder(with_pip=False).create(tmp_path / "empty")
+    python = tmp_path / "empty" / "bin" / "python"
+    installed = [*pip, "--python", python, "install", "--no-deps", wheel]
+    subprocess.run(installed, check=True, capture_output=True, timeout=120)
+    # what opforge needs is this environment's; opforge itself is there by a .pth, which is not followed twice
+    (packages,) = (tmp_path / "empty" / "lib").glob("python*/site-packages")
+    (packages / "others.pth").write_text("\n".join(path for path in sys.path if "site-packages" in path) + "\n")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    environment = {**os.environ, "OPFORGE_STORE": str(tmp_path / "s.sqlite"), "OPFORGE_CACHE": str(tmp_path / "cache")}
+    environment.pop("PYTHONPATH", None)
+
+    def opforge(*words):
+        command = [tmp_path / "empty" / "bin" / "opforge", *words]
+        return subprocess.run(
+            command, cwd=elsewhere, env=environment, capture_output=True, text=True, check=True, timeout=300
+        ).stdout
+
+    where = subprocess.run(
+        [python, "-c", "import opforge; print(opforge.__file__)"],
+        cwd=elsewhere,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert where.stdout.startswith(str(packages))
+    assert "softmax" in opforge("list")
+    opforge("doctor")
+    opforge("new", "squares", "--home", "mine")
+    judged = opforge(
+        "--home", "mine", "verify", "squares", "-i", "cpp_flat", "-i", "triton_flat", "--dtype", "float32", "--quick"
+    )
+    assert judged.count(" Pass ") == 2

@@ -11,6 +11,9 @@ from types import ModuleType
 from opforge.backends.shared_code import package_of
 from opforge.core.errors import UsageError
 
+KERNEL_MODULE = "opforge_kernel_"
+"""What the names of modules that are kernels' files begin with."""
+
 
 def installed(name: str) -> bool:
     """Whether a top-level module can be imported, without importing it."""
@@ -20,7 +23,7 @@ def installed(name: str) -> bool:
 def load_source(path: Path) -> ModuleType:
     """The module in `path`. Loaded again when its text has changed."""
     text = path.read_bytes()
-    name = f"opforge_kernel_{path.stem}_{hashlib.sha256(str(path).encode() + text).hexdigest()[:12]}"
+    name = f"{KERNEL_MODULE}{path.stem}_{hashlib.sha256(str(path).encode() + text).hexdigest()[:12]}"
     if name in sys.modules:
         return sys.modules[name]
     _point_shared(package_of(path))

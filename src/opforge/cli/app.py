@@ -16,7 +16,7 @@ import typer
 
 from opforge import __version__
 from opforge.cli.shared import Settings
-from opforge.core.errors import OpforgeError
+from opforge.core.errors import EnvironmentLacks, OpforgeError
 
 VERBS = {
     "doctor": "doctor:doctor",
@@ -174,6 +174,13 @@ def main() -> None:
     except OpforgeError as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from opforge.backends.torch_eager import INSTALL
+
+        print(f"opforge: This needs PyTorch, which is not installed. Install it with: {INSTALL}", file=sys.stderr)
+        sys.exit(EnvironmentLacks.exit_code)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(

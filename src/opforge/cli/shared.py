@@ -110,13 +110,7 @@ def selected(registry: Registry, names: Sequence[str] | None, everything: bool) 
         raise UsageError("Name an operator, or say --all. See which there are with: opforge list")
     for name in names:
         if name not in registry.names():
-            raise unknown(
-                "operator",
-                name,
-                registry.names(),
-                f"See all with: opforge list. Start a new one with: opforge new {name}, or name the folder that "
-                "holds it: opforge --home FOLDER …",
-            )
+            registry.unasked(name)  # it says what is known instead, and of a folder what it lacks
     return tuple(dict.fromkeys(names))
 
 
@@ -126,7 +120,8 @@ def checked(kind: str, given: Iterable[str] | None, known: Iterable[str]) -> tup
     values = tuple(dict.fromkeys(given or ()))
     for value in values:
         if value not in known:
-            raise unknown(kind, value, known)
+            several = "," in value and all(part.strip() in known for part in value.split(","))
+            raise unknown(kind, value, known, "Give the option once for each." if several else "")
     return values
 
 

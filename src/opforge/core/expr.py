@@ -10,6 +10,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
@@ -82,6 +83,14 @@ def _parse(text: str) -> ast.expr:
         ) from error
 
 
+def worth(whose: str, text: str, names: Mapping[str, Any]) -> Any:
+    """As `evaluate`; the UsageError begins with whose expression it is."""
+    try:
+        return evaluate(text, names)
+    except UsageError as error:
+        raise UsageError(f"{whose}: {error}") from error
+
+
 def evaluate(text: str, names: Mapping[str, Any]) -> Any:
     """The value of `text` over `names` (axes, dtype, config parameters).
 
@@ -98,7 +107,11 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
             case ast.Name(id=name):
                 if name in names:
                     return names[name]
-                raise UsageError(f"Expression {text!r} uses {name!r}; known here: {', '.join(sorted(names))}.")
+                near = get_close_matches(name, names, n=1)
+                raise UsageError(
+                    f"Expression {text!r} uses {name!r}, which stands for nothing here."
+                    f"{f' Did you mean {near[0]!r}?' if near else ''} Known here: {', '.join(sorted(names))}."
+                )
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 return tuple(walk(element) for element in elements)
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
@@ -131,7 +144,11 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
                 return FUNCTIONS[name](*(walk(argument) for argument in args))
             case _:
                 pass
-        raise UsageError(f"Expression {text!r} uses something outside the expression language ({ast.dump(node)[:60]}).")
+        strange = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ast.unparse(node)
+        raise UsageError(
+            f"Expression {text!r:.200} is not understood: its language has no {strange!r:.60}. It has names, numbers, "
+            f"+ - * / // %, comparisons, and, or, not, if else, and {', '.join(sorted(FUNCTIONS))}."
+        )
 
     if not isinstance(text, str):
         raise UsageError(f"Expression {text!r:.200} is no text. Write it as Python in quotes, over axis names.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
-from opforge.core.expr import evaluate
+from opforge.core.expr import evaluate, worth
 from opforge.core.fields import check_fields, wrong_field
 from opforge.core.rounding import Errors
 from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes
@@ -362,19 +362,18 @@ class Operator:
             if name in self.list_axes:
                 continue  # it tells the form of a call
             if name not in known:
-                raise UsageError(f"{self.name} has no parameter {name!r}. It takes: {', '.join(known) or 'none'}.")
+                takes = f"It takes: {', '.join(known) or 'none'}. See: opforge show {self.name}"
+                raise UsageError(f"{self.name} has no parameter {name!r}. {takes}")
             choices = known[name].choices
             if choices and value not in choices:
-                raise UsageError(f"{self.name}: {name} = {value!r} is not one of {choices}.")
+                raise UsageError(f"{self.name}: {name} = {value!r:.60} is not one of {choices}. Choose one of them.")
         form = {name: given[name] for name in self.list_axes if name in given}
         return {**{name: given.get(name, scalar.default) for name, scalar in known.items()}, **form}
 
     def completed(self, axes: Axes, scalars: Mapping[str, ScalarValue]) -> dict[str, AxisValue]:
         """The axes with every derived one as the others and the parameters have it."""
-        return {
-            **axes,
-            **{name: evaluate(expression, {**axes, **scalars}) for name, expression in self.derived.items()},
-        }
+        names = {**axes, **scalars}
+        return {**axes, **{name: worth(f"{self.name}: {name}", text, names) for name, text in self.derived.items()}}
 
     def violated(self, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue]) -> Constraint | None:
         """The first constraint that does not hold, or None. A derived axis of another size is one."""
@@ -434,7 +433,7 @@ class Operator:
 
         def number(field: str) -> int:
             text = getattr(self, field)
-            value = evaluate(text, names)
+            value = worth(f"{self.name}: {field}", text, names)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
                 raise UsageError(
                     f"{self.name}: {field} {text!r} is {value!r:.80}, no number of 0 or more. Write an expression over "

@@ -56,11 +56,14 @@ def _dtype(operator: Operator, tensors: Sequence[torch.Tensor]) -> str:
         )
     (name,) = names
     if name not in operator.dtypes:
-        raise UsageError(f"{operator.name} takes {', '.join(operator.dtypes)}, not {name}.")
+        raise UsageError(
+            f"{operator.name} takes {', '.join(operator.dtypes)}, not {name}. Convert it, e.g. with "
+            f"x.to(torch.{operator.dtypes[0]})."
+        )
     if len({tensor.device for tensor in tensors}) != 1:
         raise UsageError(
             f"{operator.name} takes tensors on one device, not "
-            f"{', '.join(sorted({str(tensor.device) for tensor in tensors}))}."
+            f"{', '.join(sorted({str(tensor.device) for tensor in tensors}))}. Move them to one, e.g. x.to(y.device)."
         )
     return name
 
@@ -155,7 +158,15 @@ def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any
         )
     if len(tensors) != len(operator.inputs):
         return UsageError(f"{wanted}, not {len(tensors)}. See: opforge show {operator.name}")
+    inputs = {spec.name for spec in operator.inputs}
     for name, value in scalars.items():
+        if name in inputs:
+            return UsageError(f"{operator.name}: {name} is given twice, by its place and by its name. Give it once.")
+        if name not in {scalar.name for scalar in (*operator.scalars, *operator.presence)}:
+            return UsageError(
+                f"{operator.name} has no parameter {name!r}. It takes: "
+                f"{', '.join(scalar.name for scalar in operator.scalars) or 'none'}. See: opforge show {operator.name}"
+            )
         if not isinstance(value, bool | int | float | str):
             return UsageError(
                 f"{operator.name}: {name} is a {type(value).__name__}; it takes a plain value. See: opforge show "

@@ -252,7 +252,11 @@ def _words(value: object, field: str, where: str) -> tuple[str, ...]:
 
 def _axes(name: str, axes: tuple[str, ...]) -> tuple[str, ...]:
     for axis in axes:
-        if not _AXIS.fullmatch(axis) or axis.lstrip("*") in TAKEN - {"rows", "cols", "row", "col", "n", "i", "r"}:
+        if axis.lstrip("*") in TAKEN - {"rows", "cols", "row", "col", "n", "i", "r"}:
+            raise UsageError(
+                f"{name} has the axis {axis!r}, which means something in generated code. Choose another, e.g. cols."
+            )
+        if not _AXIS.fullmatch(axis):
             raise UsageError(
                 f"{name} has the axis {axis!r}, which is no name for one. Use letters, digits and underscores: "
                 f'"*lead cols".'

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
@@ -101,7 +102,17 @@ def _module(path: Path) -> ModuleType:
         raise UsageError(f"{path} is no Python file. Write the file and the name: --like module.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        # whatever the user's file raises is told with the file
+        del sys.modules[name]
+        line = next(
+            (f":{step.lineno}" for step in reversed(extract_tb(error.__traceback__)) if step.filename == str(path)), ""
+        )
+        raise UsageError(
+            f"{path}{line} cannot be loaded: {type(error).__name__}: {error}. Correct it, or install what it imports."
+        ) from error
     return module
 
 

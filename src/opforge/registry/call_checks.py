@@ -11,7 +11,7 @@ from typing import Any
 from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError, unknown
-from opforge.core.expr import evaluate
+from opforge.core.expr import worth
 from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Workload
 from opforge.core.shapes import full_shape, tokens
 from opforge.core.situations import DISTRIBUTIONS, LAYOUTS
@@ -91,7 +91,10 @@ def _check_axes(operator: Operator, item: Case | Workload) -> None:
             )
         if name in operator.list_axes and not value:
             raise UsageError(f"{place}: {name} is empty. A list has one tensor at the least: {name}=(3,).")
-    operator.scalar_values(item.scalars)
+    try:
+        operator.scalar_values(item.scalars)
+    except UsageError as error:
+        raise UsageError(f"{place}: {error}") from error
     form = formed(operator, {**item.axes, **{scalar.name: True for scalar in operator.presence}})
     for spec in (*form.inputs, *form.outputs):
         if math.prod(full_shape(spec.shape, item.axes)) >= MOST_ELEMENTS:
@@ -121,7 +124,8 @@ def _check_situation(operator: Operator, item: Case | Workload) -> None:
         raise unknown(f"distribution ({place})", item.distribution, DISTRIBUTIONS)
     if item.dtype not in (None, *operator.dtypes):
         raise UsageError(
-            f"{place} is for {item.dtype}, and the operator has {', '.join(operator.dtypes)}: it would never be run."
+            f"{place} is for {item.dtype}, and the operator has {', '.join(operator.dtypes)}: it would never be run. "
+            f"Take dtype out of the case, or add {item.dtype!r} to dtypes."
         )
     if item.seed is not None and not 0 <= item.seed < SEEDS:
         raise UsageError(f"{place} has the seed {item.seed}. Write a whole number of 63 bits, or leave it away.")
@@ -130,7 +134,6 @@ def _check_situation(operator: Operator, item: Case | Workload) -> None:
 
 
 def _check_scalars(operator: Operator, item: Case | Workload) -> None:
-    operator.scalar_values(item.scalars)
     defaults = {scalar.name: scalar.default for scalar in (*operator.scalars, *operator.presence)}
     for name, value in item.scalars.items():
         if not same_kind(value, defaults[name]):
@@ -144,7 +147,7 @@ def _check_expressions(operator: Operator, item: Case | Workload) -> None:
     place, scalars = where(operator, item), operator.scalar_values(item.scalars)
     names = {**item.axes, **scalars, "dtype": operator.dtypes[0]}
     for constraint in operator.constraints:
-        holds = evaluate(constraint.expression, names)
+        holds = worth(f"{place}: constraint {constraint.name!r}", constraint.expression, names)
         if not isinstance(holds, bool):
             raise UsageError(
                 f"{place}: constraint {constraint.name!r} ({constraint.expression}) is {holds!r:.60}. Write what is "
@@ -166,7 +169,9 @@ def _check_expressions(operator: Operator, item: Case | Workload) -> None:
     for spec in operator.inputs:
         _check_whole(place, spec, names)
     if operator.compute_dtype is not None:
-        compute_dtype = evaluate(operator.compute_dtype, {**scalars, "dtype": operator.dtypes[0]})
+        compute_dtype = worth(
+            f"{place}: compute_dtype", operator.compute_dtype, {**scalars, "dtype": operator.dtypes[0]}
+        )
         if compute_dtype not in FORMATS:
             raise UsageError(
                 f"{place}: compute_dtype ({operator.compute_dtype}) is {compute_dtype!r:.60}, no format. "
@@ -181,13 +186,13 @@ def _check_whole(place: str, spec: TensorSpec, names: Mapping[str, ScalarValue |
         if least != int(least) or least >= INT64:
             raise UsageError(f"{place}: {spec.name}.below ({spec.below}) is {least}, no whole number of 64 bits.")
     for text in spec.sometimes:
-        value = evaluate(text, names)
+        value = worth(f"{place}: {spec.name}.sometimes", text, names)
         if not isinstance(value, int) or isinstance(value, bool) or not -INT64 <= value < INT64:
             raise UsageError(f"{place}: {spec.name}.sometimes ({text}) is {value!r:.60}, no whole number of 64 bits.")
 
 
 def _number(place: str, what: str, text: str, names: Mapping[str, Any]) -> float:
-    value = evaluate(text, names)
+    value = worth(f"{place}: {what}", text, names)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
         raise UsageError(
             f'{place}: {what} ({text}) is {value!r:.60}. Write an expression that is a number of 0 or more: "cols".'

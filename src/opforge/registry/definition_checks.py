@@ -60,7 +60,7 @@ def check_definition(operator: Operator) -> None:
     _check_names(operator)
     for dtype in operator.dtypes:
         if dtype not in DTYPES:
-            raise unknown("dtype", dtype, DTYPES)
+            raise unknown(f"dtype ({operator.name}: dtypes)", dtype, DTYPES)
     for spec in (*operator.inputs, *operator.outputs):
         _check_tensor(operator, spec)
     for scalar in operator.scalars:
@@ -194,7 +194,9 @@ def _check_scalar(operator: Operator, scalar: Scalar) -> None:
     if len(set(scalar.choices)) != len(scalar.choices):
         raise UsageError(f"{where}: a choice stands twice in {scalar.choices}. Remove one.")
     if scalar.choices and scalar.default not in scalar.choices:
-        raise UsageError(f"{where} = {scalar.default!r} by default is not one of {scalar.choices}.")
+        raise UsageError(
+            f"{where} = {scalar.default!r} by default is not one of {scalar.choices}. Choose one, or add it to them."
+        )
 
 
 def _check_functions(operator: Operator) -> None:

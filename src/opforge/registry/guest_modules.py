@@ -13,6 +13,7 @@ from types import ModuleType, TracebackType
 
 from opforge.core import operator, pipeline
 from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.fields import EXAMPLES
 from opforge.registry.statement_checks import get_close_matches
 
 
@@ -61,6 +62,10 @@ def _remedy(error: BaseException) -> str:
     noun = {**vars(operator), **vars(pipeline)}.get(called[1]) if called else None
     if called is None or not dataclasses.is_dataclass(noun):
         return "Mend it there."
-    names = [item.name for item in dataclasses.fields(noun)]
-    near = [RENAMED[called[3]]] if called[3] in RENAMED else get_close_matches(called[3] or "", names, n=1)
+    names = [item.name for item in dataclasses.fields(noun) if item.init]
+    if called[3] is None:
+        examples = EXAMPLES.get(called[1], {})
+        missing = [name for name in re.findall(r"'(\w+)'", str(error)) if name in examples]
+        return f"Add it, for example: {', '.join(f'{name}={examples[name]}' for name in missing)}."
+    near = [RENAMED[called[3]]] if called[3] in RENAMED else get_close_matches(called[3], names, n=1)
     return f"{f'Did you mean {near[0]!r}? ' if near else ''}{called[1]} has {', '.join(names)}."

@@ -21,7 +21,14 @@ from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.implementation import COMPARED_AS_IS, LAYOUTS, Config, Implementation
 from opforge.core.plugins import plugged
-from opforge.registry.statement_checks import check_conditions, check_space, line_of, misspelt
+from opforge.registry.statement_checks import (
+    check_conditions,
+    check_default,
+    check_space,
+    get_close_matches,
+    line_of,
+    misspelt,
+)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 BACKENDS = {
@@ -103,13 +110,21 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
             )
     layouts = said.get("LAYOUTS", ("contiguous",))
     if not all(layout in LAYOUTS for layout in layouts):
-        raise UsageError(f"{source}: LAYOUTS {layouts} has a layout outside {LAYOUTS}.")
+        raise UsageError(
+            f"{line_of(source, 'LAYOUTS')}: LAYOUTS {tuple(layouts)!r:.80} has a layout outside those that there are: "
+            f"{', '.join(LAYOUTS)}. Choose among them."
+        )
     for dtype in said.get("DTYPES", ()):
         if not isinstance(dtype, str) or dtype not in DTYPES:
-            raise UsageError(f"{source}: DTYPES has {dtype!r}, which is no dtype. Known: {', '.join(DTYPES)}.")
+            raise UsageError(
+                f"{line_of(source, 'DTYPES')}: DTYPES has {dtype!r}, which is no dtype. Known: {', '.join(DTYPES)}."
+            )
     for key, values in said.get("SPACE", {}).items():
         if not isinstance(key, str) or not isinstance(values, list | tuple):
-            raise UsageError(f"{source}: SPACE {key!r} must be a name with a tuple of values, not {values!r:.80}.")
+            raise UsageError(
+                f"{line_of(source, 'SPACE', str(key))}: SPACE {key!r} must be a name with a tuple of values, not "
+                f'{values!r:.80}. Write for example {{"BLOCK": (256, 512)}}.'
+            )
     if (said.get("INACCURATE") or said.get("INACCURATE_COMPILED")) and backend not in COMPARED_AS_IS:
         raise UsageError(
             f"{source}: only baselines ({', '.join(COMPARED_AS_IS)}) may be INACCURATE and timed all the same. Take "
@@ -120,6 +135,7 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
     check_space(source, space, default.as_dict())
     for key in ("SUPPORTS", "LIMITS"):
         check_conditions(source, key, said.get(key, {}))
+    check_default(source, default.as_dict(), said.get("LIMITS", {}))
     return Implementation(
         name=name,
         operator=operator,
@@ -196,7 +212,8 @@ def _literal(source: Path, node: ast.stmt, key: str) -> Any:
         return ast.literal_eval(node.value)
     except (ValueError, TypeError) as error:
         raise UsageError(
-            f"{source}:{node.lineno}: {key} must be a literal, because it is read without running the file."
+            f"{source}:{node.lineno}: {key} must be a literal, because it is read without running the file. Write its "
+            "values out."
         ) from error
 
 
@@ -242,9 +259,12 @@ def _native(source: Path) -> tuple[str, dict[str, Any]]:
         said = {**_native(header)[1], **said}
     strange = set(said) - set(_KEYS)
     if strange:
+        key = min(strange)
+        near = get_close_matches(key, _KEYS)
         raise UsageError(
-            f"{source}: unknown keys {sorted(strange)} in the /* opforge … */ comment. Known: "
-            f"{', '.join(sorted(_KEYS)).lower()}."
+            f"{line_of(source, key)}: unknown keys {', '.join(sorted(strange)).lower()} in the /* opforge … */ "
+            "comment. "
+            f"{f'Did you mean {near[0].lower()}? ' if near else ''}Known: {', '.join(sorted(_KEYS)).lower()}."
         )
     return idea, said
 
@@ -259,4 +279,7 @@ def _toml(source: Path, text: str) -> dict[str, Any]:
     try:
         return {key.upper(): value for key, value in tomllib.loads(block.group(1)).items()}
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{source}: the /* opforge … */ comment is not TOML: {error}.") from error
+        raise UsageError(
+            f"{source}: the /* opforge … */ comment is not TOML: {error}. Write it as in docs/kernels.md: layouts = "
+            '["contiguous", "rows"]'
+        ) from error

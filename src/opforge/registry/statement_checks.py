@@ -12,7 +12,7 @@ from typing import Any
 
 from opforge.core.device import BOUNDS
 from opforge.core.errors import UsageError
-from opforge.core.expr import FUNCTIONS
+from opforge.core.expr import FUNCTIONS, evaluate
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator
 
@@ -93,6 +93,18 @@ def check_space(source: Path, space: Mapping[str, tuple[Any, ...]], default: Map
                 else f"Add it to SPACE, with {value!r} alone if nothing else is worth trying."
             )
             raise UsageError(f"{line_of(source, 'DEFAULT', name)}: DEFAULT has {name}, and SPACE has not. {hint}")
+
+
+def check_default(source: Path, default: Mapping[str, Any], limits: Mapping[str, str]) -> None:
+    """Raises UsageError where the DEFAULT is outside of LIMITS, as far as these speak of nothing but tunables."""
+    for name, condition in limits.items():
+        used = {node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)}
+        if used - set(FUNCTIONS) <= set(default) and not evaluate(condition, default):
+            values = ", ".join(f"{key}={default[key]!r}" for key in sorted(used & set(default)))
+            raise UsageError(
+                f"{line_of(source, 'LIMITS', name)}: LIMITS {name!r} ({condition}) leaves out the DEFAULT itself "
+                f"({values}). Change one of them."
+            )
 
 
 def check_names(operator: Operator, implementation: Implementation) -> None:

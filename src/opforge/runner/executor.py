@@ -18,7 +18,7 @@ from opforge.core.call_form import formed
 from opforge.core.errors import EnvironmentLacks, NotNow, OpforgeError
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
-from opforge.runner import confinement, device_clocks, sampling, sandbox
+from opforge.runner import confinement, device_clocks, raised, sampling, sandbox
 from opforge.runner.arena import Arena
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Guards, Limits
@@ -85,6 +85,7 @@ class Executor:
         self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
         self.sharing: dict[int, int] = {}
         self.next = 0
+        self.source: Path | None = None
         self.scratch = scratch
         self.limits = limits
         self.guards = guards
@@ -126,7 +127,7 @@ class Executor:
         # the boundary to foreign code: every exception becomes a verdict in the parent
         except Exception as error:  # noqa: BLE001
             trace = "".join(traceback.format_exception(error)[-4:])
-            return answered(Failed(reason=f"{type(error).__name__}: {error}", trace=trace[-4000:]))
+            return answered(Failed(reason=raised.in_words(error, self.source), trace=trace[-4000:]))
 
     def bind(self, question: Bind, fds: Sequence[int]) -> LaunchBound | Refused:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
@@ -139,7 +140,7 @@ class Executor:
         registry = Registry(tuple(Home(Path(home), "parent") for home in question.homes))
         operator = registry.operator(question.operator)
         implementation = registry.implementation(question.operator, question.implementation)
-        config = question.config
+        self.source, config = implementation.source, question.config
 
         def bind_to(memory: Any) -> Launch | Rejected:
             tensors = placement.tensors(memory)

@@ -317,23 +317,29 @@ def check_returned(
     if len(values) != len(operator.fresh):
         besides = f" besides what it overwrites ({', '.join(operator.overwritten)})" if operator.overwritten else ""
         raise ContractBroken(
-            f"{name} returned {len(values)} values; {operator.name} has {len(operator.fresh)} outputs{besides}"
+            f"{name} returned {len(values)} values; {operator.name} has {len(operator.fresh)} outputs{besides}. Return "
+            "one tensor for each of them, in their order"
         )
     storages = {tensor.untyped_storage().data_ptr() for tensor in inputs if tensor.numel()}
     for spec, value in zip(operator.fresh, values, strict=True):
         if guards.exact_type and type(value) is not torch.Tensor:
-            raise ContractBroken(f"{name} returned a {type(value).__name__} for {spec.name}, not a torch.Tensor")
+            raise ContractBroken(
+                f"{name} returned a {type(value).__name__} for {spec.name}, not a torch.Tensor. Return what it computed"
+            )
         shape = full_shape(spec.shape, axes)
         if guards.exact_shape and tuple(value.shape) != shape:
             raise ContractBroken(f"{name} returned {spec.name} with shape {tuple(value.shape)}; expected {shape}")
         wanted = getattr(torch, spec.dtype_for(dtype, scalars))
         if guards.exact_shape and value.dtype != wanted:
-            raise ContractBroken(f"{name} returned {spec.name} as {value.dtype}; expected {wanted}")
+            raise ContractBroken(
+                f"{name} returned {spec.name} as {value.dtype}; expected {wanted}. Convert it: {spec.name}.to({wanted})"
+            )
         if value.device != inputs[0].device:
             raise ContractBroken(f"{name} returned {spec.name} on {value.device}; the inputs are on {inputs[0].device}")
         if guards.no_alias and value.numel() and value.untyped_storage().data_ptr() in storages:
             raise ContractBroken(
-                f"{name} returned {spec.name} in the memory of an input; outputs must not alias inputs"
+                f"{name} returned {spec.name} in the memory of an input; outputs must not alias inputs. Return a new "
+                "tensor"
             )
     return results(operator, inputs, values)
 

@@ -163,15 +163,18 @@ class CaseCache:
         return self.drawn[key]
 
     def successor(self, prepared: PreparedCase) -> PreparedCase:
-        """New content for the memory of a case: the other twin, or values of a fresh seed. Asked twice, the same
-        answer.
+        """New content for the memory of a case: the other twin, or values of a fresh seed; what it had where float32
+        cannot bear those. Asked twice, the same answer.
         """
         key = (prepared.case.name, prepared.dtype)
         if key not in self.successors:
-            seed = (prepared.case.seed or 0) ^ 1 if prepared.case.distribution == "twins" else fresh_seed()
-            self.successors[key] = self._filled(
-                dataclasses.replace(prepared.case, seed=seed), prepared.dtype, prepared.arena
-            )
+            case = prepared.case
+            seed = (case.seed or 0) ^ 1 if case.distribution == "twins" else fresh_seed()
+            made = self._filled(dataclasses.replace(case, seed=seed), prepared.dtype, prepared.arena)
+            if case.distribution in EXTREMES and not withstands(self.operator, made.case, prepared.dtype, made.truth):
+                # float32 bears the first values and not these: no honest kernel would be right
+                made = self._filled(case, prepared.dtype, prepared.arena)
+            self.successors[key] = made
         return self.successors[key]
 
     def repatterned(self, prepared: PreparedCase) -> PreparedCase | None:

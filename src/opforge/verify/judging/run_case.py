@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,8 @@ def _judge(prepared: PreparedCase, operator: Operator, isolation: str, measured:
     arena = prepared.seen()
     violations = arena.violations(prepared.guarded)
     if violations:
-        return Broken(case=prepared.case, dtype=prepared.dtype, reason="; ".join(violations), isolation=isolation)
+        reason = "; ".join(violations) + _remedy(violations)
+        return Broken(case=prepared.case, dtype=prepared.dtype, reason=reason, isolation=isolation)
     outputs = arena.tensors("output")
     measured_outputs = []
     for expectation in prepared.truth.expectations:
@@ -265,6 +266,15 @@ def first_run(run: CaseRun, answer: LaunchBound | Failure) -> Started | Rejected
             return LibraryFallback(case=case, dtype=dtype, reason=reason, evidence=evidence, isolation=host.isolation)
         answer = ran
     return Broken(case=case, dtype=dtype, reason=_in_short(answer.reason), isolation=host.isolation)
+
+
+def _remedy(violations: Sequence[str]) -> str:
+    """The next step for the first breach of memory, to stand after what was breached."""
+    if "was modified" in violations[0]:
+        return ". Write the outputs alone: a kernel is given its inputs first, then its outputs"
+    if "written past the end" in violations[0]:
+        return ". Leave out what lies beyond the end: a mask on the store, or a bound on the loop"
+    return ""
 
 
 def _in_short(reason: str) -> str:
