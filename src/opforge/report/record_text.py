@@ -89,7 +89,8 @@ def describe(verdict: Verdict) -> str:
         case Crash():
             return clean(f"crashed{_in(verdict.case)} with {ended(verdict.status)}{_last_line(verdict.stderr)}")
         case Timeout():
-            return clean(f"gave no answer{_in(verdict.case)} within {units.seconds(verdict.limit_s)}")
+            doing = ": its compiler did not end" if verdict.compiling else ""
+            return clean(f"gave no answer{_in(verdict.case)} within {units.seconds(verdict.limit_s)}{doing}")
         case LibraryFallback():
             return clean(f"refused by policy: {verdict.reason}")
         case Unsupported():

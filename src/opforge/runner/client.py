@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from opforge.core import spans
 from opforge.core.errors import NotNow
@@ -24,12 +24,14 @@ from opforge.runner.forkserver_client import END_LIMIT_S, ServerProcess
 from opforge.runner.guards import ALL, Guards, Limits
 from opforge.runner.messages import TIMED, A, Bind, Failure, LaunchBound, Question, Sample, Samples, Seen
 from opforge.runner.process_limits import changed, limits_of, privileged
-from opforge.runner.protocol import Malformed, asked, decoded
+from opforge.runner.protocol import Malformed, asked, decoded, phase_of
 from opforge.runner.sandbox import landlock_version
 from opforge.runner.watchdog import Watchdog
 
 STDERR_KEPT = 8000
 """Bytes of what a worker wrote last, for the verdict: a traceback, or a compiler's last words."""
+MOST_PHASES = 10_000
+"""How often a worker may begin and end compiling in one call: a search over every config of a kernel has hundreds."""
 LAST_WORDS_S = 0.2
 """What a worker said last may still be on its way when it has ended."""
 
@@ -46,11 +48,12 @@ class WorkerDied(Exception):
 
 
 class WorkerLate(Exception):
-    """No answer within the limit; the worker was ended."""
+    """No answer within the limit; the worker was ended. `compiling`: while a compiler ran, it said."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, compiling: bool = False) -> None:
         super().__init__(f"no answer within {limit_s:g} s")
         self.limit_s = limit_s
+        self.compiling = compiling
 
 
 class Outsized(Exception):
@@ -143,7 +146,7 @@ class ForkedWorker:
             processes.freed(held)
             if not sampled:
                 send(self.sock, message, fds)
-            received, unasked = receive(self.sock, limit_s, self._watch)
+            received, unasked = self._awaited(nonce, limit_s)
             took = time.perf_counter() - started
             self._stop()
             close_all(unasked)
@@ -151,7 +154,7 @@ class ForkedWorker:
             left = self._left_behind() if self.guards.children else None
         except Late as error:
             self.close()
-            raise WorkerLate(round(error.limit_s, 1) or limit_s) from error
+            raise WorkerLate(round(error.limit_s, 1) or limit_s, compiling=self.watchdog.compiling) from error
         except (Outsized, Malformed) as error:
             self.close()
             raise WorkerDied(-signal.SIGKILL, str(error)) from error
@@ -184,6 +187,22 @@ class ForkedWorker:
                 **processes.confinement_of(self.pid),
             )
         return answer
+
+    def _awaited(self, nonce: int, limit_s: float) -> tuple[dict[str, Any], list[int]]:
+        """The answer and its descriptors, behind whatever the worker says of its compilers meanwhile. Raises what
+        `receive` and `_watch` raise, and Malformed."""
+        deadline = time.monotonic() + limit_s
+        with spans.awaited(self.watchdog.words):
+            for _ in range(MOST_PHASES):
+                received, unasked = receive(self.sock, max(0.0, deadline - time.monotonic()), self._watch)
+                phase = phase_of(received, nonce if self.guards.nonce else None)
+                if phase is None:
+                    return received, unasked
+                close_all(unasked)
+                self.watchdog.told(phase.compiling)
+                # who talks without a pause is looked at all the same
+                self._watch()
+        raise Malformed("it said that it compiles, over and over")
 
     def _as_it_was(self) -> None:
         """Before it is timed: has it the processors, the priority and the limits that it was born with? Raises
