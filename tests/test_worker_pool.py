@@ -24,6 +24,9 @@ class Hand:
         self.asked.append(question)
         return Done()
 
+    def printed(self) -> None:
+        return None
+
     def close(self) -> None:
         self.closed = True
 

@@ -107,7 +107,7 @@ def bench(
     """
     from opforge.cli.progress import Watcher
     from opforge.cli.report_files import pasts_of, write_reports
-    from opforge.cli.tables import print_table
+    from opforge.cli.tables import print_printed, print_table
     from opforge.machine import detect, measure_ceilings
     from opforge.timing import Plan
     from opforge.trial.verified_before import proven
@@ -173,6 +173,7 @@ def bench(
         print_json(records)
     else:
         print_table(records)
+        print_printed(records)
     folder = report or Path("reports") / records[0].run
     with spans.span("report", str(folder)):
         for path in write_reports(records, folder, detect(where), pasts=pasts):

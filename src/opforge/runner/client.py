@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,6 +15,7 @@ from typing import Any, Protocol
 
 from opforge.core import spans
 from opforge.core.errors import NotNow
+from opforge.core.printed import Printed
 from opforge.runner import processes
 from opforge.runner.channel import Closed, Late, close_all, receive, send
 from opforge.runner.executor import Executor
@@ -26,6 +25,7 @@ from opforge.runner.messages import TIMED, A, Bind, Failure, LaunchBound, Questi
 from opforge.runner.process_limits import changed, limits_of, privileged
 from opforge.runner.protocol import Malformed, asked, decoded, phase_of
 from opforge.runner.sandbox import landlock_version
+from opforge.runner.standard_output import Prints, nameless_file
 from opforge.runner.watchdog import Watchdog
 
 STDERR_KEPT = 8000
@@ -68,6 +68,9 @@ class Worker(Protocol):
         worker is gone.
         """
 
+    def printed(self) -> Printed | None:
+        """What it printed since this was asked last, its beginning; None for nothing, or where it is not known."""
+
     def close(self) -> None:
         """End it."""
 
@@ -83,6 +86,10 @@ class LocalWorker:
             return decoded(question, self.executor.handle(asked(question), [os.dup(fd) for fd in fds]))
         except Malformed as error:
             raise WorkerDied(-signal.SIGKILL, str(error)) from error
+
+    def printed(self) -> Printed | None:
+        # it went wherever this process prints
+        return None
 
     def close(self) -> None:
         for _, arena, _ in self.executor.launches.values():
@@ -105,8 +112,8 @@ class ForkedWorker:
         self.guards = guards
         self.limits = limits
         self.sock, theirs = socket.socketpair()
-        # a file in memory without a name: nothing is left behind, and its size is watched
-        self.output = _nameless_file()
+        self.output = nameless_file()
+        self.prints = Prints()
         self.pid = self.inner = self.first = 0
         self.arena_bytes = 0
         self.used: processes.Usage | None = None
@@ -114,8 +121,9 @@ class ForkedWorker:
         self.died: float | None = None
         with contextlib.closing(theirs), contextlib.ExitStack() as undo:
             undo.callback(os.close, self.output)
+            undo.callback(self.prints.close)
             undo.callback(self.sock.close)
-            born = server.spawn(theirs, self.output, self.sock, limits, guards)
+            born = server.spawn(theirs, (self.prints.output, self.output), self.sock, limits, guards)
             self.inner, self.scratch, self.pid, self.first = born.inner, born.scratch, born.pid, born.first
             self.process_limits = limits_of(self.pid) if guards.process_limits else None
             self.watchdog = Watchdog(self.pid)
@@ -149,6 +157,7 @@ class ForkedWorker:
             received, unasked = self._awaited(nonce, limit_s)
             took = time.perf_counter() - started
             self._stop()
+            self.prints.gather()
             close_all(unasked)
             answer = decoded(question, received, nonce if self.guards.nonce else None)
             left = self._left_behind() if self.guards.children else None
@@ -277,6 +286,8 @@ class ForkedWorker:
         if os.fstat(self.output).st_size > self.limits.flood_bytes:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.output, 0)
+        if os.fstat(self.prints.output).st_size > self.limits.flood_bytes:
+            self.prints.gather()
 
     def _left_behind(self) -> str | None:
         orphans = processes.tree(processes.children(self.first)) if self.first else ()
@@ -295,6 +306,9 @@ class ForkedWorker:
         size = os.fstat(self.output).st_size
         return os.pread(self.output, STDERR_KEPT, max(0, size - STDERR_KEPT)).decode(errors="replace")
 
+    def printed(self) -> Printed | None:
+        return self.prints.taken()
+
     def close(self) -> None:
         if self.sock.fileno() < 0:
             return
@@ -309,15 +323,5 @@ class ForkedWorker:
         self.server.forget(self.pid, ended=self.server.status(self.inner, END_LIMIT_S) is not None)
         self.server.end_adopted()
         os.close(self.output)
+        self.prints.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("opforge-output", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    # appended to, so that cutting it to nothing really throws a flood away
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
-    return fd

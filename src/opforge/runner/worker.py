@@ -20,9 +20,10 @@ from opforge.runner import mounts, sandbox
 from opforge.runner.channel import Closed, receive, send
 from opforge.runner.executor import Executor
 from opforge.runner.guards import Guards, Limits
-from opforge.runner.messages import Phase, Run, WorkerReady
+from opforge.runner.messages import TIMED, Phase, Run, WorkerReady
 from opforge.runner.namespaces import outer_pid
 from opforge.runner.protocol import answered
+from opforge.runner.standard_output import OwnOutput
 
 
 def die_with_parent() -> None:
@@ -78,6 +79,7 @@ def work(sock: socket.socket, scratch: Path, limits: Limits, guards: Guards) -> 
         mounts.own_proc()
     executor = Executor(scratch=scratch, limits=limits, guards=guards)
     phases = _Phases(sock)
+    own_output = OwnOutput()
     send(sock, answered(WorkerReady(pid=pid)))
     while True:
         try:
@@ -85,7 +87,13 @@ def work(sock: socket.socket, scratch: Path, limits: Limits, guards: Guards) -> 
             if message.get("spans"):
                 spans.record()
             phases.asked(message)
+            timed = message.get("do") in TIMED
+            if timed:
+                own_output.by_line(False)
             answer = executor.handle(message, fds)
+            own_output.flush()
+            if timed:
+                own_output.by_line(True)
             if message.get("spans"):
                 answer = {**answer, "spans": spans.sent()}
             phases.answer(answer)
@@ -93,14 +101,14 @@ def work(sock: socket.socket, scratch: Path, limits: Limits, guards: Guards) -> 
             return
 
 
-def spawned(sock: socket.socket, output: int, scratch: Path, limits: Limits, guards: Guards) -> None:
+def spawned(sock: socket.socket, output: tuple[int, int], scratch: Path, limits: Limits, guards: Guards) -> None:
     """The life of a worker, in the forked process. Does not return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     die_with_parent()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for number, file in enumerate(output, 1):
+        os.dup2(file, number)
+        os.close(file)
     status = 0
     try:
         work(sock, scratch, limits, guards)

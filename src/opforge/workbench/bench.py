@@ -98,6 +98,7 @@ class _Job:
             run=self.run,
             config=point.config,
             trial=trial,
+            printed=self.pool.printed.get((point.implementation.name, dtype, point.config)),
         )
         self.step("record", f"{point.implementation.name} {dtype}", record)
         return record
