@@ -71,10 +71,10 @@ def home_of(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
-def record_of(folder: Path, files: dict[str, str]):
-    """The record of a verification of each, by implementation; torch.compile is left out."""
+def record_of(folder: Path, files: dict[str, str], names: tuple[str, ...] = ()):
+    """The record of a verification of each, by implementation; without `names` torch.compile is left out."""
     registry = load([home_of(folder, files)])
-    names = tuple(name.partition(".")[0] for name in files)
+    names = names or tuple(name.partition(".")[0] for name in files)
     with Isolated() as host:
         options = BenchOptions(timed=False, implementations=names, device="cpu")
         return {record.implementation: record for record in verify_all(registry, ["doubled"], options, host)}

@@ -27,6 +27,9 @@ class Hand:
     def printed(self) -> None:
         return None
 
+    def compiled_s(self) -> float:
+        return 0.0
+
     def close(self) -> None:
         self.closed = True
 

@@ -80,6 +80,9 @@ class Record:
     layout        how the inputs lay in memory, as the workload says it
     printed       what the implementation printed while it was verified; None where it printed nothing, where an earlier
                   verification was taken, and in records from before it was kept
+    compile_s     seconds that its compiler took: of a C++ or CUDA library when it was made, of others what was seen of
+                  compilers while it was verified, which is little where they found their cache; None where nothing was
+                  compiled, and in records from before it was kept
     """
 
     id: str
@@ -105,6 +108,7 @@ class Record:
     trial: bool = field(default=False, metadata=ADDED)
     layout: str = field(default="contiguous", metadata=ADDED)
     printed: Printed | None = field(default=None, metadata=ADDED)
+    compile_s: float | None = field(default=None, metadata=ADDED)
 
 
 @dataclass(frozen=True, kw_only=True)

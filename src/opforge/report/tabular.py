@@ -309,6 +309,7 @@ def _flat(group: Group, record: Record) -> dict[str, str | int | float | None]:
         "axes": json.dumps(to_json(record.axes)),
         "scalars": json.dumps(to_json(record.scalars)),
         "config": str(record.config),
+        "compile_s": record.compile_s,
         "device": record.device,
         "host": record.environment.host,
         "environment": record.environment.fingerprint,

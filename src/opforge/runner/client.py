@@ -71,6 +71,9 @@ class Worker(Protocol):
     def printed(self) -> Printed | None:
         """What it printed since this was asked last, its beginning; None for nothing, or where it is not known."""
 
+    def compiled_s(self) -> float:
+        """Seconds that compilers were seen to take inside of its calls since this was asked last."""
+
     def close(self) -> None:
         """End it."""
 
@@ -90,6 +93,9 @@ class LocalWorker:
     def printed(self) -> Printed | None:
         # it went wherever this process prints
         return None
+
+    def compiled_s(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         for _, arena, _ in self.executor.launches.values():
@@ -308,6 +314,10 @@ class ForkedWorker:
 
     def printed(self) -> Printed | None:
         return self.prints.taken()
+
+    def compiled_s(self) -> float:
+        took, self.watchdog.compiled_s = self.watchdog.compiled_s, 0.0
+        return took
 
     def close(self) -> None:
         if self.sock.fileno() < 0:

@@ -56,14 +56,15 @@ class _Stretch:
 
 class Watchdog:
     """With one worker, over its whole life. `begin` at each request, `late` while an answer is awaited, `told` when the
-    worker says that a compiler begins or has ended. `compiling` is the phase that it is in.
+    worker says that a compiler begins or has ended. `compiling` is the phase that it is in, `compiled_s` what compilers
+    took in all requests together, seconds.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.what = ""
         self.compiles = self.compiling = self.bounded = self.sealed = False
-        self.limit_s = 0.0
+        self.limit_s = self.compiled_s = 0.0
         self.stretches = {False: _Stretch(), True: _Stretch()}
         self.looked = self.idle_since = self.kept_waiting_s = self.worked_s = 0.0
 
@@ -102,6 +103,7 @@ class Watchdog:
         now, kept_waiting_s = time.monotonic(), processes.kept_waiting_s(self.pid)
         stretch = self.stretches[self.compiling]
         stretch.took_s += now - self.since
+        self.compiled_s += now - self.since if self.compiling else 0.0
         stretch.waited_s += kept_waiting_s - self.kept_waiting_s
         self.since, self.kept_waiting_s = now, kept_waiting_s
         return stretch

@@ -34,13 +34,14 @@ def recorded(
     config: Config | None = None,
     trial: bool = False,
     printed: Printed | None = None,
+    compile_s: float | None = None,
 ) -> Record:
     """The Record of one result on a torch device type. Without a case it is a verification, of the operator's cases
     alone.
 
     The time is left out where the verdict allows none (core.verdict.may_be_timed), and marked where it is better than
-    this device was measured to be. `config` None is the implementation's default; `trial` and
-    `printed` as core.record.Record has them.
+    this device was measured to be. `config` None is the implementation's default; `trial`,
+    `printed` and `compile_s` as core.record.Record has them.
     """
     spec = detect(device)
     axes = dict(case.axes) if case else {}
@@ -73,4 +74,5 @@ def recorded(
         trial=trial,
         layout=case.layout if case else "contiguous",
         printed=printed,
+        compile_s=compile_s,
     )
