@@ -290,26 +290,37 @@ def test_who_compiles_nothing_in_a_call_is_not_believed_that_it_does(name, devic
 
 
 def test_triton_says_when_its_compiler_begins_and_ends(monkeypatch):
-    """By its own hooks; another's hooks are left, and then a first call may be the compiler's."""
+    """Once in a process, a compiler that raises included. Where it cannot be seen a first call may be the compiler's;
+    where nobody listens, nobody's Triton is touched.
+    """
     import triton
+    from triton.runtime.jit import JITFunction
 
-    hooks, told = triton.knobs.runtime, []
+    told: list[object] = []
+
+    def stub(self, key):
+        told.append(key)
+        if key == "wrong":
+            raise ValueError(key)
+        return key
+
+    assert callable(JITFunction._do_compile)
     monkeypatch.setattr(compile_phase, "_listener", None)
     monkeypatch.setattr(compile_phase, "_unseen", False)
-    for name in ("jit_cache_hook", "jit_post_compile_hook"):
-        monkeypatch.setattr(hooks, name, None)
+    monkeypatch.setattr(JITFunction, "_do_compile", stub)
     compile_phase.report(compile_phase.around_triton)
-    # nobody listens: nobody's Triton is touched
-    assert hooks.jit_cache_hook is None and not compile_phase.unseen()
+    assert JITFunction._do_compile is stub and not compile_phase.unseen()
     compile_phase.listen(told.append)
     for _ in range(2):
         compile_phase.report(compile_phase.around_triton)
-    # the first kernel's compiler raises, and says no more
-    hooks.jit_cache_hook(key=1)
-    assert hooks.jit_cache_hook(key=2) is False and told == [True, False, True]
-    hooks.jit_post_compile_hook(key=2)
-    assert told == [True, False, True, False] and not compile_phase.unseen()
-    monkeypatch.setattr(hooks, "jit_cache_hook", lambda **_: False)
+    kernel = triton.jit(stub)
+    with pytest.raises(ValueError, match="wrong"):
+        JITFunction._do_compile(kernel, "wrong")
+    assert JITFunction._do_compile(kernel, "right") == "right"
+    assert told == [True, "wrong", False, True, "right", False]
+    # with a hook set, Triton wants every constant as JSON
+    assert triton.knobs.runtime.jit_cache_hook is None and triton.knobs.runtime.jit_post_compile_hook is None
+    monkeypatch.delattr(JITFunction, "_do_compile")
     compile_phase.report(compile_phase.around_triton)
     assert compile_phase.unseen()
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 _lock = threading.RLock()
@@ -75,28 +76,21 @@ def _step(by: int) -> None:
 
 
 def around_triton() -> bool:
-    """Let Triton say when its compiler begins and ends, each time that it compiles a kernel. False where this Triton
-    has no such hooks, or a file has set its own.
+    """Let Triton say when it compiles a kernel that is launched, once in a process. False where this Triton has no such
+    place. Its hooks are none: with one set, constants of a kernel have to be JSON, which functions are not.
     """
-    import triton
+    from triton.runtime.jit import JITFunction
 
-    hooks: Any = getattr(getattr(triton, "knobs", None), "runtime", None)
-    if not (hasattr(hooks, "jit_cache_hook") and hasattr(hooks, "jit_post_compile_hook")):
+    compiler = getattr(JITFunction, "_do_compile", None)
+    if compiler is None:
         return False
-    for name, said in (("jit_cache_hook", _triton_begins), ("jit_post_compile_hook", _triton_ended)):
-        if getattr(hooks, name) not in (None, said):
-            return False
-        setattr(hooks, name, said)
+    if not hasattr(compiler, "reports"):
+
+        @wraps(compiler)
+        def compile_inside(*args: Any, **kwargs: Any) -> Any:
+            with compiling():
+                return compiler(*args, **kwargs)
+
+        compile_inside.reports = True  # type: ignore[attr-defined]
+        JITFunction._do_compile = compile_inside
     return True
-
-
-def _triton_begins(*_: Any, **__: Any) -> bool:
-    # one that raised has not said that it ended
-    all_ended()
-    began()
-    return False
-
-
-def _triton_ended(*_: Any, **__: Any) -> bool:
-    ended()
-    return False
