@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 from types import ModuleType
@@ -170,6 +171,36 @@ def test_a_torch_without_a_private_name_has_what_stands_in(monkeypatch, place, n
         names = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(names)
     assert holds(names)
+
+
+def test_inductor_says_when_it_compiles_and_dynamo_does_not(monkeypatch):
+    """A loop that never ends is followed by Dynamo while it traces: a worker that counted this as compiling would have
+    a compiler's time for it. Once in a process; without the places nothing is said, and that is known.
+    """
+    from torch._inductor import compile_fx
+
+    inside: list[str] = []
+
+    @contextlib.contextmanager
+    def around():
+        inside.append("began")
+        yield
+        inside.append("ended")
+
+    assert callable(compile_fx.compile_fx) and callable(compile_fx._compile_fx_inner)
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, inputs: graph.forward)
+    monkeypatch.setattr(compile_fx, "_compile_fx_inner", lambda graph, inputs: graph.forward)
+
+    def stage(graph, inputs):
+        # called by Dynamo, when it has traced
+        inside.append("traced")
+        return compile_fx.compile_fx(graph, inputs)
+
+    assert torch_private.report_inductor(around) and torch_private.report_inductor(around)
+    assert torch.compile(lambda x: x + 1, backend=stage)(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert inside == ["traced", "began", "ended"]
+    monkeypatch.delattr(compile_fx, "_compile_fx_inner")
+    assert not torch_private.report_inductor(around)
 
 
 def test_recompilations_are_limited_and_headers_have_a_folder():

@@ -16,10 +16,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import contextlib
 
-from opforge.core.verdict import Timeout
+from opforge.backends import backend, compile_phase
+from opforge.core import spans
+from opforge.core.verdict import Crash, Pass, Timeout
 from opforge.registry import load
-from opforge.runner import Arena, Isolated, processes, seccomp, watchdog
-from opforge.runner.messages import Overhead
+from opforge.report.record_text import describe
+from opforge.runner import Arena, Isolated, client, processes, seccomp, watchdog
+from opforge.runner.messages import Bind, Overhead, Run
 from opforge.runner.process_limits import changed, limits_of, privileged
 from opforge.runner.watchdog import HANG_S
 from opforge.verify import CaseCache, verify
@@ -121,33 +124,245 @@ def test_a_hang_costs_half_a_minute(limit_s, tmp_path, monkeypatch):
     """
     monkeypatch.setattr(watchdog, "HANG_S", limit_s)
     with ThreadPoolExecutor(2) as pool:
-        for verdict, took_s in pool.map(lambda where: hang(where, tmp_path / where), ("run", "import")):
+        for verdict, took_s in pool.map(lambda where: judged(ENDLESS[where], tmp_path / where), ("run", "import")):
             assert isinstance(verdict, Timeout) and verdict.limit_s <= limit_s + 1
             # twice as long where others have the processors; once on a quiet machine
             assert took_s < 2 * limit_s + 5
 
 
-def hang(where, home):
-    """The verdict on a kernel that never ends, in a call or at import, and the seconds to it."""
+KERNEL = """
+import triton
+import triton.language as tl
+SPACE = {"BLOCK": (64,)}
+DEFAULT = {"BLOCK": 64}
+@triton.jit
+def doubled(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n)
+    times = 0
+    while times < 1:
+        times = times * 2
+    tl.store(y + at, value * 2, mask=at < n)
+def launch(x, y, BLOCK):
+    doubled[(triton.cdiv(x.numel(), BLOCK),)](x, y, x.numel(), BLOCK)
+"""
+ENDLESS = {
+    "run": "def run(x):\n    while True:\n        pass\n",
+    "import": "while True:\n    pass\n",
+    "triton": KERNEL,
+}
+SLOW_COMPILER = """
+import time
+import torch._inductor.config as config
+def pondered(graph):
+    begun = time.process_time()
+    while time.process_time() - begun < SECONDS:
+        pass
+config.post_grad_custom_pre_pass = pondered
+def run(x):
+    return x * 2
+"""
+
+
+@linux
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ("run", "torch_guest"),
+        ("triton", "triton_guest"),
+        # Dynamo follows the loop while it traces, before Inductor is asked
+        pytest.param("run", "torch_compile_guest", marks=pytest.mark.campaign),
+    ],
+)
+def test_an_endless_loop_has_the_limit_of_a_call_whatever_compiles_it(body, name, tmp_path, monkeypatch):
+    """Where a compiler may run in the first call, an endless loop had the compiler's limit: two minutes, four on a busy
+    machine.
+    """
+    monkeypatch.setattr(watchdog, "HANG_S", 2.0)
+    said = []
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.1):
+            said.extend(spans.waits())
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        verdict, _ = judged(ENDLESS[body], tmp_path, name)
+    finally:
+        stop.set()
+        looking.join()
+    assert isinstance(verdict, Timeout) and verdict.limit_s <= 2.1 and not verdict.compiling, verdict
+    assert any(words.startswith(f"doubled {name} running for 2 s; ended at ") for words in said), said
+    assert "within 2.0" in describe(verdict)
+    assert not spans.waits()
+
+
+@linux
+@pytest.mark.campaign
+def test_a_compiler_that_is_slow_keeps_its_own_limit(tmp_path, monkeypatch):
+    """Inductor works for longer than a call may take; one that never ends is ended by its own limit, and that is
+    said.
+    """
+    monkeypatch.setattr(watchdog, "HANG_S", 5.0)
+    verdict, _ = judged(SLOW_COMPILER.replace("SECONDS", "12"), tmp_path / "slow", "torch_compile_guest")
+    assert isinstance(verdict, Pass), verdict
+    monkeypatch.setattr(watchdog, "COMPILE_S", 8.0)
+    verdict, _ = judged(SLOW_COMPILER.replace("SECONDS", "1e9"), tmp_path / "endless", "torch_compile_guest")
+    assert isinstance(verdict, Timeout) and verdict.compiling and 8.0 <= verdict.limit_s <= 8.1, verdict
+    assert describe(verdict).endswith("its compiler did not end")
+
+
+class Machine:
+    """A clock, and what a worker has had of the processors, as a test says."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = self.worked = self.waited = 0.0
+        self.sealed = True
+        monkeypatch.setattr(watchdog.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(processes, "tree", lambda pids: list(pids))
+        monkeypatch.setattr(processes, "processor_s", lambda pid: self.worked)
+        monkeypatch.setattr(processes, "kept_waiting_s", lambda pid: self.waited)
+        monkeypatch.setattr(processes, "confinement_of", lambda pid: {"filtered": self.sealed})
+
+    def late_after(self, dog: watchdog.Watchdog, most_s: float, *, works: bool = True) -> float | None:
+        """Seconds from now after which the watchdog calls the worker late; None where it does not within `most_s`."""
+        begun = self.now
+        while self.now - begun < most_s:
+            self.now += 0.5
+            self.worked += 0.5 * works
+            if dog.late() is not None:
+                return self.now - begun
+        return None
+
+
+def watched(machine, name, device="cpu"):
+    dog = watchdog.Watchdog(1)
+    question = Bind(homes=(), operator="o", implementation=name, axes={}, dtype="float32", scalars={}, device=device,
+                    config=None, arena={"size": 0})  # fmt: skip
+    dog.begin(question, 0, 300.0)
+    machine.late_after(dog, 1.0)
+    dog.begin(Run(launch=1), 0, 120.0)
+    return dog
+
+
+def test_compiling_and_running_are_counted_apart(monkeypatch):
+    """Each has its own limit, and goes on where it was left: whoever tells of compilers often gains nothing by it."""
+    machine = Machine(monkeypatch)
+    dog = watched(machine, "torch_compile")
+    assert machine.late_after(dog, 100.0) == pytest.approx(30.5)
+    dog = watched(machine, "torch_compile")
+    assert machine.late_after(dog, 10.0) is None
+    dog.told(True)
+    assert (
+        machine.late_after(dog, 100.0) is None and dog.words() == "o torch_compile compiling for 100 s; ended at 120 s"
+    )
+    dog.told(False)
+    assert dog.words() == "o torch_compile running for 10 s; ended at 30 s"
+    assert machine.late_after(dog, 100.0) == pytest.approx(20.5)
+    dog = watched(machine, "tilelang_guest")
+    spent = 0.0
+    for turn in range(1000):
+        dog.told(turn % 2 == 0)
+        took = machine.late_after(dog, 1.0)
+        spent += took or 1.0
+        if took:
+            break
+    assert spent <= 2 * 30.5 + 1
+
+
+def test_a_compiler_that_does_nothing_hangs(monkeypatch):
+    """Who compiles spends processor time."""
+    machine = Machine(monkeypatch)
+    dog = watched(machine, "torch_compile")
+    dog.told(True)
+    assert machine.late_after(dog, 100.0, works=False) == pytest.approx(30.5)
+
+
+@pytest.mark.parametrize(("name", "device"), [("cpp_guest", "cpu"), ("cuda_guest", "cuda"), ("torch_guest", "cpu"),
+                                              ("triton_guest", "cpu")])  # fmt: skip
+def test_who_compiles_nothing_in_a_call_is_not_believed_that_it_does(name, device, monkeypatch):
+    machine = Machine(monkeypatch)
+    dog = watched(machine, name, device)
+    dog.told(True)
+    assert machine.late_after(dog, 200.0) == pytest.approx(30.5)
+
+
+def test_triton_says_when_its_compiler_begins_and_ends(monkeypatch):
+    """Once in a process, a compiler that raises included. Where it cannot be seen a first call may be the compiler's;
+    where nobody listens, nobody's Triton is touched.
+    """
+    import triton
+    from triton.runtime.jit import JITFunction
+
+    told: list[object] = []
+
+    def stub(self, key):
+        told.append(key)
+        if key == "wrong":
+            raise ValueError(key)
+        return key
+
+    assert callable(JITFunction._do_compile)
+    monkeypatch.setattr(compile_phase, "_listener", None)
+    monkeypatch.setattr(compile_phase, "_unseen", False)
+    monkeypatch.setattr(JITFunction, "_do_compile", stub)
+    compile_phase.report(compile_phase.around_triton)
+    assert JITFunction._do_compile is stub and not compile_phase.unseen()
+    compile_phase.listen(told.append)
+    for _ in range(2):
+        compile_phase.report(compile_phase.around_triton)
+    kernel = triton.jit(stub)
+    with pytest.raises(ValueError, match="wrong"):
+        JITFunction._do_compile(kernel, "wrong")
+    assert JITFunction._do_compile(kernel, "right") == "right"
+    assert told == [True, "wrong", False, True, "right", False]
+    # with a hook set, Triton wants every constant as JSON
+    assert triton.knobs.runtime.jit_cache_hook is None and triton.knobs.runtime.jit_post_compile_hook is None
+    monkeypatch.delattr(JITFunction, "_do_compile")
+    compile_phase.report(compile_phase.around_triton)
+    assert compile_phase.unseen()
+
+
+@linux
+def test_a_worker_that_talks_of_compilers_without_end_is_ended(tmp_path, monkeypatch):
+    """Each of its messages would wake the parent, which never looked at its clock."""
+    monkeypatch.setattr(client, "MOST_PHASES", 50)
+    flood = """
+import gc
+from opforge.backends import compile_phase
+def run(x):
+    while True:
+        with compile_phase.compiling():
+            pass
+"""
+    verdict, _ = judged(flood, tmp_path)
+    assert isinstance(verdict, Crash) and "over and over" in verdict.stderr, verdict
+
+
+def judged(body, home, name="torch_guest"):
+    """The verdict on a kernel of this source, and the seconds to it."""
     folder = home / "doubled"
     folder.mkdir(parents=True)
-    body = "def run(x):\n    while True:\n        pass\n" if where == "run" else "while True:\n    pass\n"
-    (folder / "torch_guest.py").write_text(body)
+    file = "torch_guest" if name == "torch_compile_guest" else name
+    (folder / f"{file}.py").write_text(body)
     (folder / "op.py").write_text(
-        textwrap.dedent("""
+        textwrap.dedent(f"""
             from opforge.core.operator import Case, Operator, TensorSpec
             operator = Operator(name="doubled", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),),
             outputs=(TensorSpec(name="y", shape="n"),),
-                reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={"n": 64},
-                why="small"),), implementations=("torch_guest",))
+                reference=lambda x: 2 * x, flops="n", dtypes=("float32",), cases=(Case(name="small", axes={{"n": 64}},
+                why="small"),), implementations=("{file}",))
         """)
     )
     registry = load([home])
     with Isolated() as host:
-        host.worker({}).close()
+        implementation = registry.implementation("doubled", name)
+        host.worker(backend(implementation.backend).environment("cpu")).close()
         bench = CaseCache(registry=registry, operator=registry.operator("doubled"), host=host, device="cpu")
         bench.prepare(registry.operator("doubled").cases[0], "float32")
         began = time.monotonic()
-        verdict = verify(bench, registry.implementation("doubled", "torch_guest"), "float32", effort=EXACT)
+        verdict = verify(bench, implementation, "float32", effort=EXACT)
         bench.close()
         return verdict, time.monotonic() - began

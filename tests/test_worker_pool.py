@@ -24,6 +24,12 @@ class Hand:
         self.asked.append(question)
         return Done()
 
+    def printed(self) -> None:
+        return None
+
+    def compiled_s(self) -> float:
+        return 0.0
+
     def close(self) -> None:
         self.closed = True
 

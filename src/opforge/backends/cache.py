@@ -86,6 +86,15 @@ def lookup(folder: Path, name: str, how: str = "cached") -> Entry | None:
     return Entry(path=folder / name, how=how, facts=facts)
 
 
+def facts_of(folder: Path) -> Mapping[str, str]:
+    """What is kept beside the entry in `folder`; {} where there is none, or it cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads((folder / "entry.json").read_text(encoding="utf-8"))
+        if isinstance(facts, dict):
+            return facts
+    return {}
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock file `path`; other processes wait, for LOCK_WAIT_S at most: who may read the file may lock it.

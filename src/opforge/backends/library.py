@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from opforge.backends.interface import Capability, ExecutionMode, Missing, Native
+from opforge.backends import compile_phase
+from opforge.backends.interface import Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed
 from opforge.backends.torch_eager import TorchEager
 from opforge.backends.triton_lang import INTERPRET
@@ -48,6 +49,11 @@ class Library(TorchEager):
 
     def environment(self, device: str) -> Mapping[str, str]:
         return {INTERPRET: "0", "OPFORGE_PRELOAD": "torch triton" if installed("triton") else "torch"}
+
+    def prepare(self, implementation: Implementation, call: Call) -> Kernel:
+        # what another library compiles at its first call, and with what, nobody says
+        compile_phase.report(lambda: False)
+        return super().prepare(implementation, call)
 
     def function(self, implementation: Implementation) -> Callable[..., Any]:
         """The `run` of the file. Raises EnvironmentLacks when the package that it needs is not installed."""

@@ -205,6 +205,21 @@ def library(implementation: Implementation, config: Config, toolchain: Toolchain
     )
 
 
+def seconds_of(implementation: Implementation, config: Config, toolchain: Toolchain) -> float | None:
+    """Seconds that the compiler took for the library that `library` gives, when it was made; None where there is none.
+    Raises ValueError where what is said of it is no number.
+    """
+    keys = library_key(implementation, config, toolchain, compiler_version(toolchain.compiler))
+    for folder in (
+        built_folder(implementation) / library_key(implementation, config, toolchain),
+        cache.cache_root() / "native" / keys,
+    ):
+        facts = cache.facts_of(folder)
+        if "seconds" in facts:
+            return float(facts["seconds"])
+    return None
+
+
 def build_ahead(implementation: Implementation, config: Config, toolchain: Toolchain) -> cache.Entry:
     """Compile into the operator's `built/` folder."""
     key = library_key(implementation, config, toolchain)

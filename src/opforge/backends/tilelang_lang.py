@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from opforge.backends import cache, native
+from opforge.backends.compile_phase import compiling
 from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
@@ -238,10 +239,13 @@ class _Build:
 def _compiled(key: tuple[Any, ...], target: str, build: _Build) -> Callable[..., Any]:
     import tilelang
 
-    if target == "c":
-        kernel: Callable[..., Any] = tilelang.compile(
-            build.build(), target="c", execution_backend="cython", compile_flags=list(C_FLAGS)
-        )
-    else:
-        kernel = tilelang.compile(build.build(), target="cuda")
+    # the file's own code, whose loops are not the compiler's
+    program = build.build()
+    with compiling():
+        if target == "c":
+            kernel: Callable[..., Any] = tilelang.compile(
+                program, target="c", execution_backend="cython", compile_flags=list(C_FLAGS)
+            )
+        else:
+            kernel = tilelang.compile(program, target="cuda")
     return kernel

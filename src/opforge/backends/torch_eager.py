@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from opforge.backends import cache
+from opforge.backends import cache, compile_phase
 from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
 from opforge.core.errors import EnvironmentLacks
@@ -117,12 +117,13 @@ class TorchCompile(TorchEager):
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         import torch
 
-        from opforge.backends.torch_private import TESTED, limit_recompilations
+        from opforge.backends.torch_private import TESTED, limit_recompilations, report_inductor
 
         self.function(implementation)
         if reason := getattr(load_source(implementation.source), "NOT_COMPILED", ""):
             raise EnvironmentLacks(f"{implementation.name}: {reason}")
         _follow_cache_folder()
+        compile_phase.report(lambda: report_inductor(compile_phase.compiling))
         # past its limit of recompilations torch.compile silently runs eager: then the record would name what did not
         # run
         if not limit_recompilations(64):

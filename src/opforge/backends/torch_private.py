@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import Callable
-from functools import reduce
+from functools import reduce, wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -122,6 +122,32 @@ def limit_recompilations(most: int) -> bool:
         return False
     config.fail_on_recompile_limit_hit = True
     config.recompile_limit = most
+    return True
+
+
+def report_inductor(around: Callable[[], contextlib.AbstractContextManager[None]]) -> bool:
+    """Let Inductor surround its compiler with `around()`, once in a process, the compiler of a backward pass that it
+    puts off included. Dynamo's tracing, which follows a function's own loops, is not surrounded. False where this torch
+    has no such places.
+    """
+    compile_fx = _module("torch._inductor.compile_fx")
+    names = ("compile_fx", "_compile_fx_inner")
+    if not all(hasattr(compile_fx, name) for name in names):
+        return False
+
+    def surrounded(compiler: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(compiler)
+        def compile_inside(*args: Any, **kwargs: Any) -> Any:
+            with around():
+                return compiler(*args, **kwargs)
+
+        compile_inside.reports = True  # type: ignore[attr-defined]
+        return compile_inside
+
+    for name in names:
+        compiler = getattr(compile_fx, name)
+        if not hasattr(compiler, "reports"):
+            setattr(compile_fx, name, surrounded(compiler))
     return True
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from opforge.backends import triton_replay
+from opforge.backends import compile_phase, triton_replay
 from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
@@ -124,6 +124,9 @@ class Triton:
         def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
             launch(*inputs, *outputs, **scalars, **config)
 
+        if call.device == "cpu":
+            return Kernel(run=run)
+        compile_phase.report(compile_phase.around_triton)
         if call.device != "cuda":
             return Kernel(run=run)
         module = load_source(implementation.source)

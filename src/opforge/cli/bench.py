@@ -35,6 +35,9 @@ from opforge.core import spans
 from opforge.core.errors import UsageError
 from opforge.core.timing_terms import CALL, TERMS
 
+ENERGY_S = 1.0
+"""For how long a kernel is called while its energy is counted: fifty steps of NVML's counter, a thousand of RAPL's."""
+
 
 def bench(
     context: typer.Context,
@@ -93,6 +96,14 @@ def bench(
             help="Verify again what this store has a full verification of, of the same code on the same cases.",
         ),
     ] = False,
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats",
+            help="Show minimum, mean, standard deviation (std), std over mean (RSD) and the number of samples beside "
+            "the median; and GOPS/W, where energy can be read (NVML, RAPL): each is called for a second more for it.",
+        ),
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(help="Folder for report.html, report.md, report.json and report.csv. Default: reports/<run>."),
@@ -107,9 +118,11 @@ def bench(
     """
     from opforge.cli.progress import Watcher
     from opforge.cli.report_files import pasts_of, write_reports
-    from opforge.cli.tables import print_table
+    from opforge.cli.tables import print_printed, print_table
     from opforge.machine import detect, measure_ceilings
+    from opforge.report import rows
     from opforge.timing import Plan
+    from opforge.timing.energy import NoMeter, meter
     from opforge.trial.verified_before import proven
     from opforge.verify import BRIEF, QUICK
     from opforge.workbench import BenchOptions, bench as run_bench, ensure_chosen
@@ -127,7 +140,10 @@ def bench(
     shapes = own_shapes(registry, names, given, known_dtypes)
     on = checked("terms", terms or [CALL], set(TERMS))
     plan = Plan(
-        samples=samples, budget_s=budget, cache="cold" if (where != "cpu" if cold is None else cold) else "warm"
+        samples=samples,
+        budget_s=budget,
+        cache="cold" if (where != "cpu" if cold is None else cold) else "warm",
+        energy_s=ENERGY_S if stats else 0.0,
     )
     options = BenchOptions(
         device=where,
@@ -151,6 +167,9 @@ def bench(
         typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
         with spans.span("ceilings", where):
             measure_ceilings(where)
+    counter = meter(where) if stats else None
+    if isinstance(counter, NoMeter):
+        typer.echo(f"{counter.reason}.", err=True)
     host = make_host(in_process)
     records = []
     pasts = {}
@@ -172,7 +191,8 @@ def bench(
     if json:
         print_json(records)
     else:
-        print_table(records)
+        print_table(records, rows(records, statistics=stats))
+        print_printed(records)
     folder = report or Path("reports") / records[0].run
     with spans.span("report", str(folder)):
         for path in write_reports(records, folder, detect(where), pasts=pasts):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from opforge.cli.shared import All, Dtypes, Implementations, Json, Names, dtypes, print_json, selected, settings
+from opforge.core.errors import UsageError
 
 
 def history(
@@ -32,6 +34,10 @@ def history(
             "the newest.",
         ),
     ] = 2000,
+    compile: Annotated[
+        bool,
+        typer.Option("--compile", help="Show how long compilers took instead, version by version of each source."),
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Folder for one SVG picture per series.")] = None,
     json: Json = False,
 ) -> None:
@@ -41,9 +47,14 @@ def history(
     """
     from opforge.gate import series_of
 
+    if compile and (workload or plot is not None):
+        raise UsageError("--compile is about sources: it goes with no --workload and no --plot. Leave them away.")
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
     kinds = dtypes(dtype)
+    if compile:
+        _compile_times(context, names, implementation, kinds, limit, json=json)
+        return
     with settings(context).open_store() as store:
         every: list[str | None] = [None]
         # each once: a timing that is read twice would be two points
@@ -89,3 +100,35 @@ def history(
             file = plot / f"{name}.svg"
             file.write_text(picture_of(series), encoding="utf-8")
             typer.echo(f"wrote {file}", err=True)
+
+
+def _compile_times(
+    context: typer.Context,
+    names: Sequence[str],
+    implementations: Sequence[str] | None,
+    dtypes: Sequence[str],
+    limit: int,
+    *,
+    json: bool,
+) -> None:
+    """Each implementation's compile times, from the newest `limit` records of its operator."""
+    from opforge.gate.compile_history import compile_history
+    from opforge.report.record_text import clean_lines
+
+    with settings(context).open_store() as store:
+        records = [
+            record
+            for name in names
+            for record in store.query(operator=name, limit=limit)
+            if (not implementations or record.implementation in implementations)
+            and (not dtypes or record.dtype in dtypes)
+        ]
+    found = compile_history(records)
+    if json:
+        print_json(found)
+        return
+    for series in found:
+        # records may come from elsewhere
+        typer.echo(clean_lines(series.words))
+    if not found:
+        typer.echo("no compile times recorded yet; make some with: opforge verify OPERATOR")

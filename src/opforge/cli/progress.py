@@ -32,10 +32,12 @@ _OPEN: list[Lines] = []
 
 
 def under_way() -> str:
-    """What is being done now, in a line: the newest piece of work of each kind, and how long it has taken."""
+    """What is being done now, in a line: the newest piece of work of each kind, and how long it has taken; and what
+    is waited for, with when it is ended.
+    """
     newest = {name: (what, seconds) for name, what, seconds in spans.under_way() if what}
     told = [f"{name} {what} ({seconds:.0f} s)" for name, (what, seconds) in newest.items()]
-    return "; ".join(told[-SHOWN:]) or "working"
+    return "; ".join([*told[-SHOWN:], *spans.waits()[-SHOWN:]]) or "working"
 
 
 class Lines:

@@ -34,3 +34,18 @@ def print_table(records: Sequence[Record], grid: Grid | None = None) -> None:
     console.print(table)
     for confession in confessions(records):
         console.print(Text(f"  {confession}", style="yellow"))
+
+
+def print_printed(records: Sequence[Record]) -> None:
+    """What implementations printed while they were verified, once for each implementation and dtype."""
+    import typer
+
+    from opforge.report.record_text import clean, printed_lines
+
+    told = set()
+    for record in records:
+        lines = printed_lines(record)
+        title = f"  {clean(record.operator)}/{clean(record.implementation)} {clean(record.dtype)} printed:"
+        if lines and (title, *lines) not in told:
+            told.add((title, *lines))
+            typer.echo("\n".join([title, *(f"    {line}" for line in lines)]))

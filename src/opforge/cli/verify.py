@@ -138,7 +138,7 @@ def verify(
             verify_extras.check_contracts(registry, names, dtypes(dtype), device_or_default(device), json=json)
         )
     from opforge.cli.progress import Watcher
-    from opforge.cli.tables import print_table
+    from opforge.cli.tables import print_printed, print_table
     from opforge.report import verification_rows
     from opforge.verify import DEFAULT, QUICK
     from opforge.workbench import BenchOptions, ensure_chosen, verify_all
@@ -191,6 +191,7 @@ def verify(
         print_json(records)
     else:
         print_table(records, verification_rows(records))
+        print_printed(records)
         verify_extras.print_replays(records)
     for path in _write_pages(records, page):
         typer.echo(f"wrote {path}", err=True)

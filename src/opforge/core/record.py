@@ -17,6 +17,7 @@ from opforge.core.errors import UsageError
 from opforge.core.fields import checker, hints
 from opforge.core.implementation import Config
 from opforge.core.operator import Cost, ScalarValue
+from opforge.core.printed import Printed
 from opforge.core.shapes import AxisValue
 from opforge.core.timing import Timing
 from opforge.core.timing_terms import terms_or_then
@@ -77,6 +78,11 @@ class Record:
     trial         a point of a search, verified on a selection of cases and its time not audited; or a verification at
                   one shape alone. A Pass of it is nobody's evidence beyond that
     layout        how the inputs lay in memory, as the workload says it
+    printed       what the implementation printed while it was verified; None where it printed nothing, where an earlier
+                  verification was taken, and in records from before it was kept
+    compile_s     seconds that its compiler took: of a C++ or CUDA library when it was made, of others what was seen of
+                  compilers while it was verified, which is little where they found their cache; None where nothing was
+                  compiled, and in records from before it was kept
     """
 
     id: str
@@ -101,6 +107,8 @@ class Record:
     code_sha256: str = field(default="", metadata=ADDED)
     trial: bool = field(default=False, metadata=ADDED)
     layout: str = field(default="contiguous", metadata=ADDED)
+    printed: Printed | None = field(default=None, metadata=ADDED)
+    compile_s: float | None = field(default=None, metadata=ADDED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +150,7 @@ def _classes() -> dict[str, type]:
         "Policy": verdict.LibraryFallback,
         "Environment": Environment,
         "Record": Record,
+        "Printed": Printed,
         "Adoption": Adoption,
     }
 

@@ -43,6 +43,7 @@ class Span:
 
 
 _open: dict[int, tuple[str, str, float]] = {}
+_awaited: dict[int, Callable[[], str]] = {}
 _numbers = itertools.count()
 _kept: list[Span] | None = None
 
@@ -105,6 +106,24 @@ def sent() -> list[tuple[str, float, float]]:
 def recorded() -> bool:
     """Whether spans are being kept."""
     return _kept is not None
+
+
+@contextlib.contextmanager
+def awaited(words: Callable[[], str]) -> Iterator[None]:
+    """Surround a wait that somebody may want to know of. `words` says how it stands, "" while there is nothing to say;
+    any thread may call it.
+    """
+    number = next(_numbers)
+    _awaited[number] = words
+    try:
+        yield
+    finally:
+        del _awaited[number]
+
+
+def waits() -> tuple[str, ...]:
+    """What is being waited for now, in words, the latest last."""
+    return tuple(said for _, words in sorted(_awaited.copy().items()) if (said := words()))
 
 
 def under_way() -> tuple[tuple[str, str, float], ...]:

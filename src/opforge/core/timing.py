@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 
 from opforge.core import statistics, units
+from opforge.core.added_fields import ADDED
 from opforge.core.statistics import Mode
 
 UNSTEADY = 0.1
@@ -113,6 +114,8 @@ class Timing:
                   it can
     terms         what is in a call beside the computation: core.timing_terms.CALL or OUT; "" in records from before it
                   was stated (`terms_of`)
+    energy_j      joules of one call, of calls in a row with a warm cache, by the device's own counter
+                  (timing/energy.py); None where it was not asked or cannot be read, and in records from before
     """
 
     samples_s: tuple[float, ...]
@@ -130,6 +133,7 @@ class Timing:
     rounds: tuple[Round, ...] = ()
     parent_s: float | None = None
     terms: str = ""
+    energy_j: float | None = field(default=None, metadata=ADDED)
 
     @property
     def median_s(self) -> float:
@@ -156,10 +160,19 @@ class Timing:
         return self.iqr_s / self.median_s if self.median_s > 0 else math.inf
 
     @property
+    def mean_s(self) -> float:
+        """The mean of the samples, outliers and all."""
+        return fmean(self.samples_s)
+
+    @property
+    def std_s(self) -> float:
+        """Standard deviation of the samples that were taken, outliers and all."""
+        return pstdev(self.samples_s)
+
+    @property
     def rsd(self) -> float:
-        """Relative standard deviation, outliers and all."""
-        mean = fmean(self.samples_s)
-        return pstdev(self.samples_s) / mean if mean > 0 else math.inf
+        """Relative standard deviation: `std_s` over `mean_s`."""
+        return self.std_s / self.mean_s if self.mean_s > 0 else math.inf
 
     @property
     def interval_s(self) -> tuple[float, float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from opforge.core.added_fields import ADDED
 from opforge.core.implementation import COMPARED_AS_IS
 from opforge.core.operator import Case
 
@@ -179,12 +180,15 @@ class Crash:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeout:
-    """No answer within the limit; the process was ended."""
+    """No answer within the limit; the process was ended. `compiling`: while a compiler ran inside of the call, the
+    worker said; False where the kernel's own code did, and in records from before it was told apart.
+    """
 
     case: Case | None
     dtype: str
     limit_s: float
     isolation: str
+    compiling: bool = field(default=False, metadata=ADDED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import math
 
 from opforge.core import units
 from opforge.core.operator import Case
+from opforge.core.printed import printable
 from opforge.core.record import Record
 from opforge.core.verdict import (
     Broken,
@@ -41,11 +42,19 @@ def clean(text: str) -> str:
 
 def clean_lines(text: str) -> str:
     """As `clean`, line by line, spaces kept: for what a process wrote to stderr."""
-    lines = text.replace("\r\n", "\n").replace("\t", "    ").split("\n")
-    return "\n".join(
-        "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in line)
-        for line in lines
-    )
+    return printable(text)
+
+
+def printed_lines(record: Record) -> list[str]:
+    """What an implementation printed while it was verified, each line behind a bar that says that it is not opforge's;
+    [] where it printed nothing.
+    """
+    said = record.printed
+    if said is None:
+        return []
+    more = [f"… {units.plural(said.more_lines, 'more line')}"] if said.more_lines else []
+    # records may come from elsewhere: what they hold is made safe again
+    return [f"| {line}" for line in printable(said.text).split("\n")] + more
 
 
 def short(text: str, limit: int) -> str:
@@ -89,7 +98,8 @@ def describe(verdict: Verdict) -> str:
         case Crash():
             return clean(f"crashed{_in(verdict.case)} with {ended(verdict.status)}{_last_line(verdict.stderr)}")
         case Timeout():
-            return clean(f"gave no answer{_in(verdict.case)} within {units.seconds(verdict.limit_s)}")
+            doing = ": its compiler did not end" if verdict.compiling else ""
+            return clean(f"gave no answer{_in(verdict.case)} within {units.seconds(verdict.limit_s)}{doing}")
         case LibraryFallback():
             return clean(f"refused by policy: {verdict.reason}")
         case Unsupported():

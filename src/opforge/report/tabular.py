@@ -124,13 +124,45 @@ _NUMERIC = ("error/bound", "median", "rate", "% of peak", "vs eager")
 _TONES = {"good": "green", "plain": "cyan", "bad": "bold red", "idle": "dim"}
 
 
-def rows(records: Sequence[Record]) -> Grid:
-    """`table` as cells and styles. What a line shares with the one above it is dim, so that groups can be seen."""
+_STATISTICS = ("min", "mean", "std", "RSD", "samples")
+_ENERGY = "GOPS/W"
+
+
+def operations_per_joule(record: Record) -> float | None:
+    """Operations of a call over its energy, which is their rate over its power; None where one is not known."""
+    timing = timing_of(record)
+    known = timing is not None and timing.energy_j is not None and timing.energy_j > 0 and record.cost.flops > 0
+    return record.cost.flops / timing.energy_j if timing is not None and timing.energy_j and known else None
+
+
+def _statistics(record: Record, energy: bool) -> tuple[str, ...]:
+    """Of the samples as they were taken, no outlier left out."""
+    timing = timing_of(record)
+    if timing is None:
+        return ("",) * (len(_STATISTICS) + energy)
+    per_joule = operations_per_joule(record)
+    return (
+        units.seconds(min(timing.samples_s)),
+        units.seconds(timing.mean_s),
+        units.seconds(timing.std_s),
+        units.percent(timing.rsd),
+        str(len(timing.samples_s)),
+        *((f"{per_joule / 1e9:.3g}" if per_joule is not None else "–",) if energy else ()),
+    )
+
+
+def rows(records: Sequence[Record], statistics: bool = False) -> Grid:
+    """`table` as cells and styles. What a line shares with the one above it is dim, so that groups can be seen. With
+    `statistics`, those of the samples stand beside the median, and operations for each joule where energy was measured.
+    """
     # only where there is something to say: other operators save no pass
     fused = any(record.cost.bytes_saved for record in records)
+    energy = statistics and any(record.timing is not None and record.timing.energy_j for record in records)
     lines = []
     above: tuple[str, str, str] = ("", "", "")
-    for row in table(records):
+    ordered = [record for group in groups(records) for record in group.records]
+    for record, row in zip(ordered, table(records), strict=True):
+        beside = _statistics(record, energy) if statistics else ()
         place = (row.operator, row.workload, row.dtype)
         heads = [
             "dim" if place[: count + 1] == above[: count + 1] else "bold" if count == 0 else "" for count in range(3)
@@ -144,6 +176,7 @@ def rows(records: Sequence[Record]) -> Grid:
             row.verdict,
             row.error,
             row.time,
+            *beside,
             row.rate,
             row.roof,
             row.speedup,
@@ -152,10 +185,22 @@ def rows(records: Sequence[Record]) -> Grid:
         lines.append(
             Line(
                 cells=cells,
-                styles=(*heads, strong, _TONES[row.style], "", time, "", "", strong, *([""] if fused else [])),
+                styles=(
+                    *heads,
+                    strong,
+                    _TONES[row.style],
+                    "",
+                    time,
+                    *([""] * len(beside)),
+                    "",
+                    "",
+                    strong,
+                    *([""] if fused else []),
+                ),
             )
         )
-    numeric = (*_NUMERIC, *([_SAVED] if fused else []))
+    told = (*_STATISTICS, *([_ENERGY] if energy else [])) if statistics else ()
+    numeric = (*_NUMERIC[:2], *told, *_NUMERIC[2:], *([_SAVED] if fused else []))
     return Grid(
         columns=("operator", "workload", "dtype", "implementation", "verdict", *numeric),
         numeric=frozenset(numeric),
@@ -232,6 +277,12 @@ def _flat(group: Group, record: Record) -> dict[str, str | int | float | None]:
         "p99_s": timing.quantile_s(0.99) if timing is not None else None,
         "p90_s": timing.quantile_s(0.9) if timing is not None else None,
         "spread": timing.spread if timing is not None else None,
+        "min_s": min(timing.samples_s) if timing is not None else None,
+        "mean_s": timing.mean_s if timing is not None else None,
+        "std_s": timing.std_s if timing is not None else None,
+        "rsd": timing.rsd if timing is not None else None,
+        "energy_j": timing.energy_j if timing is not None else None,
+        "flops_per_j": operations_per_joule(record),
         "samples": len(timing.samples_s) if timing is not None else None,
         "batch": timing.batch if timing is not None else None,
         "timer": timing.timer if timing is not None else None,
@@ -258,6 +309,7 @@ def _flat(group: Group, record: Record) -> dict[str, str | int | float | None]:
         "axes": json.dumps(to_json(record.axes)),
         "scalars": json.dumps(to_json(record.scalars)),
         "config": str(record.config),
+        "compile_s": record.compile_s,
         "device": record.device,
         "host": record.environment.host,
         "environment": record.environment.fingerprint,

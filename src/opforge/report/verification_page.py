@@ -13,7 +13,16 @@ from opforge.core import units
 from opforge.core.record import Record
 from opforge.core.verdict import REFUSED, Checked, Crash, Inaccurate, Metrics, Mismatch, Pass
 from opforge.report import sections, svg
-from opforge.report.record_text import case_words, clean, clean_lines, describe, error_share, index, verdict_word
+from opforge.report.record_text import (
+    case_words,
+    clean,
+    clean_lines,
+    describe,
+    error_share,
+    index,
+    printed_lines,
+    verdict_word,
+)
 from opforge.report.tabular import Grid, Line
 from opforge.report.view import unique
 
@@ -145,6 +154,7 @@ def _kernel(record: Record, anchor: str) -> dict[str, Any]:
         "sentence": "" if isinstance(verdict, Mismatch) else f"{describe(verdict)}.",
         "evidence": sections.evidence(record) if isinstance(verdict, REFUSED) else [],
         "stderr": clean_lines(verdict.stderr[-4000:]).strip() if isinstance(verdict, Crash) else "",
+        "printed": "\n".join(printed_lines(record)),
         "distribution": distribution(metrics),
         "growth": growth(checked),
         "window": sections.window(shown) if shown is not None else None,

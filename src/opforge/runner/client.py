@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from opforge.core import spans
 from opforge.core.errors import NotNow
+from opforge.core.printed import Printed
 from opforge.runner import processes
 from opforge.runner.channel import Closed, Late, close_all, receive, send
 from opforge.runner.executor import Executor
@@ -24,12 +23,15 @@ from opforge.runner.forkserver_client import END_LIMIT_S, ServerProcess
 from opforge.runner.guards import ALL, Guards, Limits
 from opforge.runner.messages import TIMED, A, Bind, Failure, LaunchBound, Question, Sample, Samples, Seen
 from opforge.runner.process_limits import changed, limits_of, privileged
-from opforge.runner.protocol import Malformed, asked, decoded
+from opforge.runner.protocol import Malformed, asked, decoded, phase_of
 from opforge.runner.sandbox import landlock_version
+from opforge.runner.standard_output import Prints, nameless_file
 from opforge.runner.watchdog import Watchdog
 
 STDERR_KEPT = 8000
 """Bytes of what a worker wrote last, for the verdict: a traceback, or a compiler's last words."""
+MOST_PHASES = 10_000
+"""How often a worker may begin and end compiling in one call: a search over every config of a kernel has hundreds."""
 LAST_WORDS_S = 0.2
 """What a worker said last may still be on its way when it has ended."""
 
@@ -46,11 +48,12 @@ class WorkerDied(Exception):
 
 
 class WorkerLate(Exception):
-    """No answer within the limit; the worker was ended."""
+    """No answer within the limit; the worker was ended. `compiling`: while a compiler ran, it said."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, *, compiling: bool = False) -> None:
         super().__init__(f"no answer within {limit_s:g} s")
         self.limit_s = limit_s
+        self.compiling = compiling
 
 
 class Outsized(Exception):
@@ -64,6 +67,12 @@ class Worker(Protocol):
         """The worker's answer, with descriptors beside the question. Raises WorkerDied or WorkerLate, after which the
         worker is gone.
         """
+
+    def printed(self) -> Printed | None:
+        """What it printed since this was asked last, its beginning; None for nothing, or where it is not known."""
+
+    def compiled_s(self) -> float:
+        """Seconds that compilers were seen to take inside of its calls since this was asked last."""
 
     def close(self) -> None:
         """End it."""
@@ -80,6 +89,13 @@ class LocalWorker:
             return decoded(question, self.executor.handle(asked(question), [os.dup(fd) for fd in fds]))
         except Malformed as error:
             raise WorkerDied(-signal.SIGKILL, str(error)) from error
+
+    def printed(self) -> Printed | None:
+        # it went wherever this process prints
+        return None
+
+    def compiled_s(self) -> float:
+        return 0.0
 
     def close(self) -> None:
         for _, arena, _ in self.executor.launches.values():
@@ -102,8 +118,8 @@ class ForkedWorker:
         self.guards = guards
         self.limits = limits
         self.sock, theirs = socket.socketpair()
-        # a file in memory without a name: nothing is left behind, and its size is watched
-        self.output = _nameless_file()
+        self.output = nameless_file()
+        self.prints = Prints()
         self.pid = self.inner = self.first = 0
         self.arena_bytes = 0
         self.used: processes.Usage | None = None
@@ -111,8 +127,9 @@ class ForkedWorker:
         self.died: float | None = None
         with contextlib.closing(theirs), contextlib.ExitStack() as undo:
             undo.callback(os.close, self.output)
+            undo.callback(self.prints.close)
             undo.callback(self.sock.close)
-            born = server.spawn(theirs, self.output, self.sock, limits, guards)
+            born = server.spawn(theirs, (self.prints.output, self.output), self.sock, limits, guards)
             self.inner, self.scratch, self.pid, self.first = born.inner, born.scratch, born.pid, born.first
             self.process_limits = limits_of(self.pid) if guards.process_limits else None
             self.watchdog = Watchdog(self.pid)
@@ -143,15 +160,16 @@ class ForkedWorker:
             processes.freed(held)
             if not sampled:
                 send(self.sock, message, fds)
-            received, unasked = receive(self.sock, limit_s, self._watch)
+            received, unasked = self._awaited(nonce, limit_s)
             took = time.perf_counter() - started
             self._stop()
+            self.prints.gather()
             close_all(unasked)
             answer = decoded(question, received, nonce if self.guards.nonce else None)
             left = self._left_behind() if self.guards.children else None
         except Late as error:
             self.close()
-            raise WorkerLate(round(error.limit_s, 1) or limit_s) from error
+            raise WorkerLate(round(error.limit_s, 1) or limit_s, compiling=self.watchdog.compiling) from error
         except (Outsized, Malformed) as error:
             self.close()
             raise WorkerDied(-signal.SIGKILL, str(error)) from error
@@ -184,6 +202,22 @@ class ForkedWorker:
                 **processes.confinement_of(self.pid),
             )
         return answer
+
+    def _awaited(self, nonce: int, limit_s: float) -> tuple[dict[str, Any], list[int]]:
+        """The answer and its descriptors, behind whatever the worker says of its compilers meanwhile. Raises what
+        `receive` and `_watch` raise, and Malformed."""
+        deadline = time.monotonic() + limit_s
+        with spans.awaited(self.watchdog.words):
+            for _ in range(MOST_PHASES):
+                received, unasked = receive(self.sock, max(0.0, deadline - time.monotonic()), self._watch)
+                phase = phase_of(received, nonce if self.guards.nonce else None)
+                if phase is None:
+                    return received, unasked
+                close_all(unasked)
+                self.watchdog.told(phase.compiling)
+                # who talks without a pause is looked at all the same
+                self._watch()
+        raise Malformed("it said that it compiles, over and over")
 
     def _as_it_was(self) -> None:
         """Before it is timed: has it the processors, the priority and the limits that it was born with? Raises
@@ -258,6 +292,8 @@ class ForkedWorker:
         if os.fstat(self.output).st_size > self.limits.flood_bytes:
             with contextlib.suppress(OSError):
                 os.ftruncate(self.output, 0)
+        if os.fstat(self.prints.output).st_size > self.limits.flood_bytes:
+            self.prints.gather()
 
     def _left_behind(self) -> str | None:
         orphans = processes.tree(processes.children(self.first)) if self.first else ()
@@ -276,6 +312,13 @@ class ForkedWorker:
         size = os.fstat(self.output).st_size
         return os.pread(self.output, STDERR_KEPT, max(0, size - STDERR_KEPT)).decode(errors="replace")
 
+    def printed(self) -> Printed | None:
+        return self.prints.taken()
+
+    def compiled_s(self) -> float:
+        took, self.watchdog.compiled_s = self.watchdog.compiled_s, 0.0
+        return took
+
     def close(self) -> None:
         if self.sock.fileno() < 0:
             return
@@ -290,15 +333,5 @@ class ForkedWorker:
         self.server.forget(self.pid, ended=self.server.status(self.inner, END_LIMIT_S) is not None)
         self.server.end_adopted()
         os.close(self.output)
+        self.prints.close()
         shutil.rmtree(self.scratch, ignore_errors=True)
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("opforge-output", os.MFD_CLOEXEC)
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
-    # appended to, so that cutting it to nothing really throws a flood away
-    fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)
-    return fd

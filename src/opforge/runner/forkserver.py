@@ -156,7 +156,7 @@ class Server:
                 *(first[:1] if first is not None else ()),
             ):
                 os.close(held)
-            spawned(socket.socket(fileno=fds[0]), fds[1], scratch, limits, guards)
+            spawned(socket.socket(fileno=fds[0]), (fds[1], fds[2]), scratch, limits, guards)
         self.workers.add(pid)
         if first is not None:
             self.firsts[pid] = first[0]

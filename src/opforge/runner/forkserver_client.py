@@ -184,11 +184,14 @@ class ServerProcess:
             ) from error
         return ready
 
-    def spawn(self, theirs: socket.socket, output: int, ours: socket.socket, limits: Limits, guards: Guards) -> Newborn:
+    def spawn(
+        self, theirs: socket.socket, output: tuple[int, int], ours: socket.socket, limits: Limits, guards: Guards
+    ) -> Newborn:
         """Fork a worker.
 
         theirs   the worker's end of its socket, which is closed here as soon as the server has it: a worker that dies
                  newborn closes the last one
+        output   the files that its standard output and its standard error will be
 
         Raises Drifted where something has changed what this server, and so whatever it forks, may use; NewbornDied
         where the worker ended at once; NotNow where the machine refuses; Closed when the server has gone; Late when it
@@ -200,7 +203,7 @@ class ServerProcess:
             drift = changed(self.process_limits, limits_of(self.pid)) if guards.process_limits else ""
             if drift:
                 raise Drifted(drift)
-            send(self.sock, spawning(limits, guards), [theirs.fileno(), output])
+            send(self.sock, spawning(limits, guards), [theirs.fileno(), *output])
             spawned = self._until(Spawned, None, START_LIMIT_S)
             theirs.close()
             if spawned.reason:

@@ -157,6 +157,14 @@ class Work(Answer):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Phase(Answer):
+    """Said before an answer: whether a compiler runs inside of the call from now on, or none any more."""
+
+    status: ClassVar[str] = "phase"
+    compiling: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerReady(Answer):
     """A worker's first word: its process id as the parent knows it."""
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from opforge.core.implementation import Config
 from opforge.runner.guards import Guards, Limits
-from opforge.runner.messages import FAILURES, QUESTIONS, SERVER, A, Answer, Bind, Failure, Question, Refused
+from opforge.runner.messages import FAILURES, QUESTIONS, SERVER, A, Answer, Bind, Failure, Phase, Question, Refused
 
 WORDS_KEPT = 1 << 14
 """Characters of a reason: an exception of megabytes went into the record, the page and the terminal. A compiler's
@@ -83,6 +83,18 @@ def decoded(question: Question[A], message: Mapping[str, Any], nonce: int | None
         raise Malformed("its answer is not one that a worker gives")
     answer: A | Failure = _checked(kind, message, "its answer is not one that a worker gives")
     return answer
+
+
+def phase_of(message: Mapping[str, Any], nonce: int | None = None) -> Phase | None:
+    """A worker's word about itself that comes before its answer; None where the message is something else. Raises
+    Malformed.
+    """
+    if message.get("status") != Phase.status:
+        return None
+    if nonce is not None and message.get("nonce") != nonce:
+        raise Malformed("it told of a question that was not asked")
+    phase: Phase = _checked(Phase, message, "its message is not one that a worker sends")
+    return phase
 
 
 def told(message: Mapping[str, Any]) -> Answer:

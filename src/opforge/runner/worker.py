@@ -9,16 +9,21 @@ import os
 import signal
 import socket
 import tempfile
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from opforge.backends import compile_phase
 from opforge.core import spans
 from opforge.runner import mounts, sandbox
 from opforge.runner.channel import Closed, receive, send
 from opforge.runner.executor import Executor
 from opforge.runner.guards import Guards, Limits
-from opforge.runner.messages import WorkerReady
+from opforge.runner.messages import TIMED, Phase, Run, WorkerReady
 from opforge.runner.namespaces import outer_pid
 from opforge.runner.protocol import answered
+from opforge.runner.standard_output import OwnOutput
 
 
 def die_with_parent() -> None:
@@ -27,6 +32,39 @@ def die_with_parent() -> None:
     sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+
+
+class _Phases:
+    """Tells the parent when a compiler begins and ends, from when a question has come until its answer is sent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        # compilers may run on other threads: nothing of theirs may come into the middle of an answer, or after it
+        self.lock = threading.Lock()
+        self.nonce: Any = None
+        self.called: set[int] = set()
+        compile_phase.listen(self.told)
+
+    def told(self, compiling: bool) -> None:
+        with self.lock, contextlib.suppress(Closed):
+            if self.nonce is not None:
+                send(self.sock, {**answered(Phase(compiling=compiling)), "nonce": self.nonce})
+
+    def asked(self, message: Mapping[str, Any]) -> None:
+        """A question has come."""
+        compile_phase.all_ended()
+        self.nonce = message.get("nonce")
+        if message.get("do") == Run.do and message["launch"] not in self.called:
+            self.called.add(message["launch"])
+            if compile_phase.unseen():
+                # a compiler that says nothing may be all that a first call waits for
+                compile_phase.began()
+
+    def answer(self, message: Mapping[str, Any]) -> None:
+        """Send the answer; nothing is told of compilers any more."""
+        with self.lock:
+            nonce, self.nonce = self.nonce, None
+            send(self.sock, {**message, "nonce": nonce})
 
 
 def work(sock: socket.socket, scratch: Path, limits: Limits, guards: Guards) -> None:
@@ -40,28 +78,37 @@ def work(sock: socket.socket, scratch: Path, limits: Limits, guards: Guards) -> 
         # in a namespace of its own, and no code of a kernel has run
         mounts.own_proc()
     executor = Executor(scratch=scratch, limits=limits, guards=guards)
+    phases = _Phases(sock)
+    own_output = OwnOutput()
     send(sock, answered(WorkerReady(pid=pid)))
     while True:
         try:
             message, fds = receive(sock)
             if message.get("spans"):
                 spans.record()
+            phases.asked(message)
+            timed = message.get("do") in TIMED
+            if timed:
+                own_output.by_line(False)
             answer = executor.handle(message, fds)
+            own_output.flush()
+            if timed:
+                own_output.by_line(True)
             if message.get("spans"):
                 answer = {**answer, "spans": spans.sent()}
-            send(sock, {**answer, "nonce": message.get("nonce")})
+            phases.answer(answer)
         except Closed:
             return
 
 
-def spawned(sock: socket.socket, output: int, scratch: Path, limits: Limits, guards: Guards) -> None:
+def spawned(sock: socket.socket, output: tuple[int, int], scratch: Path, limits: Limits, guards: Guards) -> None:
     """The life of a worker, in the forked process. Does not return."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     die_with_parent()
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    for number, file in enumerate(output, 1):
+        os.dup2(file, number)
+        os.close(file)
     status = 0
     try:
         work(sock, scratch, limits, guards)

@@ -91,7 +91,7 @@ class StateProbe:
         self.root = root
         self.clock = clock
         self.started = clock()
-        self.nvml = nvml if nvml is not None else _nvml(device)
+        self.nvml = nvml if nvml is not None else nvml_of(device)
         self.ticks = _ticks(root)
 
     def read(self) -> Moment:
@@ -144,7 +144,8 @@ def words(moments: Sequence[Moment]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _nvml(device: str) -> Nvml | None:
+def nvml_of(device: str) -> Nvml | None:
+    """NVML's handle of the current device of a torch device type; None where there is none."""
     if device != "cuda":
         return None
     import torch

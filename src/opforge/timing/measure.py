@@ -20,6 +20,7 @@ from opforge.core.timing_terms import OUT
 from opforge.core.verdict import Proof
 from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples
 from opforge.timing import conditions as conditions_of
+from opforge.timing.energy import Meter, calls_for
 from opforge.timing.parent_clock import FEWEST as REQUESTS, TimedRequest, seconds_per_call, understated
 from opforge.timing.timers import ChosenTimer, TimerTrial, choose, clocks_of, settled
 
@@ -76,6 +77,7 @@ class Plan:
     sample_s     the least duration of one sample: shorter kernels are batched up to it, so that the clock's grain is
                  small
     cache        "warm" or "cold" (cold needs a device whose cache can be flushed)
+    energy_s     seconds for which each is called again, alone, while a counter of energy is read; 0.0: not asked
     """
 
     samples: int = 30
@@ -83,6 +85,7 @@ class Plan:
     precision: float = 0.01
     sample_s: float = 1e-3
     cache: str = "warm"
+    energy_s: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -107,6 +110,7 @@ class Candidate:
     spent_s: float = 0.0
     launch_s: float | None = None
     extra_bytes: int | None = None
+    energy_j: float | None = None
     seen_by: dict[str, float] = field(default_factory=dict)
     failure: str | None = None
     broken: Any = None
@@ -189,12 +193,14 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     order: random.Random | None = None,
     probe: Callable[[], Moment] | None = None,
+    meter: Meter | None = None,
 ) -> dict[str, Timing | Untimed]:
     """The Timing of each candidate by name; Untimed where it has none.
 
     timer        the clock to use; "" tries those of `device` on each kernel and lets the trials decide
     overhead_s   what the sampling loop costs per call; stated in the Timing, never subtracted
     probe        reads the machine's state between rounds
+    meter        counts energy; None: it is not measured
 
     Warm-up of each ends when three rounds agree within 10 % or a quarter of its budget is spent; only then are samples
     kept, all of them, in order. Each goes on until its median is known to `plan.precision` or its budget is spent.
@@ -228,6 +234,8 @@ def measure(
     for candidate in candidates:
         if candidate.failure is None and candidate.timer == "host":
             candidate.failure = believed(candidate, plan.cache, clock)
+        if candidate.failure is None and meter is not None and plan.energy_s > 0:
+            candidate.energy_j = _energy(candidate, plan.energy_s, meter, clock)
     if probe:
         moments.append(probe())
     told = (*conditions, *conditions_of.words(moments))
@@ -284,6 +292,25 @@ def _memory(candidate: Candidate) -> int | None:
     if harm is not None:
         raise MeasurementFailed(f"while its memory was looked at, {harm}")
     return None if isinstance(answer, Failure) else answer.bytes
+
+
+def _energy(candidate: Candidate, wanted_s: float, meter: Meter, clock: Callable[[], float]) -> float | None:
+    """Joules of one call, of many in a row; None where the counter did not move, or the calls were refused."""
+    timer = "host" if candidate.timer == "host" else "cuda_event"
+    batch, count = calls_for(median(candidate.samples), wanted_s)
+    question = Sample(launch=candidate.launch, timer=timer, cache="warm", batch=batch, count=count, lead=1)
+    before = meter.joules()
+    try:
+        answer = candidate.request(question, clock)
+    except MeasurementFailed as error:
+        candidate.notes.append(f"its energy was not measured: {error}")
+        return None
+    after = meter.joules()
+    if before is None or after is None or not after > before:
+        return None
+    calls = question.count * (question.batch if timer == "host" else answer.batch) + question.lead
+    candidate.notes.append(f"energy by {meter.name}, of {calls} calls in a row with a warm cache")
+    return (after - before) / calls
 
 
 def _warm_up(candidate: Candidate, plan: Plan, clock: Callable[[], float]) -> None:
@@ -348,6 +375,7 @@ def _timing(
         resolution_s=resolution_s,
         launch_s=candidate.launch_s,
         extra_bytes=candidate.extra_bytes,
+        energy_j=candidate.energy_j,
         seen_by=dict(candidate.seen_by),
         moments=moments,
         rounds=tuple(candidate.rounds),

@@ -9,12 +9,12 @@ import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from opforge.backends import Missing, backend
+from opforge.backends import Missing, backend, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
 from opforge.core import spans
 from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import Config, Implementation
 
 
 @contextlib.contextmanager
@@ -33,6 +33,21 @@ def compiling_ahead(implementations: Iterable[Implementation], device: str) -> I
         yield
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def compile_seconds(implementation: Implementation, config: Config | None, device: str) -> float | None:
+    """Seconds that it took to compile a native implementation for `device`, when the library that would be taken now
+    was made; None for others, and where there is none.
+    """
+    if implementation.backend not in ("cpp", "cuda"):
+        return None
+    chosen = implementation.default if config is None else config
+    with contextlib.suppress(OpforgeError, OSError, ValueError):
+        toolchain = (
+            Cuda().toolchain_for(implementation, device) if implementation.backend == "cuda" else Cpp().toolchain()
+        )
+        return native.seconds_of(implementation, chosen, toolchain)
+    return None
 
 
 def _compile(implementation: Implementation, device: str) -> None:

@@ -12,6 +12,7 @@ from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Case, Operator, Workload
+from opforge.core.printed import Printed
 from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Verdict, may_be_timed
@@ -32,12 +33,15 @@ def recorded(
     run: str,
     config: Config | None = None,
     trial: bool = False,
+    printed: Printed | None = None,
+    compile_s: float | None = None,
 ) -> Record:
     """The Record of one result on a torch device type. Without a case it is a verification, of the operator's cases
     alone.
 
     The time is left out where the verdict allows none (core.verdict.may_be_timed), and marked where it is better than
-    this device was measured to be. `config` None is the implementation's default; `trial` as core.record.Record has it.
+    this device was measured to be. `config` None is the implementation's default; `trial`,
+    `printed` and `compile_s` as core.record.Record has them.
     """
     spec = detect(device)
     axes = dict(case.axes) if case else {}
@@ -69,4 +73,6 @@ def recorded(
         run=run,
         trial=trial,
         layout=case.layout if case else "contiguous",
+        printed=printed,
+        compile_s=compile_s,
     )

@@ -14,6 +14,7 @@ from opforge.core.timing import Timing, Untimed
 from opforge.core.timing_terms import CALL
 from opforge.runner import Worker
 from opforge.timing import Candidate, Plan, StateProbe, measure
+from opforge.timing.energy import Meter, meter
 from opforge.timing.worker_requests import REQUEST_LIMIT_S, Loop, look_at_clocks
 from opforge.verify import CaseCache, PreparedCase, WorkerPool
 
@@ -78,6 +79,7 @@ def _timed(setting: Setting, candidates: Sequence[Candidate], plan: Plan, timer:
         setting.prepared.reset()
         for candidate in candidates:
             candidate.watch = lambda: watched(setting.prepared)
+    counter = meter(device) if plan.energy_s > 0 else None
     timings = measure(
         candidates,
         plan,
@@ -87,6 +89,7 @@ def _timed(setting: Setting, candidates: Sequence[Candidate], plan: Plan, timer:
         conditions=loop.conditions,
         device=device,
         probe=StateProbe(device).read,
+        meter=counter if isinstance(counter, Meter) else None,
     )
     return [timings[candidate.name] for candidate in candidates]
 

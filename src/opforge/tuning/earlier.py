@@ -22,8 +22,8 @@ def stage_of(verdict: Verdict) -> str:
     match verdict:
         case Mismatch():
             return "wrong"
-        case Timeout():
-            return "slow"
+        case Timeout(compiling=compiling):
+            return "compile" if compiling else "slow"
         case Broken(reason=reason) if "compil" in reason.lower():
             return "compile"
         case _:

@@ -192,6 +192,7 @@ class _Run:
             return verdict
         finally:
             if worker is not None:
+                pool.heard(self.implementation, self.dtype, self.config, worker)
                 pool.leave(self.implementation, worker, whole=whole)
         return None
 

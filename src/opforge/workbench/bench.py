@@ -30,6 +30,7 @@ from opforge.trial import (
     believed,
     bind,
     check,
+    compile_seconds,
     compiling_ahead,
     ensure_adequate,
     get_ready,
@@ -86,6 +87,8 @@ class _Job:
         """The Record of one result. Without a workload it is a verification, of the operator's cases alone."""
         # a config that somebody tries is no step in the history of the default
         facts = {CONFIG: str(point.config)} if point.config not in (None, point.implementation.default) else {}
+        key = (point.implementation.name, dtype, point.config)
+        compiled_s = compile_seconds(point.implementation, point.config, self.options.device)
         record = recorded(
             self.operator,
             point.implementation,
@@ -98,6 +101,8 @@ class _Job:
             run=self.run,
             config=point.config,
             trial=trial,
+            printed=self.pool.printed.get(key),
+            compile_s=self.pool.compiled_s.get(key) if compiled_s is None else compiled_s,
         )
         self.step("record", f"{point.implementation.name} {dtype}", record)
         return record

@@ -11,7 +11,8 @@ import threading
 from dataclasses import dataclass, field
 
 from opforge.backends import backend
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import Config, Implementation
+from opforge.core.printed import Printed
 from opforge.runner import Host, Worker, WorkerDied, WorkerLate
 from opforge.runner.messages import Failure, Release
 
@@ -20,6 +21,9 @@ from opforge.runner.messages import Failure, Release
 class WorkerPool:
     """The idle workers of one operator on a device, at most one an implementation. With `kept` False each is closed
     when it is left.
+
+    printed   what workers printed while they were verified, by implementation, dtype and config; `compiled_s` what
+              compilers took inside of their calls meanwhile, seconds, where they say it
     """
 
     host: Host
@@ -28,14 +32,29 @@ class WorkerPool:
     idle: dict[str, Worker] = field(default_factory=dict)
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    compiled_s: dict[tuple[str, str, Config | None], float] = field(default_factory=dict)
+    printed: dict[tuple[str, str, Config | None], Printed] = field(default_factory=dict)
 
     def take(self, implementation: Implementation) -> Worker:
         """The implementation's idle worker, or a new one. Raises NotNow or EnvironmentLacks."""
         with self.lock:
             worker = self.idle.pop(implementation.name, None)
-        return (
-            worker if worker is not None else self.host.worker(backend(implementation.backend).environment(self.device))
-        )
+        if worker is None:
+            return self.host.worker(backend(implementation.backend).environment(self.device))
+        # what it printed for others, while it was timed say, is theirs
+        worker.printed()
+        worker.compiled_s()
+        return worker
+
+    def heard(self, implementation: Implementation, dtype: str, config: Config | None, worker: Worker) -> None:
+        """A verification is over: keep what its worker printed, and what compilers took in it."""
+        said, took_s = worker.printed(), worker.compiled_s()
+        with self.lock:
+            if said is not None:
+                self.printed[implementation.name, dtype, config] = said
+            # another library's first call counts as compiling from its beginning to its end
+            if took_s > 0 and implementation.backend != "library":
+                self.compiled_s[implementation.name, dtype, config] = took_s
 
     def leave(
         self, implementation: Implementation, worker: Worker, *, whole: bool, launches: tuple[int, ...] = ()

@@ -24,5 +24,5 @@ def verdict_of(
     if isinstance(error, WorkerDied):
         return Crash(case=case, dtype=dtype, status=error.status, stderr=error.stderr, isolation=isolation)
     if isinstance(error, WorkerLate):
-        return Timeout(case=case, dtype=dtype, limit_s=error.limit_s, isolation=isolation)
+        return Timeout(case=case, dtype=dtype, limit_s=error.limit_s, isolation=isolation, compiling=error.compiling)
     return Unsupported(reason=str(error))
