@@ -16,6 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import contextlib
 
+from tests.redteam import walls
+
 from opforge.core.verdict import Timeout
 from opforge.registry import load
 from opforge.runner import Arena, Isolated, processes, seccomp, watchdog
@@ -110,6 +112,14 @@ def test_who_takes_more_than_it_is_given_is_not_timed():
     assert "nice" in privileged(here, replace(here, nice=here.nice - 1)) and "processors" in privileged(
         here, replace(here, processors=here.processors | {4096})
     )
+
+
+@linux
+def test_a_hang_is_ended_by_the_watchdog_and_by_nobody_else(tmp_path):
+    """A guard that nobody switches off may have stopped working: with it down, the caller's whole patience is spent."""
+    attack = next(attack for attack in walls.ATTACKS if attack.name == "hang")
+    outcome = next(walls.try_all(tmp_path, [attack]))
+    assert not outcome.harmed and outcome.harms_without, outcome
 
 
 @pytest.mark.parametrize(
