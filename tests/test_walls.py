@@ -20,7 +20,7 @@ from tests.redteam import walls
 
 from opforge.core.verdict import Timeout
 from opforge.registry import load
-from opforge.runner import Arena, Isolated, processes, seccomp, watchdog
+from opforge.runner import Arena, Isolated, WorkerDied, processes, seccomp, watchdog
 from opforge.runner.messages import Overhead
 from opforge.runner.process_limits import changed, limits_of, privileged
 from opforge.runner.watchdog import HANG_S
@@ -69,6 +69,24 @@ def test_a_worker_that_dies_newborn_costs_a_moment():
         assert slowest < 5.0
         # and the next one is fine
         host.worker({}).close()
+
+
+@linux
+def test_a_worker_that_has_died_is_dead_whenever_it_is_asked():
+    """Its descriptors were used again: that ended the timing of all its rivals, or met a file of somebody else's."""
+    with Isolated() as host:
+        worker = host.worker({})
+        processes.kill([worker.pid])
+        reasons = []
+        for _ in range(3):
+            with pytest.raises(WorkerDied) as died:
+                worker.request(Overhead(batch=1, count=1), (), 20.0)
+            reasons.append((died.value.status, died.value.stderr))
+        assert len(set(reasons)) == 1 and reasons[0][0] == -9
+        other = host.worker({})
+        other.close()
+        with pytest.raises(WorkerDied, match="-9"):
+            other.request(Overhead(batch=1, count=1), (), 20.0)
 
 
 def test_a_filter_jumps_only_to_where_it_has_steps():

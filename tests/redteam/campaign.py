@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, honest, hostile, masks, on_gpu, walls
+from tests.redteam import bugs, cheats, deaths, honest, hostile, masks, on_gpu, walls
 from tests.redteam.by_family import Met, by_family
 
 from opforge.runner import sandbox
@@ -307,6 +307,29 @@ def try_walls(plan: Plan, folder: Path, say: Callable[[str], None], met: list[Me
     ]
 
 
+def try_deaths(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """Workers that are killed, at every moment of a bench."""
+    found = []
+    for loss in deaths.losses(folder):
+        found.append(loss)
+        if not loss.holds:
+            seconds = ", ".join(f"{each:.1f}" for each in loss.seconds)
+            say(f"  {loss.name}: {seconds} s lost, {'killed' if loss.killed else 'NOBODY KILLED'}; {loss.other}")
+    return [
+        Count(what="moments at which a worker was killed", reached=sum(loss.killed for loss in found), wanted=10),
+        Count(
+            what="kernels beside it right and timed", reached=sum(not loss.other for loss in found), wanted=len(found)
+        ),
+        Count(
+            what="seconds lost by a worker's death",
+            reached=round(max(min(loss.seconds) for loss in found), 2),
+            wanted=deaths.LIMIT_S,
+            most=True,
+        ),
+        Count(what="deaths that cost little", reached=sum(loss.holds for loss in found), wanted=len(found)),
+    ]
+
+
 def try_contexts(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     """Contexts that are poisoned, and a device that is kept busy."""
     with cheats.Team(on_gpu.HOME, "cuda") as team:
@@ -407,6 +430,7 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
             "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
             "walls": lambda: try_walls(plan, Path(folder) / "walls", say, met),
             "white-box": lambda: try_white_box(plan, say, met),
+            "deaths": lambda: try_deaths(plan, Path(folder) / "deaths", say),
         }
         on_devices: dict[str, Callable[[], list[Count]]] = {
             "gpu-contexts": lambda: try_contexts(plan, say),
@@ -451,6 +475,7 @@ def main() -> int:
             "hostile",
             "walls",
             "white-box",
+            "deaths",
             "gpu",
             "gpu-contexts",
             "gpu-cheats",
