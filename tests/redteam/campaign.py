@@ -19,7 +19,7 @@ from opforge.runner import sandbox
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0
 GPU_LIMIT_S = 100.0
-LEFT = 2
+LEFT = 1
 """Cheats of the white-box part that get through, as docs/isolation.md says."""
 
 

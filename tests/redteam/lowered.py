@@ -62,9 +62,9 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
     """Nothing is found."""
 
 
-def _on_nothing(candidate: Any, again: Any, operator: Any, isolation: str, *, kept: bool = False) -> Any:
+def _on_nothing(candidate: Any, again: Any, operator: Any, isolation: str, *, kept: bool = False, **told: str) -> Any:
     """Outputs are NaN before each call that is judged."""
-    return _STILL_RIGHT(candidate, again, operator, isolation)
+    return _STILL_RIGHT(candidate, again, operator, isolation, **told)
 
 
 def _two_contents(setting: Any) -> list[Any]:
@@ -140,6 +140,7 @@ def lowered(guard: str) -> Iterator[None]:
             ("opforge.trial.audit.in_row", _nothing),
             ("opforge.trial.audit.remembered", _nothing),
         ],
+        "audit_far": [("opforge.workbench.bench.far_values", _nothing)],
         "watched": [("opforge.trial.setting.watched", lambda prepared: lambda: None)],
         "again": [("opforge.verify.verification.again", lambda *args: ())],
         "declared": [("opforge.verify.verification.declared", lambda *args: ())],
