@@ -467,6 +467,29 @@ def made_up(**values: float) -> list[Ceiling]:
     ]
 
 
+def test_a_processors_ceilings_are_asked_of_one_thread_too(cache, monkeypatch):
+    """On a busy machine threads that wait for each other did a hundredth of what one does: honest times were beyond."""
+    import torch
+
+    from opforge.machine import ceilings
+
+    now = [0.0]
+
+    def run() -> None:
+        now[0] += 1.0 if torch.get_num_threads() == 1 else 100.0
+
+    probe = Probe(name="vector_float32", unit="FLOP/s", amount=1e9, run=run, about="a product")
+    monkeypatch.setattr(ceilings, "probes", lambda device, spec: [lambda: probe])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        spec = measure_ceilings("cpu", budget_s=0.0, clock=lambda: now[0])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert spec.ceiling("vector_float32").value == 1e9
+
+
 def test_of_two_measurements_the_better_one_is_kept(cache, monkeypatch):
     """What others take from a machine makes a ceiling too low, and never too high."""
     from opforge.machine import ceilings
