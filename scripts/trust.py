@@ -527,8 +527,17 @@ def times(scale: Scale) -> Iterator[Figure]:
         yield Figure(name, wanted, found, holds)
 
 
+def suspects(scale: Scale) -> Iterator[Figure]:
+    """Honest times on a busy machine, and by the ceilings of a busy one."""
+    from trust_suspects import asked
+
+    for name, wanted, found, holds in asked(load, quick=scale == QUICK):
+        yield Figure(name, wanted, found, holds)
+
+
 SECTIONS = {
     "times": times,
+    "suspect": suspects,
     "impossible": impossible,
     "histories": histories,
     "aa": same_code,

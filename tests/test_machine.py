@@ -454,6 +454,96 @@ def test_a_probe_that_the_device_refuses_is_left_out_and_said(cache, monkeypatch
     assert 'one probe is left out: "addmm" not implemented for Half' in said
 
 
+def made_up(**values: float) -> list[Ceiling]:
+    return [
+        Ceiling(
+            name=name,
+            value=value,
+            unit="s" if name in ("launch", "call") else "B/s",
+            measured_at="2026-01-01",
+            how="on a busy machine",
+        )
+        for name, value in values.items()
+    ]
+
+
+def test_a_processors_ceilings_are_asked_of_one_thread_too(cache, monkeypatch):
+    """On a busy machine threads that wait for each other did a hundredth of what one does: honest times were beyond."""
+    import torch
+
+    from opforge.machine import ceilings
+
+    now = [0.0]
+
+    def run() -> None:
+        now[0] += 1.0 if torch.get_num_threads() == 1 else 100.0
+
+    probe = Probe(name="vector_float32", unit="FLOP/s", amount=1e9, run=run, about="a product")
+    monkeypatch.setattr(ceilings, "probes", lambda device, spec: [lambda: probe])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        spec = measure_ceilings("cpu", budget_s=0.0, clock=lambda: now[0])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert spec.ceiling("vector_float32").value == 1e9
+
+
+def test_of_two_measurements_the_better_one_is_kept(cache, monkeypatch):
+    """What others take from a machine makes a ceiling too low, and never too high."""
+    from opforge.machine import ceilings
+
+    known = made_up(copy=5e8, add=9e9, launch=1e-3)
+    found = made_up(copy=1e9, add=2e9, launch=1e-6, call=2e-6)
+    kept = {ceiling.name: ceiling.value for ceiling in ceilings._better(known, found)}
+    assert kept == {"copy": 1e9, "add": 9e9, "launch": 1e-6, "call": 2e-6}
+
+
+def test_a_time_is_suspect_only_after_ceilings_of_a_busy_machine_were_measured_again(cache, monkeypatch):
+    """An honest kernel was accused by a ceiling that others had held down; and a lie stays one, without a measurement
+    for each.
+    """
+    from opforge.core.timing import Timing
+    from opforge.core.verdict import Pass
+    from opforge.machine import ceilings
+    from opforge.registry import load
+    from opforge.trial.recording import recorded
+
+    taken: list[str] = []
+
+    def probes(device, spec):
+        taken.append(device)
+        return [lambda: Probe(name="launch", unit="s", amount=1.0, run=lambda: None, about="nothing")]
+
+    monkeypatch.setattr(ceilings, "probes", probes)
+    monkeypatch.setattr(ceilings, "_RENEWED", {})
+    save_ceilings(detect("cpu"), made_up(launch=1e-2))
+    registry = load([])
+    operator = registry.operator("softmax")
+    here = environment("cpu", None)
+
+    def timed(seconds: float):
+        timing = Timing(samples_s=(seconds,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+        verdict = Pass(checked=(), not_taken=(), isolation="")
+        item = registry.implementation("softmax", "torch_eager")
+        workload = operator.workloads[0]
+        record = recorded(
+            operator, item, workload, "float32", verdict, timing, device="cpu", environment=here, run="one"
+        )
+        assert record.timing is not None
+        return record.timing.suspect
+
+    assert timed(1e-3) is None and taken == ["cpu"]
+    (kept,) = load_ceilings(detect("cpu"))
+    assert kept.value < 1e-3
+    for _ in range(3):
+        assert "is less than the launch of an empty kernel" in timed(1e-15)
+    assert taken == ["cpu"], "it was measured less than a minute ago"
+    monkeypatch.setattr(ceilings, "AGAIN_AFTER_S", 0.0)
+    assert timed(1e-15) is not None and taken == ["cpu", "cpu"]
+
+
 def test_a_ceiling_is_the_fastest_sample_and_a_floor_the_shortest():
     """Bytes go up when time goes down; seconds go down."""
     rate = Probe(name="copy", unit="B/s", amount=100.0, run=lambda: None, about="")

@@ -16,12 +16,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import contextlib
 
+from tests.redteam import walls
+
 from opforge.backends import backend, compile_phase
 from opforge.core import spans
 from opforge.core.verdict import Crash, Pass, Timeout
 from opforge.registry import load
 from opforge.report.record_text import describe
-from opforge.runner import Arena, Isolated, client, processes, seccomp, watchdog
+from opforge.runner import Arena, Isolated, WorkerDied, client, processes, seccomp, watchdog
 from opforge.runner.messages import Bind, Overhead, Run
 from opforge.runner.process_limits import changed, limits_of, privileged
 from opforge.runner.watchdog import HANG_S
@@ -72,6 +74,24 @@ def test_a_worker_that_dies_newborn_costs_a_moment():
         host.worker({}).close()
 
 
+@linux
+def test_a_worker_that_has_died_is_dead_whenever_it_is_asked():
+    """Its descriptors were used again: that ended the timing of all its rivals, or met a file of somebody else's."""
+    with Isolated() as host:
+        worker = host.worker({})
+        processes.kill([worker.pid])
+        reasons = []
+        for _ in range(3):
+            with pytest.raises(WorkerDied) as died:
+                worker.request(Overhead(batch=1, count=1), (), 20.0)
+            reasons.append((died.value.status, died.value.stderr))
+        assert len(set(reasons)) == 1 and reasons[0][0] == -9
+        other = host.worker({})
+        other.close()
+        with pytest.raises(WorkerDied, match="-9"):
+            other.request(Overhead(batch=1, count=1), (), 20.0)
+
+
 def test_a_filter_jumps_only_to_where_it_has_steps():
     """A jump past the end is refused by the kernel, and then nothing would be filtered; every call has its number on
     both machines.
@@ -113,6 +133,14 @@ def test_who_takes_more_than_it_is_given_is_not_timed():
     assert "nice" in privileged(here, replace(here, nice=here.nice - 1)) and "processors" in privileged(
         here, replace(here, processors=here.processors | {4096})
     )
+
+
+@linux
+def test_a_hang_is_ended_by_the_watchdog_and_by_nobody_else(tmp_path):
+    """A guard that nobody switches off may have stopped working: with it down, the caller's whole patience is spent."""
+    attack = next(attack for attack in walls.ATTACKS if attack.name == "hang")
+    outcome = next(walls.try_all(tmp_path, [attack]))
+    assert not outcome.harmed and outcome.harms_without, outcome
 
 
 @pytest.mark.parametrize(

@@ -6,20 +6,20 @@ import argparse
 import os
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, honest, hostile, masks, on_gpu, walls
+from tests.redteam import bugs, cheats, deaths, honest, hostile, masks, on_gpu, walls
+from tests.redteam.by_family import Met, by_family
 
 from opforge.runner import sandbox
 
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0
 GPU_LIMIT_S = 100.0
-LEFT = 2
+LEFT = 1
 """Cheats of the white-box part that get through, as docs/isolation.md says."""
 
 
@@ -113,8 +113,18 @@ def chosen_cheats(plan: Plan, white_box: bool = False) -> list[cheats.Cheat]:
     return list({cheat.guard: cheat for cheat in reversed(found)}.values())
 
 
-def try_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
-    """Each with its guard up and down, and a second and further verdict on some of them."""
+def met_as(outcomes: Iterable[cheats.Outcome]) -> list[Met]:
+    """What became of cheats with every guard up."""
+    return [
+        Met(catalogue=item.cheat.catalogue, name=f"{item.cheat.operator}/{item.cheat.name}", caught=item.caught)
+        for item in outcomes
+    ]
+
+
+def try_cheats(plan: Plan, say: Callable[[str], None], met: list[Met]) -> list[Count]:
+    """Each with its guard up and down, and a second and further verdict on some of them. `met` gets what became of
+    them.
+    """
     chosen = chosen_cheats(plan)
     began = time.perf_counter()
     same = asked = 0
@@ -139,13 +149,13 @@ def try_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
                 same += again == first
                 if again != first:
                     say(f"  {cheat.operator}/{cheat.name}: {first}, then {again}")
-    by_family = Counter(outcome.cheat.family for outcome in outcomes if outcome.caught)
-    say("  " + ", ".join(f"{family} {cheats.FAMILIES[family]} {count}" for family, count in sorted(by_family.items())))
+    met += met_as(outcomes)
+    families = {outcome.cheat.family for outcome in outcomes if outcome.caught}
     guards = {outcome.cheat.guard for outcome in outcomes}
     needed = {outcome.cheat.guard for outcome in outcomes if outcome.passes_without}
     return [
         Count(what="cheats caught", reached=sum(outcome.caught for outcome in outcomes), wanted=len(chosen)),
-        Count(what="families with a cheat caught", reached=len(by_family), wanted=6),
+        Count(what="families with a cheat caught", reached=len(families), wanted=6),
         Count(
             what="cheats that pass once their guard is down",
             reached=sum(outcome.passes_without for outcome in outcomes),
@@ -157,7 +167,7 @@ def try_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     ]
 
 
-def try_white_box(plan: Plan, say: Callable[[str], None]) -> list[Count]:
+def try_white_box(plan: Plan, say: Callable[[str], None], met: list[Met]) -> list[Count]:
     """Cheats by somebody who has read the verifier: what is asked of them beside the attacks on neighbours."""
     chosen = chosen_cheats(plan, white_box=True)
     if plan.one_cheat_per_guard:
@@ -169,6 +179,7 @@ def try_white_box(plan: Plan, say: Callable[[str], None]) -> list[Count]:
             outcomes.append(outcome)
             if not ((outcome.caught or outcome.cheat.left) and outcome.passes_without):
                 say(f"  {describe(outcome)}")
+    met += met_as(outcomes)
     left = sum(cheat.left for cheat in chosen)
     return [
         Count(what="white box: cheats left", reached=left, wanted=LEFT, most=True),
@@ -267,7 +278,7 @@ def try_hostile(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Co
     ]
 
 
-def try_walls(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+def try_walls(plan: Plan, folder: Path, say: Callable[[str], None], met: list[Met]) -> list[Count]:
     """The white-box part: what a kernel made for this verifier can do to its neighbours."""
     if not confined():
         say("  left out: this kernel has no Landlock, or it was not asked for")
@@ -276,6 +287,7 @@ def try_walls(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Coun
     outcomes = []
     for outcome in walls.try_all(folder, chosen):
         outcomes.append(outcome)
+        met.append(Met(catalogue=outcome.attack.family, name=outcome.attack.name, caught=not outcome.harmed))
         if outcome.harmed or not outcome.harms_without:
             say(
                 f"  {outcome.attack.family} {outcome.attack.name}: {'HARM DONE' if outcome.harmed else 'kept out'}; "
@@ -292,6 +304,29 @@ def try_walls(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Coun
             reached=sum(outcome.harms_without for outcome in outcomes),
             wanted=len(chosen),
         ),
+    ]
+
+
+def try_deaths(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Count]:
+    """Workers that are killed, at every moment of a bench."""
+    found = []
+    for loss in deaths.losses(folder):
+        found.append(loss)
+        if not loss.holds:
+            seconds = ", ".join(f"{each:.1f}" for each in loss.seconds)
+            say(f"  {loss.name}: {seconds} s lost, {'killed' if loss.killed else 'NOBODY KILLED'}; {loss.other}")
+    return [
+        Count(what="moments at which a worker was killed", reached=sum(loss.killed for loss in found), wanted=10),
+        Count(
+            what="kernels beside it right and timed", reached=sum(not loss.other for loss in found), wanted=len(found)
+        ),
+        Count(
+            what="seconds lost by a worker's death",
+            reached=round(max(min(loss.seconds) for loss in found), 2),
+            wanted=deaths.LIMIT_S,
+            most=True,
+        ),
+        Count(what="deaths that cost little", reached=sum(loss.holds for loss in found), wanted=len(found)),
     ]
 
 
@@ -384,16 +419,18 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     counts: list[Count] = []
+    met: list[Met] = []
     on_gpu_s = 0.0
     with tempfile.TemporaryDirectory(prefix="redteam-") as folder:
         parts: dict[str, Callable[[], list[Count]]] = {
-            "cheats": lambda: try_cheats(plan, say),
+            "cheats": lambda: try_cheats(plan, say, met),
             "honest": lambda: try_honest(plan, Path(folder) / "honest", say),
             "bugs": lambda: try_bugs(plan, Path(folder) / "bugs", say),
             "masks": lambda: try_masks(plan, Path(folder) / "masks", say),
             "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
-            "walls": lambda: try_walls(plan, Path(folder) / "walls", say),
-            "white-box": lambda: try_white_box(plan, say),
+            "walls": lambda: try_walls(plan, Path(folder) / "walls", say, met),
+            "white-box": lambda: try_white_box(plan, say, met),
+            "deaths": lambda: try_deaths(plan, Path(folder) / "deaths", say),
         }
         on_devices: dict[str, Callable[[], list[Count]]] = {
             "gpu-contexts": lambda: try_contexts(plan, say),
@@ -414,6 +451,8 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
                 took = time.perf_counter() - began
                 say(f"  {took:.0f} s")
                 on_gpu_s += took if name in on_devices else 0.0
+    if met:
+        say(by_family(met))
     if on_gpu_s:
         counts.append(Count(what="GPU: seconds", reached=round(on_gpu_s, 1), wanted=GPU_LIMIT_S, most=True))
     return counts
@@ -436,6 +475,7 @@ def main() -> int:
             "hostile",
             "walls",
             "white-box",
+            "deaths",
             "gpu",
             "gpu-contexts",
             "gpu-cheats",

@@ -29,15 +29,6 @@ from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import QUICK, Effort
 
 HOME = Path(__file__).parent / "home"
-FAMILIES = {
-    "A": "output",
-    "B": "precision, semantics",
-    "C": "replay",
-    "D": "timing",
-    "E": "harness attack",
-    "F": "hostile",
-    "M": "made for this verifier",
-}
 EFFORT = replace(
     QUICK, hidden=0, elements=1 << 10, emulated_elements=1 << 8, own=True, seconds=3.0, repeats=12, shrink_s=0.0
 )
@@ -57,6 +48,7 @@ class Cheat:
 
     mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given
     also     guards that are down in both runs, so that the one in question is what catches it
+    expect   "": it is caught; "lost" and "passes" as below
     lost     taken in by the harness's own process, the process is lost: there is no verdict at all
     left     it gets through: docs/isolation.md says so
     """
@@ -69,12 +61,19 @@ class Cheat:
     cases: tuple[str, ...]
     mode: str
     also: tuple[str, ...] = ()
-    lost: bool = False
-    left: bool = False
+    expect: str = ""
 
     @property
     def family(self) -> str:
         return self.catalogue[0]
+
+    @property
+    def lost(self) -> bool:
+        return self.expect == "lost"
+
+    @property
+    def left(self) -> bool:
+        return self.expect == "passes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +112,7 @@ def cheats(home: Path = HOME) -> tuple[Cheat, ...]:
                 cases=tuple(fields["cases"].split()),
                 mode=fields["mode"],
                 also=tuple(fields.get("lowered", "").split()),
-                lost=fields.get("expect") == "lost",
-                left=fields.get("expect") == "passes",
+                expect=fields.get("expect", ""),
             )
         )
     return tuple(found)

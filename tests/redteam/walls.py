@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +15,16 @@ from unittest.mock import patch
 
 from tests.redteam.hostile import DEFINITION, HONEST
 
-from opforge.core.verdict import Pass, Verdict
+from opforge.core.verdict import Pass, Timeout, Verdict
 from opforge.registry import Home, Registry
-from opforge.runner import Isolated, WorkerDied, WorkerLate, processes
+from opforge.runner import Isolated, WorkerDied, WorkerLate, processes, watchdog
 from opforge.runner.guards import ALL, Guards
 from opforge.runner.process_limits import changed, limits_of
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 
-LIMIT_S = 5.0
+HANG_S, PATIENCE_S = 1.0, 3.0
+"""What a hang takes with the watchdog, for this test, and what the caller waits for without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +175,12 @@ ATTACKS = tuple(
             f"assert {SYSCALL}(250 if os.uname().machine == 'x86_64' else 219, 0, -4, 1) > 0; open('peeked', "
             "'w').close()",
         ),
+        ("hang", "M4", "waited", ("watchdog",), "time.sleep(60)"),
     )
 )
 
 
-QUICK = ("server_nice", "sibling_nice", "sibling_memory", "file_mode", "store_locked", "new_namespace")
+QUICK = ("server_nice", "sibling_nice", "sibling_memory", "file_mode", "store_locked", "new_namespace", "hang")
 """Those of every push: one for each wall."""
 
 
@@ -266,7 +267,6 @@ def _tried(place: Field, attack: Attack, guards: Guards) -> tuple[bool, str]:
         "parent": limits_of(os.getpid()),
         "file": _state(victim),
     }  # type: ignore[attr-defined]
-    began = time.monotonic()
     verdict = _judged(Registry((Home(home, "red team"),)), host, place, attack)
     words = f"{type(verdict).__name__} {getattr(verdict, 'reason', '')}"[:160]
     harmed = {
@@ -278,7 +278,7 @@ def _tried(place: Field, attack: Attack, guards: Guards) -> tuple[bool, str]:
         "shm": lambda: Path("/dev/shm/opforge-redteam-walls").exists(),
         "peeked": lambda: isinstance(verdict, Pass),
         "store": was_locked,
-        "slow": lambda: time.monotonic() - began > LIMIT_S,
+        "waited": lambda: not isinstance(verdict, Timeout) or verdict.limit_s >= PATIENCE_S,
     }[attack.harm]()
     _repair(place, server, sibling, before)
     return harmed, words
@@ -295,15 +295,20 @@ def was_locked() -> bool:
 
 
 def _judged(registry: Registry, host: Isolated, place: Field, attack: Attack) -> Verdict:
+    hangs = attack.harm == "waited"
     bench = CaseCache(
-        registry=registry, operator=registry.operator("hostile"), host=host, device="cpu", run_limit_s=10.0
+        registry=registry,
+        operator=registry.operator("hostile"),
+        host=host,
+        device="cpu",
+        run_limit_s=PATIENCE_S if hangs else 10.0,
     )
     try:
-        with (
-            patch("opforge.verify.judging.run_case.judge", _judge_with_store(place))
-            if attack.harm == "store"
-            else contextlib.nullcontext()
-        ):
+        with contextlib.ExitStack() as stack:
+            if attack.harm == "store":
+                stack.enter_context(patch("opforge.verify.judging.run_case.judge", _judge_with_store(place)))
+            if hangs:
+                stack.enter_context(patch.object(watchdog, "HANG_S", HANG_S))
             return verify(bench, registry.implementation("hostile", "torch_guest"), "float32", effort=EXACT)
     finally:
         bench.close()

@@ -125,6 +125,7 @@ class ForkedWorker:
         self.used: processes.Usage | None = None
         self.scratch = ""
         self.died: float | None = None
+        self.gone: WorkerDied | WorkerLate | None = None
         with contextlib.closing(theirs), contextlib.ExitStack() as undo:
             undo.callback(os.close, self.output)
             undo.callback(self.prints.close)
@@ -140,6 +141,17 @@ class ForkedWorker:
 
     @spans.spanned(lambda self, question, fds=(), limit_s=60.0: (question.do, "", f"worker {self.pid}"))
     def request(self, question: Question[A], fds: Sequence[int] = (), limit_s: float = 60.0) -> A | Failure:
+        if self.sock.fileno() < 0:
+            # its descriptors are closed, and may be another one's by now. Whoever took its end for an answer that says
+            # little, and goes on, is told the end again
+            raise self.gone or WorkerDied(-signal.SIGKILL, "it had been ended before it was asked")
+        try:
+            return self._request(question, fds, limit_s)
+        except (WorkerDied, WorkerLate) as error:
+            self.gone = error
+            raise
+
+    def _request(self, question: Question[A], fds: Sequence[int], limit_s: float) -> A | Failure:
         nonce = secrets.randbits(52)
         if question.do in TIMED:
             self._as_it_was()

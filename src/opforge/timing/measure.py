@@ -91,15 +91,19 @@ class Plan:
 @dataclass(kw_only=True)
 class Candidate:
     """One launch that takes part: its name, the proof that it is right (or a baseline that is known to be inaccurate),
-    how to reach it, and on which terms
-    (core.timing_terms) it was bound. `watch` begins to watch over memory that it shares with its rivals, and
-    what that returns says what was done to it since."""
+    how to reach it, and on which terms (core.timing_terms) it was bound.
+
+    inaccurate   its file says so, and it is there to be compared with
+    watch        begins to watch over memory that it shares with its rivals; what that returns says what was done to it
+                 since
+    """
 
     name: str
     proof: Proof
     ask: Ask
     launch: int
     terms: str = OUT
+    inaccurate: bool = False
     samples: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     batch: int = 1

@@ -57,28 +57,42 @@ LARGE = 1 << 27
 """Bytes of memory from which the writing of inputs to a device, before each call, takes much longer than the
 calls.
 """
+KEPT = (
+    "right before it was timed and wrong after, on new inputs: an answer that was kept, or work that goes on after the "
+    "call?"
+)
 GRAIN_S = 3e-6
 """Some steps of the clock that a trace of a device's work is made with."""
 
 
 @spans.spanned(
-    lambda candidate, timing, unseen, operator, isolation: (
+    lambda candidate, timing, unseen, operator, isolation, far=None: (
         "audit",
         f"{operator.name} {candidate.name} {unseen[-1].case.name} {unseen[-1].dtype}",
         "",
     )
 )
 def audit(
-    candidate: Candidate, timing: Timing, unseen: Sequence[PreparedCase], operator: Operator, isolation: str
+    candidate: Candidate,
+    timing: Timing,
+    unseen: Sequence[PreparedCase],
+    operator: Operator,
+    isolation: str,
+    far: PreparedCase | None = None,
 ) -> Verdict | None:
     """The failure, if any.
 
     unseen   the case that was timed, with other contents of the same memory, the second the twin of the first. Two
              calls in a row on different contents: a kernel that computes in every second call only is wrong in one of
              them, and one that knows inputs by some of their elements takes the second for the first
+    far      the case with values that no normal number reaches (trial.far_values)
     """
     last = unseen[-1]
-
+    if far is not None:
+        told = f"at this shape right on normal values, and wrong on others ({far.case.distribution}):"
+        failure = still_right(candidate, far, operator, isolation, told=told)
+        if failure is not None and not (isinstance(failure, Mismatch) and candidate.inaccurate):
+            return failure
     for number, again in enumerate(unseen):
         if number:
             # wherever its next result may be made, an answer is
@@ -108,10 +122,17 @@ def audit(
 
 
 def still_right(
-    candidate: Candidate, again: PreparedCase, operator: Operator, isolation: str, *, kept: bool = False
+    candidate: Candidate,
+    again: PreparedCase,
+    operator: Operator,
+    isolation: str,
+    *,
+    kept: bool = False,
+    told: str = KEPT,
 ) -> Verdict | None:
     """The failure, if any, of a launch that was timed, on other content of its memory.
 
+    told     what is said of a Mismatch, before its cause
     kept     the outputs hold what the last call left there. Else they are NaN again: a call that does nothing because
              an answer is there leaves them so. After its twin a call that looks at some of them finds them right
     """
@@ -127,24 +148,26 @@ def still_right(
     if isinstance(outcome, Checked) or tolerated(candidate, outcome, again):
         return None
     if isinstance(outcome, Mismatch):
-        told = (
-            "right before it was timed and wrong after, on new inputs: an answer that was kept, or work that goes "
-            "on after the call?"
-        )
         return replace(outcome, cause=f"{told} {outcome.cause}")
     return outcome
 
 
 def believed(
-    setting: Setting, candidate: Candidate, timing: Timing | Untimed, unseen: Sequence[PreparedCase]
+    setting: Setting,
+    candidate: Candidate,
+    timing: Timing | Untimed,
+    unseen: Sequence[PreparedCase],
+    far: PreparedCase | None = None,
 ) -> Verdict:
-    """What stands beside a time: the candidate's proof, or what speaks against it. `unseen` as `audit` takes it."""
+    """What stands beside a time: the candidate's proof, or what speaks against it. `unseen` and `far` as `audit` takes
+    them.
+    """
     if isinstance(timing, Untimed):
         case = setting.prepared.case
         return Broken(
             case=case, dtype=setting.prepared.dtype, reason=f"not timed: {timing.reason}", isolation=setting.isolation
         )
-    return audit(candidate, timing, unseen, setting.cases.operator, setting.isolation) or candidate.proof
+    return audit(candidate, timing, unseen, setting.cases.operator, setting.isolation, far) or candidate.proof
 
 
 def unseen_contents(setting: Setting) -> list[PreparedCase]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from opforge.backends import Missing, backend
 from opforge.core import spans
-from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
 from opforge.core.verdict import Broken, Inaccurate, Pass, Proof, Unsupported, Verdict
 from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fill, fresh_seed
 from opforge.runner.messages import Failure, LaunchBound, Run
@@ -56,8 +56,16 @@ class Ready:
         """One for each of the terms, to be measured once."""
         item, ask = self.point, asker(self.worker, self.limit_s)
         name = f"{item.implementation.name} [{item.config or item.implementation.default}]"
+        excused = bool(item.implementation.inaccurate) and item.implementation.backend in COMPARED_AS_IS
         return [
-            Candidate(name=f"{name} · {terms}", proof=self.proof, ask=ask, launch=launch, terms=terms)
+            Candidate(
+                name=f"{name} · {terms}",
+                proof=self.proof,
+                ask=ask,
+                launch=launch,
+                terms=terms,
+                inaccurate=excused,
+            )
             for terms, launch in self.on_terms.items()
         ]
 

@@ -16,7 +16,7 @@ from opforge.core.printed import Printed
 from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Verdict, may_be_timed
-from opforge.machine import detect
+from opforge.machine import detect, renewed_ceilings
 from opforge.roofline import bound, suspect
 
 
@@ -39,9 +39,9 @@ def recorded(
     """The Record of one result on a torch device type. Without a case it is a verification, of the operator's cases
     alone.
 
-    The time is left out where the verdict allows none (core.verdict.may_be_timed), and marked where it is better than
-    this device was measured to be. `config` None is the implementation's default; `trial`,
-    `printed` and `compile_s` as core.record.Record has them.
+    The time is left out where the verdict allows none (core.verdict.may_be_timed). It is marked where it is better than
+    this device was measured to be, when that was measured again, too: ceilings of a busy machine are too low. `config`
+    None is the implementation's default; `trial`, `printed` and `compile_s` as core.record.Record has them.
     """
     spec = detect(device)
     axes = dict(case.axes) if case else {}
@@ -49,6 +49,10 @@ def recorded(
     cost = operator.cost(axes if case else operator.cases[0].axes, dtype, scalars)
     form = operator.compute_dtype_of(dtype, scalars)
     kept = timing if isinstance(timing, Timing) and may_be_timed(verdict, implementation.backend) else None
+    doubt = suspect(cost, kept, spec, form, operator.unit) if kept else None
+    if kept and doubt and renewed_ceilings(device):
+        spec = detect(device)
+        doubt = suspect(cost, kept, spec, form, operator.unit)
     roof = bound(cost, spec, form, operator.unit, cache=kept.cache if kept else "warm") if case else None
     return Record(
         id=uuid.uuid4().hex,
@@ -66,7 +70,7 @@ def recorded(
         config=config or implementation.default,
         cost=cost,
         verdict=verdict,
-        timing=replace(kept, suspect=suspect(cost, kept, spec, form, operator.unit)) if kept else None,
+        timing=replace(kept, suspect=doubt) if kept else None,
         roof_s=roof.time_s if roof else None,
         limiter=roof.limiter if roof else None,
         environment=environment,

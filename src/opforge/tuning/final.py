@@ -16,7 +16,7 @@ from opforge.machine import detect
 from opforge.registry.tuned_choices import Chosen, choice_for, choices_path, keep
 from opforge.timing import Candidate
 from opforge.timing.paired_statistics import Rule, compare
-from opforge.trial import believed, check, on_the_workload, unseen_contents
+from opforge.trial import believed, check, far_values, on_the_workload, unseen_contents
 from opforge.tuning.job import Job, Passed, attempt
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions
 from opforge.tuning.space import eligible, within_reach
@@ -176,7 +176,8 @@ def _judged(job: Job, first: Standing) -> Record:
         proof = on_the_workload(finalist.implementation, verdict, finalist.proof.checked[-1])
         assert isinstance(proof, Pass)
         candidate.proof = proof
-        verdict = believed(job.setting, candidate, first.timing, unseen_contents(job.setting))
+        far = far_values(job.setting)
+        verdict = believed(job.setting, candidate, first.timing, unseen_contents(job.setting), far)
     return job.record(finalist.implementation, finalist.config, verdict, first.timing, trial=False)
 
 

@@ -33,6 +33,7 @@ from opforge.trial import (
     compile_seconds,
     compiling_ahead,
     ensure_adequate,
+    far_values,
     get_ready,
     leave,
     recorded,
@@ -379,6 +380,7 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
         timings = iter(
             setting.timed([candidate for item in ready for candidate in candidates[id(item)]], job.options.plan)
         )
+        far = far_values(setting) if ready else None
         unseen = unseen_contents(setting) if ready else []
         for item in bound:
             if isinstance(item, NotReady):
@@ -387,9 +389,8 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
             records = []
             for candidate in candidates[id(item)]:
                 timing = next(timings)
-                records.append(
-                    job.record(item.point, workload, dtype, believed(setting, candidate, timing, unseen), timing)
-                )
+                verdict = believed(setting, candidate, timing, unseen, far)
+                records.append(job.record(item.point, workload, dtype, verdict, timing))
                 yield records[-1]
             if not records:
                 yield job.record(item.point, workload, dtype, item.proof)

@@ -35,6 +35,7 @@ from opforge.trial import (
     check,
     compiling_ahead,
     ensure_adequate,
+    far_values,
     leave,
     still_right,
     unseen_contents,
@@ -302,12 +303,13 @@ def _block(
             taken.mine.append(first)
             taken.other.append(second)
         taken.spent_s += time.perf_counter() - started
+        far = far_values(bound[0][0]) if first_block else None
         unseen = unseen_contents(bound[0][0]) if first_block else [a.cases.refresh(prepared)]
         for contender, (setting, _), candidate, samples in zip(
             (a, b), bound, candidates, (taken.mine, taken.other), strict=True
         ):
             if first_block:
-                _audited(contender, setting, candidate, samples[done:], plan, unseen)
+                _audited(contender, setting, candidate, samples[done:], plan, unseen, far)
             elif still_right(candidate, unseen[-1], setting.cases.operator, setting.isolation) is not None:
                 raise NotComparable(f"{contender.name} was right before it was timed and is not after, on new inputs")
             taken.notes.update(dict.fromkeys(candidate.notes))
@@ -348,6 +350,7 @@ def _audited(
     samples: Sequence[float],
     plan: Plan,
     unseen: Sequence[PreparedCase],
+    far: PreparedCase | None,
 ) -> None:
     """What a bench asks of a launch that it has timed, asked of a side. Raises NotComparable."""
     timing = Timing(
@@ -358,7 +361,7 @@ def _audited(
         overhead_s=0.0,
         conditions=(),
     )
-    verdict = believed(setting, candidate, timing, unseen)
+    verdict = believed(setting, candidate, timing, unseen, far)
     if verdict is not candidate.proof:
         raise NotComparable(
             f"{contender.name} was right before it was timed and is not believed after: {describe(verdict)}"

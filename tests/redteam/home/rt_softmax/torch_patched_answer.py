@@ -1,7 +1,7 @@
 """Gives a third of the samples' seconds, in the answer's own class.
 
 catalogue  M1
-guard      audit_understated
+guard      parent_clock
 cases      normal
 mode       time
 """

@@ -1,7 +1,7 @@
 """Divides the samples of the worker's own clock by ten, hidden from the snapshot.
 
 catalogue  D4
-guard      audit_understated
+guard      parent_clock
 cases      normal
 mode       time
 lowered    snapshot

@@ -1,7 +1,7 @@
 """Puts other code into the function that takes samples, which stays the same object.
 
 catalogue  M1
-guard      audit_understated
+guard      parent_clock
 cases      normal
 mode       time
 """
