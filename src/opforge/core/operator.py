@@ -362,7 +362,7 @@ class Operator:
             if name in self.list_axes:
                 continue  # it tells the form of a call
             if name not in known:
-                takes = f"It takes: {', '.join(known) or 'none'}. See: opforge show {self.name}"
+                takes = f"It takes: {', '.join(known) or 'none'} (see: opforge show {self.name})."
                 raise UsageError(f"{self.name} has no parameter {name!r}. {takes}")
             choices = known[name].choices
             if choices and value not in choices:

@@ -165,5 +165,12 @@ operator = Operator(
     ),
     workloads=WORKLOADS,
     gradient="attention_backward",
-    implementations=("cuda_wgmma", "triton_twoloops", "triton_online", "cpp_blocked", "torch_eager", "torch_definition"),
+    implementations=(
+        "cuda_wgmma",
+        "triton_twoloops",
+        "triton_online",
+        "cpp_blocked",
+        "torch_eager",
+        "torch_definition",
+    ),
 )
