@@ -68,11 +68,14 @@ def measure_ceilings(
         running = _prepare(device, spec, say, clock)
         start, done = clock(), 0
         while done < ROUNDS and (done < FEWEST or clock() - start < budget_s):
-            with _threads(device, alone=done % 2 == 1):
+            alone = device == "cpu" and done % 2 == 1
+            # of one thread its own processor time counts: what others had in between is not in it
+            used = time.thread_time if alone and clock is time.perf_counter else clock
+            with _threads(alone=alone):
                 for turn in running:
                     share = max(done / ROUNDS, min(1.0, (clock() - start) / max(budget_s, 1e-9)))
                     say(f"{turn.probe.name}, round {done + 1}", min(0.99, 0.1 + 0.9 * share))
-                    turn.samples_s.append(_long_sample(device, turn, clock))
+                    turn.samples_s.append(_long_sample(device, turn, used))
             done += 1
     say("keeping the result", 1.0)
     save_ceilings(spec, _better(known, [_ceiling(device, turn) for turn in running]))
@@ -110,14 +113,14 @@ def _better(known: Sequence[Ceiling], found: Sequence[Ceiling]) -> list[Ceiling]
 
 
 @contextmanager
-def _threads(device: str, *, alone: bool) -> Iterator[None]:
-    """On a processor, `alone`: one thread. Where others have the processors, threads that wait for each other reach
+def _threads(*, alone: bool) -> Iterator[None]:
+    """One thread of torch's, if `alone`. Where others have the processors, threads that wait for each other reach
     0.8 GFLOP/s, and one alone 103 (a product of 256^3, 2 cores, load 10).
     """
     import torch
 
     threads = torch.get_num_threads()
-    if device == "cpu" and alone:
+    if alone:
         torch.set_num_threads(1)
     try:
         yield
