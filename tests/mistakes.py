@@ -427,7 +427,7 @@ COMMANDS = (
     _asks("an unknown pipeline", "verify --pipeline mpl", "'mpl'", "Did you mean 'mlp'?"),
     _asks("an unknown sanitizer", "verify softmax --sanitize memchk", "'memchk'", "Did you mean 'memcheck'?"),
     _asks("an unknown device to look at", "device show h2000", "'h2000'", "opforge device new"),
-    _asks("a folder without tasks", "suite run {tmp}", "has no task files", "opforge suite run"),
+    _asks("a folder without tasks", "suite run {tmp}", "has no tasks", "opforge suite run"),
 )
 
 

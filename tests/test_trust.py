@@ -26,7 +26,7 @@ def test_quick_figures(name):
     figures(name)
 
 
-@pytest.mark.campaign
+@pytest.mark.slow
 def test_honest_times_are_not_called_suspect_on_a_busy_machine():
     """Ceilings that were measured while others had the processors accused whoever was faster later."""
     figures("suspect")
