@@ -206,7 +206,8 @@ def test_an_endless_loop_has_the_limit_of_a_call_whatever_compiles_it(body, name
     """Where a compiler may run in the first call, an endless loop had the compiler's limit: two minutes, four on a busy
     machine.
     """
-    monkeypatch.setattr(watchdog, "HANG_S", 2.0)
+    # a wait is said from two seconds on: a limit of two leaves no time to see it
+    monkeypatch.setattr(watchdog, "HANG_S", 3.5)
     said = []
     stop = threading.Event()
 
@@ -221,9 +222,9 @@ def test_an_endless_loop_has_the_limit_of_a_call_whatever_compiles_it(body, name
     finally:
         stop.set()
         looking.join()
-    assert isinstance(verdict, Timeout) and verdict.limit_s <= 2.1 and not verdict.compiling, verdict
+    assert isinstance(verdict, Timeout) and verdict.limit_s <= 3.6 and not verdict.compiling, verdict
     assert any(words.startswith(f"doubled {name} running for 2 s; ended at ") for words in said), said
-    assert "within 2.0" in describe(verdict)
+    assert "within 3.5" in describe(verdict)
     assert not spans.waits()
 
 
