@@ -227,7 +227,7 @@ STATEMENTS = (
         "LIMITS that leave out the DEFAULT",
         T,
         DEFAULT,
-        DEFAULT + '\nLIMITS = {"fits": "BLOCK < 8"}',
+        DEFAULT + '\nLIMITS = {"fits": "BLOCK != 1024"}',
         f"{T}:11: LIMITS 'fits'",
         "Change one of them",
     ),

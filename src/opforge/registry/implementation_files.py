@@ -135,7 +135,7 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
     check_space(source, space, default.as_dict())
     for key in ("SUPPORTS", "LIMITS"):
         check_conditions(source, key, said.get(key, {}))
-    check_default(source, default.as_dict(), said.get("LIMITS", {}))
+    check_default(source, default.as_dict(), space, said.get("LIMITS", {}))
     return Implementation(
         name=name,
         operator=operator,

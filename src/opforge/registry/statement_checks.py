@@ -5,6 +5,7 @@ a kernel that is never tried.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -95,11 +96,23 @@ def check_space(source: Path, space: Mapping[str, tuple[Any, ...]], default: Map
             raise UsageError(f"{line_of(source, 'DEFAULT', name)}: DEFAULT has {name}, and SPACE has not. {hint}")
 
 
-def check_default(source: Path, default: Mapping[str, Any], limits: Mapping[str, str]) -> None:
-    """Raises UsageError where the DEFAULT is outside of LIMITS, as far as these speak of nothing but tunables."""
+MOST_TRIED = 10_000
+"""Points of a space at which a condition is asked whether it holds anywhere."""
+
+
+def check_default(
+    source: Path, default: Mapping[str, Any], space: Mapping[str, tuple[Any, ...]], limits: Mapping[str, str]
+) -> None:
+    """Raises UsageError where the DEFAULT is outside of LIMITS that other points keep, as far as these speak of nothing
+    but tunables. Where no point keeps them, a search says so.
+    """
     for name, condition in limits.items():
         used = {node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)}
         if used - set(FUNCTIONS) <= set(default) and not evaluate(condition, default):
+            names = sorted(used & set(default))
+            tried = itertools.islice(itertools.product(*(space.get(key, (default[key],)) for key in names)), MOST_TRIED)
+            if not any(evaluate(condition, dict(zip(names, point, strict=True))) for point in tried):
+                continue
             values = ", ".join(f"{key}={default[key]!r}" for key in sorted(used & set(default)))
             raise UsageError(
                 f"{line_of(source, 'LIMITS', name)}: LIMITS {name!r} ({condition}) leaves out the DEFAULT itself "

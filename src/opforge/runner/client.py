@@ -148,7 +148,9 @@ class ForkedWorker:
         try:
             return self._request(question, fds, limit_s)
         except (WorkerDied, WorkerLate) as error:
-            self.gone = error
+            # without its traceback, whose frames would keep this worker and its descriptors
+            self.gone = type(error).__new__(type(error), *error.args)
+            vars(self.gone).update(vars(error))
             raise
 
     def _request(self, question: Question[A], fds: Sequence[int], limit_s: float) -> A | Failure:
