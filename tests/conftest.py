@@ -51,6 +51,29 @@ def _ceilings_that_nobody_waits_for():
     save_ceilings(detect("cpu"), made)
 
 
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
+
+
+@pytest.fixture(scope="module")
+def host():
+    """Workers for the tests of one file."""
+    from opforge.runner import Isolated
+
+    with Isolated() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """An operator of examples/operators by its name, as a function with a store of its own."""
+    from opforge.dispatch import Chooser, Function
+    from opforge.registry import load
+
+    registry = load([EXAMPLES])
+    chooser = Chooser(registry, f"sqlite:///{tmp_path_factory.mktemp('examples') / 'records.sqlite'}")
+    return lambda name: Function(registry.operator(name), chooser)
+
+
 @pytest.fixture
 def front_door():
     """opforge.ops as a process finds it at first. Functions of another chooser, of whichever test came before, have

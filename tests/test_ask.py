@@ -7,9 +7,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -21,6 +18,7 @@ from opforge.forge import model_client
 from opforge.forge.ask import REPAIRS, NoDefinition, definition_asked, shown
 from opforge.forge.evaluate import evaluate
 from opforge.forge.model_client import Endpoint, ModelError, ask
+from scripted_model import scripted_model
 
 KEY = "sk-very-secret"
 GOOD = """about: a gate
@@ -33,38 +31,13 @@ formula: |
 
 @pytest.fixture
 def server(monkeypatch):
-    """A server that goes through a list of (status, text of the answer, finish, seconds); `asked` keeps what it was
-    sent. The environment names it.
-    """
-    script, asked = [], []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"])
-            status, text, finish, wait = script.pop(0) if script else (500, "", "", 0)
-            time.sleep(wait)
-            choice = {"message": {"content": text}, "finish_reason": finish}
-            usage = {"prompt_tokens": 900, "completion_tokens": 100}
-            body = json.dumps({"model": "scripted", "choices": [choice], "usage": usage}).encode()
-            self.send_response(status)
-            self.send_header("Retry-After", "0.01")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    made.script, made.asked = script, asked
-    monkeypatch.setenv("OPFORGE_MODEL_URL", f"http://127.0.0.1:{made.server_port}/v1")
-    monkeypatch.setenv("OPFORGE_MODEL", "scripted")
-    monkeypatch.setenv("OPFORGE_MODEL_KEY", KEY)
-    monkeypatch.setattr(model_client, "WAITED", (0.01, 0.01, 0.01))
-    yield made
-    made.shutdown()
-    made.server_close()
+    """A scripted model that the environment names."""
+    with scripted_model() as made:
+        monkeypatch.setenv("OPFORGE_MODEL_URL", f"http://127.0.0.1:{made.server_port}/v1")
+        monkeypatch.setenv("OPFORGE_MODEL", "scripted")
+        monkeypatch.setenv("OPFORGE_MODEL_KEY", KEY)
+        monkeypatch.setattr(model_client, "WAITED", (0.01, 0.01, 0.01))
+        yield made
 
 
 def says(text, finish="stop", status=200, wait=0.0):

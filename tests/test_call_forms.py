@@ -13,29 +13,14 @@ import torch
 
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, TensorSpec
-from opforge.dispatch import Chooser, Function
 from opforge.dispatch.registration import schema_of
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls
-from opforge.runner import Isolated, allocate, fill
+from opforge.runner import allocate, fill
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import hidden_cases
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
-
-
-@pytest.fixture(scope="module")
-def host():
-    with Isolated() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def function(tmp_path_factory):
-    """An example by its name, as a function."""
-    registry = load([EXAMPLES])
-    chooser = Chooser(registry, f"sqlite:///{tmp_path_factory.mktemp('forms') / 'records.sqlite'}")
-    return lambda name: Function(registry.operator(name), chooser)
 
 
 def verdicts(host, home, name, kernels, cases, dtype="float32"):
@@ -137,9 +122,9 @@ def step_inputs(*lead):
     return param, grad, m, v.abs() + 0.1
 
 
-def test_a_call_overwrites_and_returns_nothing(function):
+def test_a_call_overwrites_and_returns_nothing(example):
     """PyTorch counts it, so that autograd notices; a tensor that cannot be overwritten is refused."""
-    step = function("adamw_step")
+    step = example("adamw_step")
     given = step_inputs()
     wanted = step.operator.reference(*given, **step.operator.scalar_values({"lr": 0.1}))
     again = [tensor.clone() for tensor in given]
@@ -158,9 +143,9 @@ def test_a_call_overwrites_and_returns_nothing(function):
         torch.func.jvp(lambda x: (step(x, *again[1:]), x)[1], (given[0],), (given[0],))
 
 
-def test_pytorch_knows_what_is_overwritten(function):
+def test_pytorch_knows_what_is_overwritten(example):
     """In the schema, in exported programs, under torch.compile and torch.vmap."""
-    step = function("adamw_step")
+    step = example("adamw_step")
     assert schema_of(step.operator).startswith("(Tensor(a!) param, Tensor grad, Tensor(b!) m, Tensor(c!) v, float lr=")
     assert schema_of(step.operator).endswith("-> ()")
 
@@ -233,9 +218,9 @@ def test_what_is_optional_has_a_case_each_way():
     assert len({(case.scalars["has_weight"], case.scalars["has_bias"]) for case in drawn}) == 4
 
 
-def test_a_call_leaves_optional_inputs_away(function):
+def test_a_call_leaves_optional_inputs_away(example):
     """By None, at the end, or by naming another; with gradients of what is given."""
-    affine = function("optional_affine")
+    affine = example("optional_affine")
     reference = affine.operator.reference
     x, weight, bias = torch.randn(3, 5, 7), torch.randn(7), torch.randn(7)
     for given in ((x, weight, bias), (x, None, bias), (x, weight), (x,)):
@@ -255,8 +240,8 @@ def test_a_call_leaves_optional_inputs_away(function):
             wrong()
 
 
-def test_pytorch_knows_what_is_optional(function):
-    affine = function("optional_affine")
+def test_pytorch_knows_what_is_optional(example):
+    affine = example("optional_affine")
     x, bias = torch.randn(3, 5, 7), torch.randn(3, 7)
 
     class Model(torch.nn.Module):
@@ -344,9 +329,9 @@ def test_segments_that_are_empty_or_long_are_judged(host, tmp_path):
     assert [type(verdict).__name__ for verdict in found.values()] == ["Pass", "Mismatch", "Mismatch"]
 
 
-def test_pytorch_takes_ragged_inputs(function):
+def test_pytorch_takes_ragged_inputs(example):
     """Gradients, torch.compile, torch.export, and torch.vmap over tables."""
-    bags = function("bag_sum")
+    bags = example("bag_sum")
     table, indices, offsets = torch.randn(9, 4), torch.arange(8), torch.tensor([0, 3, 3, 8])
     wanted = torch.stack([table[:3].sum(0), torch.zeros(4), table[3:8].sum(0)])
     leaf = table.clone().requires_grad_()
@@ -431,9 +416,9 @@ def test_hidden_cases_draw_how_many_tensors_a_list_has():
         )
 
 
-def test_a_call_gives_a_list(function):
+def test_a_call_gives_a_list(example):
     """Of any length, with a gradient for each of its tensors; what is no such list is refused."""
-    concat = function("concat_rows")
+    concat = example("concat_rows")
     a, b, c = torch.randn(3, 4), torch.randn(3, 2), torch.randn(3, 5)
     for given in ([a, b], [a, b, c], (a,), [b, a], [a, b]):
         assert torch.equal(concat(given), torch.cat(list(given), 1))
@@ -453,9 +438,9 @@ def test_a_call_gives_a_list(function):
     assert torch.equal(together, torch.stack([torch.cat([a, each], 1) for each in many]))
 
 
-def test_pytorch_knows_lists(function):
+def test_pytorch_knows_lists(example):
     """In exported programs and under torch.compile; a list that is overwritten is marked."""
-    concat, step = function("concat_rows"), function("adamw_list")
+    concat, step = example("concat_rows"), example("adamw_list")
 
     class Model(torch.nn.Module):
         def forward(self, a, b):

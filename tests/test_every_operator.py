@@ -14,7 +14,6 @@ import pytest
 from opforge.core.implementation import fallback
 from opforge.core.verdict import Mismatch, Pass
 from opforge.registry import load
-from opforge.runner import Isolated
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import elements
 
@@ -31,12 +30,6 @@ NAMES = load([]).names()
 @pytest.fixture(scope="module")
 def registry():
     return load([])
-
-
-@pytest.fixture(scope="module")
-def host():
-    with Isolated() as started:
-        yield started
 
 
 def few(operator, dtype):

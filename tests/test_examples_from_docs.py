@@ -10,29 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from opforge.core.operator import Case, Tolerance
-from opforge.dispatch import Chooser, Function
 from opforge.registry import load
-from opforge.runner import Isolated
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases import case_cache
 from opforge.verify.cases.case_cache import Undefined
 from opforge.verify.cases.hidden import QUICK
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
-
-
-@pytest.fixture(scope="module")
-def host():
-    with Isolated() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def function(tmp_path_factory):
-    """An example by its name, as a function."""
-    registry = load([EXAMPLES])
-    chooser = Chooser(registry, f"sqlite:///{tmp_path_factory.mktemp('from_docs') / 'records.sqlite'}")
-    return lambda name: Function(registry.operator(name), chooser)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -122,24 +106,24 @@ def test_the_second_run_of_a_case_has_values_that_float32_bears(host, monkeypatc
     assert again.case.seed == seed
 
 
-def test_they_compute_what_their_names_say(function):
+def test_they_compute_what_their_names_say(example):
     """Against PyTorch's own, and a rotation written with complex numbers."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 12, 5, 3), torch.randn(12), torch.randn(12)
     torch.testing.assert_close(
-        function("group_norm")(x, weight, bias, groups=3), F.group_norm(x, 3, weight, bias), rtol=2e-5, atol=2e-5
+        example("group_norm")(x, weight, bias, groups=3), F.group_norm(x, 3, weight, bias), rtol=2e-5, atol=2e-5
     )
     x, angle = torch.randn(5, 3, 14), torch.rand(5, 7)
     turned = torch.view_as_complex(x.reshape(5, 3, 7, 2)) * torch.polar(torch.ones(5, 1, 7), angle[:, None])
-    rotary = function("rotary")
+    rotary = example("rotary")
     interleaved = torch.view_as_real(turned).reshape(5, 3, 14)
     torch.testing.assert_close(rotary(x, angle.cos(), angle.sin(), style="interleaved"), interleaved)
     # the other style is the same rotation of elements that stand elsewhere
     apart = [*range(0, 14, 2), *range(1, 14, 2)]
     torch.testing.assert_close(rotary(x[..., apart], angle.cos(), angle.sin()), interleaved[..., apart])
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0], [3.0, 3.0, 3.0, 3.0]])
-    weights, chosen = function("top2_gating")(logits)
+    weights, chosen = example("top2_gating")(logits)
     assert chosen.tolist() == [[1, 2], [0, 1]] and chosen.dtype == torch.int64
     torch.testing.assert_close(weights, torch.full((2, 2), 0.5))
-    weights, _ = function("top2_gating")(logits, renormalize=False)
+    weights, _ = example("top2_gating")(logits, renormalize=False)
     torch.testing.assert_close(weights, logits.softmax(1).gather(1, chosen))

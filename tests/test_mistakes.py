@@ -17,7 +17,6 @@ from opforge.core.errors import UsageError
 from opforge.forge import create
 from opforge.registry import load
 from opforge.report.record_text import describe
-from opforge.runner import Isolated
 from opforge.verify import CaseCache, consult, verify
 from opforge.verify.cases.hidden import EXACT
 
@@ -26,12 +25,6 @@ from opforge.verify.cases.hidden import EXACT
 def squares(tmp_path):
     create(load(), "squares", tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def host():
-    with Isolated() as started:
-        yield started
 
 
 def verdict_of(host, home, name):

@@ -3,8 +3,6 @@ the replay of what it answered.
 """
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -19,6 +17,7 @@ from opforge.forge.loop.replay import Replay, differences
 from opforge.forge.model_client import Endpoint, ask
 from opforge.registry import load
 from opforge.store import Store
+from scripted_model import scripted_model
 from test_optimize import MadeUp, made_up  # noqa: F401 - a fixture
 
 KEY = "sk-very-secret"
@@ -26,35 +25,8 @@ KEY = "sk-very-secret"
 
 @pytest.fixture
 def server():
-    """A server that goes through a list of (status, text of the answer, finish); `asked` keeps the conversations."""
-    script, asked = [], []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"])
-            status, text, finish = script.pop(0) if script else (500, "", "")
-            body = json.dumps(
-                {
-                    "model": "scripted",
-                    "choices": [{"message": {"content": text}, "finish_reason": finish}],
-                    "usage": {"prompt_tokens": 900, "completion_tokens": 100},
-                }
-            ).encode()
-            self.send_response(status)
-            self.send_header("Retry-After", "0.01")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            pass
-
-    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    made.script, made.asked = script, asked
-    yield made
-    made.shutdown()
-    made.server_close()
+    with scripted_model() as made:
+        yield made
 
 
 def answer(text, told="Whole rows at once: fewer divisions.", finish="stop", status=200):

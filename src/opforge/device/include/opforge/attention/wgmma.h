@@ -123,23 +123,21 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorM
     const int row0 = tile.rows * S::kBlockM, entry = tile.head / call.heads, head = tile.head % call.heads, shared_head = head / call.group;
     const KeyBlocks blocks = key_blocks<S>(call, row0);
     if (blocks.last < blocks.first) continue;
-    const auto load_keys = [&](int block) {
-      hopper::wait(&shared.keys_empty[key.at], key.parity ^ 1);
-      hopper::arrive_and_expect_bytes(&shared.keys_full[key.at], S::kKeyBytes);
+    // a block's boxes into the slot of a ring that is free next
+    const auto load = [&](Slot<S::kStages>& slot, Barrier* full, Barrier* empty, unsigned char* ring, auto boxes, const CUtensorMap* map, int block) {
+      constexpr int kBoxes = decltype(boxes)::value, kBytes = kBoxes * S::kKeyBoxBytes;
+      hopper::wait(&empty[slot.at], slot.parity ^ 1);
+      hopper::arrive_and_expect_bytes(&full[slot.at], kBytes);
 #pragma unroll
-      for (int i = 0; i < S::kBoxesD; ++i)
-        hopper::start_box(shared.keys + key.at * S::kKeyBytes + i * S::kKeyBoxBytes, k, i * kBox, block * S::kBlockN, shared_head, entry,
-                          &shared.keys_full[key.at]);
-      key.advance();
+      for (int i = 0; i < kBoxes; ++i)
+        hopper::start_box(ring + slot.at * kBytes + i * S::kKeyBoxBytes, map, i * kBox, block * S::kBlockN, shared_head, entry, &full[slot.at]);
+      slot.advance();
+    };
+    const auto load_keys = [&](int block) {
+      load(key, shared.keys_full, shared.keys_empty, shared.keys, std::integral_constant<int, S::kBoxesD>(), k, block);
     };
     const auto load_values = [&](int block) {
-      hopper::wait(&shared.values_empty[value.at], value.parity ^ 1);
-      hopper::arrive_and_expect_bytes(&shared.values_full[value.at], S::kValueBytes);
-#pragma unroll
-      for (int i = 0; i < S::kBoxesE; ++i)
-        hopper::start_box(shared.values + value.at * S::kValueBytes + i * S::kKeyBoxBytes, v, i * kBox, block * S::kBlockN, shared_head, entry,
-                          &shared.values_full[value.at]);
-      value.advance();
+      load(value, shared.values_full, shared.values_empty, shared.values, std::integral_constant<int, S::kBoxesE>(), v, block);
     };
     hopper::wait(shared.queries_empty, parity ^ 1);
     parity ^= 1;
