@@ -5,7 +5,8 @@
 //           values, and the products of the other warpgroups. Weights go from registers into that product, and never to shared memory
 // moves     q and out once; k and v once for each 128 or 192 queries, mostly from L2: heads whose keys fit it are worked on together
 // code      opforge/attention/wgmma.h, opforge/attention/wgmma_launch.h
-// config    BLOCK_N keys of a block at the most, as far as registers and shared memory go; 0: 160 for 128 dimensions, else 128.
+// config    BLOCK_N keys of a block at the most, as far as registers and shared memory go; 0: 176 for 128 dimensions and more than 2048 keys, else 128.
+//           STAGES of those blocks; 0: 3 for short rows of keys or 64 dimensions, else 2.
 //           GROUPS of 64 queries share them where head dimensions are 64 at the most; 0: 3, or 2 where those would leave less of the last block empty
 // limits    sm_90a; head dimensions to 256. Rows that the TMA cannot address (strides that are no multiples of 16 bytes) are copied first;
 //           dimensions between 64, 128, 192 and 256 cost as much as the next one
@@ -21,13 +22,13 @@ lengths_fit_a_coordinate = "queries < 268435456 and keys < 268435456"
 
 [space]
 BLOCK_N = [0, 64, 80, 96, 128, 160, 176, 192]
-STAGES = [2, 3]
+STAGES = [0, 2, 3]
 TURNS = [0, 1]
 GROUPS = [0, 2, 3]
 
 [default]
 BLOCK_N = 0
-STAGES = 2
+STAGES = 0
 TURNS = 1
 GROUPS = 0
 */

@@ -2,8 +2,9 @@
 //
 // One thread of the first warpgroup keeps rings of blocks of keys and of values full.  Each of the others holds 64 queries: their sums of weighted
 // values stay in registers for all keys.  A warpgroup's exponentials of block j run under its own product of block j - 1 with the values, and under
-// the products of the other warpgroups, which take turns at the tensor cores.  Weights never leave registers.  Blocks stay for many tiles,
-// and where masks make some short take the next one when they are done.  sm_90a alone.
+// the products of the other warpgroups, which take turns at the tensor cores.  Weights never leave registers.  Blocks stay for many tiles, and where
+// masks make some short take the next one when they are done; the first product of a tile runs under the last exponentials' product of the tile before,
+// so that tensor cores have work while rows are written.  sm_90a alone.
 //
 // source    Shah et al., FlashAttention-3, arXiv:2407.08608; Dao, FlashAttention-2, arXiv:2307.08691; PTX ISA: wgmma, cp.async.bulk.tensor,
 //           mbarrier, setmaxnreg
@@ -34,7 +35,10 @@ struct ForwardShape {
   static constexpr int kAhead = 2;  // tiles that the copying thread may have taken before the others have done with them
   static constexpr int kQueryBoxBytes = kBox * 128, kKeyBoxBytes = kBlockN * 128;
   static constexpr int kQueryBytes = kConsumers * kBoxesD * kQueryBoxBytes, kKeyBytes = kBoxesD * kKeyBoxBytes, kValueBytes = kBoxesE * kKeyBoxBytes;
-  static constexpr int kSharedBytes = 1024 + kQueryBytes + kStages * (kKeyBytes + kValueBytes) + 8 * (2 + 4 * kStages + 2 * kAhead) + 4 * kAhead;
+  static constexpr int kRingBytes = 1024 + kStages * (kKeyBytes + kValueBytes) + 8 * (4 + 4 * kStages + 2 * kAhead) + 4 * kAhead;
+  // queries of the next tile are there when the last ones have been read, where there is room for both
+  static constexpr int kQueryStages = kRingBytes + 2 * kQueryBytes <= 232448 ? 2 : 1;
+  static constexpr int kSharedBytes = kRingBytes + kQueryStages * kQueryBytes;
   // a warpgroup of the three or four gives back what the others take
   static constexpr int kCopyRegisters = kConsumers == 3 ? 32 : 40, kMathRegisters = kConsumers == 3 ? 160 : 232;
 };
@@ -93,11 +97,11 @@ struct Shared {
 
   __device__ __forceinline__ explicit Shared(unsigned char* raw) {
     queries = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
-    keys = queries + S::kQueryBytes;
+    keys = queries + S::kQueryStages * S::kQueryBytes;
     values = keys + S::kStages * S::kKeyBytes;
     queries_full = reinterpret_cast<Barrier*>(values + S::kStages * S::kValueBytes);
-    queries_empty = queries_full + 1;
-    keys_full = queries_empty + 1;
+    queries_empty = queries_full + S::kQueryStages;
+    keys_full = queries_empty + S::kQueryStages;
     keys_empty = keys_full + S::kStages;
     values_full = keys_empty + S::kStages;
     values_empty = values_full + S::kStages;
@@ -110,8 +114,8 @@ struct Shared {
 template <typename S>
 __device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorMap* q, const CUtensorMap* k, const CUtensorMap* v, const ForwardCall& call) {
   Slot<S::kStages> key, value;
+  Slot<S::kQueryStages> query;
   Slot<S::kAhead> ahead;
-  uint32_t parity = 0;
   const int total = call.row_blocks * call.all_heads;
   for (int at = blockIdx.x;; at = call.taken != nullptr ? static_cast<int>(gridDim.x) + atomicAdd(call.taken, 1) : at + static_cast<int>(gridDim.x)) {
     hopper::wait(&shared.tiles_empty[ahead.at], ahead.parity ^ 1);
@@ -139,12 +143,13 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorM
     const auto load_values = [&](int block) {
       load(value, shared.values_full, shared.values_empty, shared.values, std::integral_constant<int, S::kBoxesE>(), v, block);
     };
-    hopper::wait(shared.queries_empty, parity ^ 1);
-    parity ^= 1;
-    hopper::arrive_and_expect_bytes(shared.queries_full, S::kQueryBytes);
+    hopper::wait(&shared.queries_empty[query.at], query.parity ^ 1);
+    hopper::arrive_and_expect_bytes(&shared.queries_full[query.at], S::kQueryBytes);
 #pragma unroll
     for (int i = 0; i < S::kConsumers * S::kBoxesD; ++i)
-      hopper::start_box(shared.queries + i * S::kQueryBoxBytes, q, i % S::kBoxesD * kBox, row0 + i / S::kBoxesD * 64, head, entry, shared.queries_full);
+      hopper::start_box(shared.queries + query.at * S::kQueryBytes + i * S::kQueryBoxBytes, q, i % S::kBoxesD * kBox, row0 + i / S::kBoxesD * 64, head, entry,
+                        &shared.queries_full[query.at]);
+    query.advance();
     load_keys(blocks.last);
     for (int block = blocks.last - 1; block >= blocks.first; --block) {
       load_keys(block);
@@ -259,6 +264,14 @@ __device__ __forceinline__ void store_rows(const float (&sums)[count], const flo
   }
 }
 
+/// Rows that see no key: zeros.
+template <typename T>
+__device__ __forceinline__ void store_zeros(T* out, const ForwardCall& call, int row) {
+  for (int r = 0; r < 2; ++r)
+    for (int col = threadIdx.x % 4; col < call.value_dim && row + 8 * r < call.queries; col += 4)
+      out[static_cast<int64_t>(row + 8 * r) * call.value_dim + col] = store_from_float<T>(0.0f);
+}
+
 template <typename S>
 __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Element* out, float* lse, const ForwardCall& call) {
   using T = typename S::Element;
@@ -270,8 +283,8 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
   const uint64_t v = hopper::operand(shared_address(shared.values), S::kKeyBoxBytes, 1024);
   const float factor = call.transformed ? 1.0f : call.factor;
   Slot<S::kStages> key, value;
+  Slot<S::kQueryStages> query;
   Slot<S::kAhead> ahead;
-  uint32_t parity = 0;
   const auto await_turn = [&] {
     if constexpr (S::kTurns) hopper::named_barrier(1 + group, 256);
   };
@@ -281,7 +294,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
   // the first warpgroup's first turn is given by the last
   if (group == S::kConsumers - 1) give_turn();
 
-  float scores[S::kBlockN / 2], sums[S::kE / 2];
+  float scores[S::kBlockN / 2], sums[S::kE / 2] = {};
   Pair weights[S::kBlockN / 16][4];
   const auto multiply_keys = [&] {
     hopper::hold(scores);
@@ -289,7 +302,7 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
 #pragma unroll
     for (int i = 0; i < S::kD / 16; ++i) {
       // sixteen terms further are 32 bytes, until the next box begins
-      const uint64_t a = q + ((i / 4 * S::kQueryBoxBytes + i % 4 * 32) >> 4);
+      const uint64_t a = q + ((query.at * S::kQueryBytes + i / 4 * S::kQueryBoxBytes + i % 4 * 32) >> 4);
       Scores::run(scores, a, k + ((key.at * S::kKeyBytes + i / 4 * S::kKeyBoxBytes + i % 4 * 32) >> 4), i > 0);
     }
     hopper::commit_products();
@@ -308,85 +321,131 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
     hopper::hold(weights);
   };
 
-  while (true) {
-    hopper::wait(&shared.tiles_full[ahead.at], ahead.parity);
-    // from one lane to all: what follows from it is known to be the same for the warp, and its branches and addresses cost one instruction
-    const int at = __shfl_sync(0xffffffffu, shared.tiles[ahead.at], 0);
-    if (thread % 32 == 0) hopper::arrive(&shared.tiles_empty[ahead.at]);
-    ahead.advance();
-    if (at >= call.row_blocks * call.all_heads) return;
-    const Tile tile(call, at);
-    const int row0 = tile.rows * S::kBlockM, row = row0 + row_in_tile;
-    const KeyBlocks blocks = key_blocks<S>(call, row0);
-    Running running{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
-    float shrink[2];
-    // blocks of keys that all queries of this warpgroup see whole are not masked
-    const int top = row0 + group * 64 + call.shift, clear_to = min(call.keys, top + call.right + 1), clear_from = top + 63 - call.left;
-    const auto soften = [&](int block) {
-      if (call.transformed) transform(scores, call.factor, call.inner);
-      if ((block + 1) * S::kBlockN > clear_to || block * S::kBlockN < clear_from) mask(scores, call, block * S::kBlockN, row + call.shift);
-      weigh(scores, running, factor, shrink);
-    };
-    if (blocks.last >= blocks.first) {
-      hopper::wait(shared.queries_full, parity);
-      parity ^= 1;
-      hopper::wait(&shared.keys_full[key.at], key.parity);
-      multiply_keys();
-      hopper::wait_for_products<0>();
-      hopper::hold(scores);
-      if (thread == 0) hopper::arrive(&shared.keys_empty[key.at]);
-      key.advance();
-      soften(blocks.last);
-      pack();
-      bool add = false;
-#pragma unroll 1
-      for (int block = blocks.last - 1; block >= blocks.first; --block) {
-        hopper::wait(&shared.keys_full[key.at], key.parity);
-        await_turn();
-        hopper::hold(sums);
-        multiply_keys();
-        hopper::wait(&shared.values_full[value.at], value.parity);
-        multiply_values(add);
-        give_turn();
-        add = true;
-        hopper::wait_for_products<1>();
-        hopper::hold(scores);
-        if (thread == 0) hopper::arrive(&shared.keys_empty[key.at]);
-        key.advance();
-        soften(block);
-        hopper::wait_for_products<0>();
-        hopper::hold(sums);
-        hopper::hold(scores);  // the products have read the weights of before: now they may be overwritten
-        if (thread == 0) hopper::arrive(&shared.values_empty[value.at]);
-        value.advance();
-        pack();
-#pragma unroll
-        for (int i = 0; i < S::kE / 2; ++i) sums[i] *= shrink[i / 2 % 2];
-      }
-      if (thread == 0) hopper::arrive(shared.queries_empty);
-      hopper::wait(&shared.values_full[value.at], value.parity);
-      hopper::hold(sums);
-      multiply_values(add);
-      hopper::wait_for_products<0>();
-      hopper::hold(sums);
-      if (thread == 0) hopper::arrive(&shared.values_empty[value.at]);
-      value.advance();
-    } else {
-#pragma unroll
-      for (int i = 0; i < S::kE / 2; ++i) sums[i] = 0.0f;
-    }
+  int row0 = 0, head = 0, block = 0, first = 0;  // the tile at hand; block: the last one whose scores were computed, first: the tile's last one
+  // rows of a tile, and the logarithms of their sums of weights
+  const auto store = [&](int of_row0, int of_head, const Running& of) {
+    const int row = of_row0 + row_in_tile;
     float weight[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      running.total[r] += __shfl_xor_sync(0xffffffffu, running.total[r], 1);
-      running.total[r] += __shfl_xor_sync(0xffffffffu, running.total[r], 2);
-      const bool nothing = running.total[r] == 0.0f;
-      weight[r] = nothing ? 0.0f : 1.0f / running.total[r];
+      float total = of.total[r];
+      total += __shfl_xor_sync(0xffffffffu, total, 1);
+      total += __shfl_xor_sync(0xffffffffu, total, 2);
+      const bool nothing = total == 0.0f;
+      weight[r] = nothing ? 0.0f : 1.0f / total;
       if (thread % 4 == 0 && row + 8 * r < call.queries)
-        lse[static_cast<int64_t>(tile.head) * call.queries + row + 8 * r] = nothing ? -INFINITY : (running.top[r] * factor + log2f(running.total[r])) * kLn2;
+        lse[static_cast<int64_t>(of_head) * call.queries + row + 8 * r] = nothing ? -INFINITY : (of.top[r] * factor + log2f(total)) * kLn2;
     }
-    store_rows<T>(sums, weight, out + static_cast<int64_t>(tile.head) * call.queries * call.value_dim, call, row);
+    store_rows<T>(sums, weight, out + static_cast<int64_t>(of_head) * call.queries * call.value_dim, call, row);
+  };
+  // the next tile that sees any key; rows of those that see none are written here
+  const auto take = [&] {
+    while (true) {
+      hopper::wait(&shared.tiles_full[ahead.at], ahead.parity);
+      // from one lane to all: what follows from it is known to be the same for the warp, and its branches and addresses cost one instruction
+      const int at = __shfl_sync(0xffffffffu, shared.tiles[ahead.at], 0);
+      if (thread % 32 == 0) hopper::arrive(&shared.tiles_empty[ahead.at]);
+      ahead.advance();
+      if (at >= call.row_blocks * call.all_heads) return false;
+      const Tile tile(call, at);
+      row0 = tile.rows * S::kBlockM;
+      head = tile.head;
+      const KeyBlocks blocks = key_blocks<S>(call, row0);
+      block = blocks.last;
+      first = blocks.first;
+      if (block >= first) return true;
+      for (int r = 0; r < 2; ++r) {
+        const int row = row0 + row_in_tile + 8 * r;
+        if (thread % 4 == 0 && row < call.queries) lse[static_cast<int64_t>(head) * call.queries + row] = -INFINITY;
+      }
+      store_zeros<T>(out + static_cast<int64_t>(head) * call.queries * call.value_dim, call, row0 + row_in_tile);
+    }
+  };
+  Running running{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+  float shrink[2];
+  const auto soften = [&] {
+    if (call.transformed) transform(scores, call.factor, call.inner);
+    // blocks of keys that all queries of this warpgroup see whole are not masked
+    const int top = row0 + group * 64 + call.shift, clear_to = min(call.keys, top + call.right + 1), clear_from = top + 63 - call.left;
+    if ((block + 1) * S::kBlockN > clear_to || block * S::kBlockN < clear_from) mask(scores, call, block * S::kBlockN, row0 + row_in_tile + call.shift);
+    weigh(scores, running, factor, shrink);
+  };
+  const auto release_keys = [&] {
+    if (thread == 0) hopper::arrive(&shared.keys_empty[key.at]);
+    key.advance();
+    if (block > first) return;
+    // a tile's queries have met their last keys
+    if (thread == 0) hopper::arrive(&shared.queries_empty[query.at]);
+    query.advance();
+  };
+  const auto release_values = [&] {
+    if (thread == 0) hopper::arrive(&shared.values_empty[value.at]);
+    value.advance();
+  };
+
+  if (!take()) return;
+  hopper::wait(&shared.queries_full[query.at], query.parity);
+  hopper::wait(&shared.keys_full[key.at], key.parity);
+  multiply_keys();
+  hopper::wait_for_products<0>();
+  hopper::hold(scores);
+  release_keys();
+  soften();
+  const Running fresh{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
+  Running ended = running;
+  int ended_row0 = 0, ended_head = 0;
+  bool add = false, ends = false, multiplied = false;  // ends: the values that are multiplied are a tile's last
+  // sums of an ended tile are written; those of one that goes on are made to fit its largest score so far
+  const auto settle = [&] {
+    if (ends) {
+      store(ended_row0, ended_head, ended);
+    } else {
+#pragma unroll
+      for (int i = 0; i < S::kE / 2; ++i) sums[i] *= shrink[i / 2 % 2];
+    }
+  };
+#pragma unroll 1
+  while (true) {
+    // the loop's edge lies between the exponentials and this wait: without a branch between, ptxas 13.0 waits before them
+    hopper::wait_for_products<0>();
+    if (multiplied) release_values();
+    hopper::hold(sums);
+    hopper::hold(scores);  // the products have read the weights of before: now they may be overwritten
+    pack();
+    settle();
+    add = multiplied && !ends;
+    // the next block of keys may be the first of another tile: its scores are computed while this one's values are still added up
+    ends = block == first;
+    if (!ends) {
+      --block;
+    } else {
+      ended_row0 = row0;
+      ended_head = head;
+      if (!take()) break;
+      hopper::wait(&shared.queries_full[query.at], query.parity);
+    }
+    hopper::wait(&shared.keys_full[key.at], key.parity);
+    await_turn();
+    hopper::hold(sums);
+    multiply_keys();
+    hopper::wait(&shared.values_full[value.at], value.parity);
+    multiply_values(add);
+    give_turn();
+    multiplied = true;
+    hopper::wait_for_products<1>();
+    hopper::hold(scores);
+    release_keys();
+    ended = running;
+    if (ends) running = fresh;
+    soften();
   }
+  hopper::wait(&shared.values_full[value.at], value.parity);
+  hopper::hold(sums);
+  multiply_values(add);
+  hopper::wait_for_products<0>();
+  hopper::hold(sums);
+  release_values();
+  store(ended_row0, ended_head, running);
 }
 
 template <typename S>
@@ -399,8 +458,10 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     hopper::prefetch_map(&q);
     hopper::prefetch_map(&k);
     hopper::prefetch_map(&v);
-    hopper::init_barrier(shared.queries_full, 1);
-    hopper::init_barrier(shared.queries_empty, S::kConsumers);
+    for (int i = 0; i < S::kQueryStages; ++i) {
+      hopper::init_barrier(&shared.queries_full[i], 1);
+      hopper::init_barrier(&shared.queries_empty[i], S::kConsumers);
+    }
     for (int i = 0; i < S::kStages; ++i) {
       hopper::init_barrier(&shared.keys_full[i], 1);
       hopper::init_barrier(&shared.keys_empty[i], S::kConsumers);
