@@ -46,7 +46,8 @@ LOST_AFTER_S = 6.0
 class Cheat:
     """One planted cheat: the file, where it stands in the catalogue, the guard that catches it, the cases that show it.
 
-    mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given
+    mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given; "time-cold":
+             with a cold cache
     also     guards that are down in both runs, so that the one in question is what catches it
     expect   "": it is caught; "lost" and "passes" as below
     lost     taken in by the harness's own process, the process is lost: there is no verdict at all
@@ -161,7 +162,7 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
     """The verdict on a cheat, over the cases that show it."""
     operator = team.registry.operator(cheat.operator)
     implementation = team.registry.implementation(cheat.operator, cheat.name)
-    if cheat.mode in ("time", "time-out"):
+    if cheat.mode.startswith("time"):
         return _timed(team, cheat, host)
     cases, effort = _chosen(team, cheat, without)
     limit_s = 2.0 if cheat.catalogue == "F1" else 60.0
@@ -178,6 +179,8 @@ def _timed(team: Team, cheat: Cheat, host: Host) -> Verdict:
     options = BenchOptions(device=team.device, implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
     if cheat.mode == "time-out":
         options = replace(options, terms=(OUT,))
+    if cheat.mode == "time-cold":
+        options = replace(options, plan=replace(PLAN, cache="cold"))
     # these operators have no store of adequate tolerances; what is asked here is whether the time is believed
     with patch("opforge.workbench.bench.ensure_adequate", lambda operator: None):
         records = list(bench(team.registry, [cheat.operator], options, host))

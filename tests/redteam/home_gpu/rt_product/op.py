@@ -1,5 +1,7 @@
 """a @ b, for the red team on a GPU."""
 
+from pathlib import Path
+
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
 
 
@@ -23,6 +25,8 @@ operator = Operator(
             why="plain, and short enough for a loose bound to accept ten bits",
         ),
     ),
-    implementations=("torch_tf32",),
+    implementations=tuple(
+        sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cu"))
+    ),
     unit="matrix",
 )
