@@ -219,7 +219,7 @@ def _slowly(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _circumstances(cheat: Cheat) -> Iterator[Guards]:
+def circumstances(cheat: Cheat) -> Iterator[Guards]:
     """What holds in both runs of a cheat: the guards that are down beside its own, and a judge that takes its time
     where
     the question is whether work goes on meanwhile."""
@@ -245,7 +245,7 @@ def passes_without(team: Team, cheat: Cheat) -> bool:
 
         answer = _in_child(inside, 2.0 if cheat.catalogue == "F1" else LOST_AFTER_S * 5)
         return answer == ("lost" if cheat.lost else "Pass")
-    with _circumstances(cheat) as base, lowered(cheat.guard):
+    with circumstances(cheat) as base, lowered(cheat.guard):
         guards = base.without(cheat.guard) if cheat.guard in RUNNER else base
         return isinstance(verdict_on(team, cheat, team.host(guards), cheat.guard), Pass)
 
@@ -254,7 +254,7 @@ def try_all(team: Team, chosen: Sequence[Cheat], *, without: bool = True) -> Ite
     """Each cheat, guarded and (unless `without` is False) with its guard taken away."""
     for cheat in chosen:
         began = time.perf_counter()
-        with _circumstances(cheat) as guards:
+        with circumstances(cheat) as guards:
             found = verdict_on(team, cheat, team.host(guards))
         passes = passes_without(team, cheat) if without and not cheat.left else True
         words = getattr(found, "reason", "") or getattr(found, "cause", "") or type(found).__name__

@@ -20,6 +20,10 @@ from opforge.runner.dispatch_trace import LAUNCHES, traced
 ASIDE = ("Memcpy", "Memset")
 ONE_IN = 8
 """Of the calls after a worker's first, one in so many is looked at: nobody knows which."""
+MOST_LOOKS = 4
+"""Each look starts and ends a trace, which takes longer than a call: a verification of a hundred calls is not to take
+twice its time.
+"""
 
 _NESTED = re.compile(r"<[^<>]*>|\([^()]*\)")
 
@@ -64,7 +68,7 @@ class DeviceWatch:
     def __init__(self, implementation: Implementation, config: Config, device: str) -> None:
         self.triton = implementation.backend == "triton"
         self.symbols: bytes | None = None
-        self.calls = 0
+        self.calls = self.looked = 0
         if implementation.backend == "cuda":
             # kernels are registered by name: their names stand in the library
             toolchain = Cuda().toolchain_for(implementation, device)
@@ -73,7 +77,11 @@ class DeviceWatch:
     def looks(self) -> bool:
         """Whether the call that comes is looked at."""
         self.calls += 1
-        return (self.triton or self.symbols is not None) and (self.calls == 1 or secrets.randbelow(ONE_IN) == 0)
+        if (not self.triton and self.symbols is None) or self.looked == MOST_LOOKS:
+            return False
+        looks = self.calls == 1 or secrets.randbelow(ONE_IN) == 0
+        self.looked += looks
+        return looks
 
     def run(self, call: Callable[[], object]) -> tuple[dict[str, int], list[str]]:
         """Make the call: its tensor operations, and what ran that is not the file's own."""

@@ -24,6 +24,12 @@ operator = Operator(
             axes={"m": 128, "n": 128, "k": 32},
             why="plain, and short enough for a loose bound to accept ten bits",
         ),
+        Case(
+            name="positive",
+            axes={"m": 128, "n": 128, "k": 32},
+            distribution="skewed",
+            why="nothing cancels, so that a loose bound accepts seven bits",
+        ),
     ),
     implementations=tuple(
         sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cu"))

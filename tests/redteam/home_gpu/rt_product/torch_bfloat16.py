@@ -2,7 +2,7 @@
 
 catalogue  B1
 guard      bound
-cases      normal
+cases      positive
 mode       verify
 """
 
