@@ -1,46 +1,61 @@
 """Every CUDA and Triton kernel under the four tools of compute-sanitizer, on a machine with an NVIDIA GPU: writes
-docs/sanitizers.md.
+docs/sanitizers.md, from docs/sanitizers.jsonl.
 
-    python scripts/sanitizers.py [OPERATOR...] [--page FILE] [--limit SECONDS] [--workers N]
+    python scripts/sanitizers.py [OPERATOR...] [--limit SECONDS] [--workers N] [--known FILE] [--page FILE]
+    python scripts/sanitizers.py --page-only        # anywhere: the page from what is known
 
 Kernels are compiled first, side by side. Then processes, each under one tool, run some small cases of several kernels
-one after another. racecheck sees every dtype, the other tools bfloat16, or float32 where a kernel takes no other. A
-kernel whose process ended early is asked again in a process of its own. What is not done when the limit has passed is
-said to be not asked, never clean. Exit code 1: something was found.
+one after another: racecheck first, and of each operator the kernels that come first in its order of preference.
+racecheck sees every dtype, the other tools bfloat16, or float32 where a kernel takes no other. A kernel whose process
+ended early is asked again in a process of its own. Every answer is a line of FILE at once, with the hash of the kernel
+and of all shared code that it reaches: a run that is cut off goes on where it was, and what is known of the same
+sources is not asked again, unless something was found. What nobody asked, or asked of other sources, the page says
+so, never clean. Exit code 1: something was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from opforge.backends import backend  # noqa: E402
 from opforge.backends.cache import cache_root  # noqa: E402
+from opforge.backends.shared_code import source_sha256  # noqa: E402
 from opforge.core.errors import OpforgeError  # noqa: E402
-from opforge.registry import load  # noqa: E402
+from opforge.core.operator import Case  # noqa: E402
+from opforge.registry import Registry, load  # noqa: E402
 from opforge.runner import Isolated  # noqa: E402
 from opforge.runner.sanitizer import TOOLS, Sanitized, program, sanitize  # noqa: E402
 from opforge.verify import CaseCache  # noqa: E402
-from opforge.verify.extra.sanitize import cases_for, job_for, ready  # noqa: E402
+from opforge.verify.extra.sanitize import SHARED_ROWS, cases_for, job_for, ready  # noqa: E402
 
+KNOWN, PAGE = ROOT / "docs" / "sanitizers.jsonl", ROOT / "docs" / "sanitizers.md"
 BACKENDS = ("cuda", "triton")
 ORDER = ("racecheck", "memcheck", "synccheck", "initcheck")
 DTYPES = ("float32", "float16", "bfloat16")
-TOGETHER = 10
+TOGETHER = 12
 """Jobs that share a process: the start of one, with torch and a context under the tool, costs as much as several of
 them.
+"""
+MOST = 64
+STRIDED, PLAIN = 2, 3
+"""Of each kernel, so many cases with gaps and so many without, beside the one that a cluster of blocks shares: what
+the others add is in values, at which no tool looks.
 """
 assert set(ORDER) == set(TOOLS)
 
@@ -51,23 +66,32 @@ class Asked:
 
     operator: str
     implementation: str
-    backend: str
     dtype: str
     tool: str
 
     @property
+    def kernel(self) -> str:
+        return f"{self.operator}/{self.implementation}"
+
+    @property
     def label(self) -> str:
-        return f"{self.operator}/{self.implementation} {self.dtype} "
+        return f"{self.kernel} {self.dtype} "
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What came of it: clean in `cases` cases, findings, "" or why it ended early."""
+    """What came of it: clean in `cases` cases, findings, "" or why it ended early; of which source, where and when."""
 
     cases: int
     refused: int
-    findings: tuple[str, ...]
-    stopped: str
+    findings: tuple[str, ...] = ()
+    stopped: str = ""
+    source: str = ""
+    where: str = ""
+
+    @property
+    def bad(self) -> bool:
+        return bool(self.findings or self.stopped)
 
 
 def build(name: str) -> str:
@@ -81,7 +105,44 @@ def build(name: str) -> str:
     return ""
 
 
-def run(together: Sequence[Asked], jobs: dict[Asked, dict], caches: str, limit_s: float) -> dict[Asked, Seen]:
+def questions(registry: Registry, names: Sequence[str] = ()) -> list[Asked]:
+    """All that can be asked of these operators, () for all, in the order in which it is."""
+    found: list[tuple[tuple[int, int, int], Asked]] = []
+    for number, operator in enumerate(registry.operators()):
+        if names and operator.name not in names:
+            continue
+        stems = [stem for stem in operator.implementations if stem.split("_")[0] in BACKENDS]
+        for preference, stem in enumerate(stems):
+            for tool in ORDER:
+                for dtype in operator.dtypes if tool == "racecheck" else narrow(operator.dtypes):
+                    found.append(((ORDER.index(tool), preference, number), Asked(operator.name, stem, dtype, tool)))
+    return [asked for _, asked in sorted(found, key=lambda item: item[0])]
+
+
+def narrow(dtypes: Sequence[str]) -> list[str]:
+    """The dtypes of the tools to which values mean nothing, the first that a kernel takes."""
+    return [dtype for dtype in ("bfloat16", "float32") if dtype in dtypes] or list(dtypes)
+
+
+def sources_of(registry: Registry, wanted: Sequence[Asked]) -> dict[str, str]:
+    """The hash of each kernel's source, by its name."""
+    return {
+        asked.kernel: source_sha256(registry.implementation(asked.operator, asked.implementation).source)
+        for asked in wanted
+    }
+
+
+def few(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Of the cases that `opforge verify --sanitize` asks, those that take other ways through a kernel."""
+    shared = [case for case in cases if case.name == SHARED_ROWS.name]
+    rest = [case for case in cases if case.name != SHARED_ROWS.name]
+    plain = [case for case in rest if case.layout == "contiguous"]
+    return (*shared, *plain[:PLAIN], *[case for case in rest if case not in plain][:STRIDED])
+
+
+def run(
+    together: Sequence[Asked], jobs: Mapping[Asked, dict[str, Any]], caches: str, limit_s: float
+) -> dict[Asked, Seen]:
     """One process; and one for each that it did not come to, or broke off at."""
     environment = {**backend("triton").environment("cuda"), "TRITON_CACHE_DIR": caches}
     told = sanitize(together[0].tool, [jobs[asked] for asked in together], environment, limit_s)
@@ -99,151 +160,179 @@ def seen_of(asked: Asked, told: Sanitized) -> Seen:
     mine = tuple(str(finding) for finding in told.findings if finding.case.startswith(asked.label))
     done = sum(case.startswith(asked.label) for case in told.done)
     refused = sum(case.startswith(asked.label) for case, _ in told.refused)
-    return Seen(cases=done, refused=refused, findings=mine, stopped=told.stopped)
+    return Seen(cases=done, refused=refused, findings=tuple(dict.fromkeys(mine)), stopped=told.stopped)
 
 
-def cell(seen: Seen | None) -> str:
-    """A cell of the table."""
-    if seen is None:
-        return "not asked"
-    if seen.findings:
-        return f"**{len(seen.findings)}**"
-    if seen.stopped:
+def read(file: Path) -> dict[Asked, Seen]:
+    """What is known, the latest answer to each question."""
+    found: dict[Asked, Seen] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
+        said = json.loads(line)
+        asked = Asked(*(said.pop(name) for name in ("operator", "implementation", "dtype", "tool")))
+        found[asked] = Seen(**{**said, "findings": tuple(said.get("findings", ()))})
+    return found
+
+
+def line_of(asked: Asked, seen: Seen) -> str:
+    """A line of the file."""
+    said = {**asdict(asked), **{name: value for name, value in asdict(seen).items() if value or name == "cases"}}
+    return json.dumps({"refused": 0, **said}) + "\n"
+
+
+def cell(answers: Sequence[Seen | None], source: str) -> str:
+    """A cell of the table, of the answers in the dtypes that were asked one after another."""
+    here = [seen for seen in answers if seen is not None and seen.source == source]
+    if any(seen.findings for seen in here):
+        return f"**{sum(len(seen.findings) for seen in here)}**"
+    if any(seen.stopped for seen in here):
         return "**ended early**"
-    return str(seen.cases) if seen.cases else "takes none"
+    if here:
+        cases = max(seen.cases for seen in here)
+        return str(cases) if cases else "takes none" if len(here) == len(answers) else "not asked"
+    return "changed since" if any(seen is not None for seen in answers) else "not asked"
 
 
-def page(found: dict[Asked, Seen], wanted: Sequence[Asked], took_s: float) -> str:
+def page(known: Mapping[Asked, Seen], wanted: Sequence[Asked], sources: Mapping[str, str]) -> str:
     """docs/sanitizers.md."""
-    import torch
-
-    version = (
-        subprocess.run([program(), "--version"], capture_output=True, text=True, check=False)
-        .stdout.strip()
-        .splitlines()
-        or ["compute-sanitizer"]
-    )[-1]
-    software = f"{version}, CUDA {torch.version.cuda}, torch {torch.__version__.split('+')[0]}"
-    columns = [*(f"racecheck: {dtype}" for dtype in DTYPES), *ORDER[1:]]
+    columns = [*(f"racecheck: {dtype}" for dtype in DTYPES), "racecheck: FP8", *ORDER[1:]]
+    current = {
+        asked: known[asked] for asked in wanted if asked in known and known[asked].source == sources[asked.kernel]
+    }
+    runs = Counter(seen.where for seen in current.values())
     lines = [
         "# Kernels under compute-sanitizer",
         "",
-        f"{torch.cuda.get_device_name()}, {software}, {time.strftime('%d %B %Y')}; {took_s:.0f} s.",
-        "Renew with `python scripts/sanitizers.py`. A number is the cases that ran and in which nothing was "
-        "found; a **bold** one counts findings, which stand below.",
+        *(f"- {count} answers: {where}" for where, count in sorted(runs.items())),
+        "",
+        "Renew with `python scripts/sanitizers.py`, which asks what is not known of the sources as they are; answers",
+        "lie in [sanitizers.jsonl](sanitizers.jsonl). A number is the cases that ran and in which nothing was found; a",
+        '**bold** one counts findings, which stand below. "not asked": by nobody; "changed since": asked of an earlier',
+        'source, which says nothing of this one; "takes none": the kernel refuses these cases; empty: the operator has',
+        "no such dtype.",
         "How races are told from false alarms: [verification.md](verification.md#races-and-false-alarms).",
         "",
         f"| kernel | {' | '.join(columns)} |",
         "|---|" + "---|" * len(columns),
     ]
-    by_kernel: dict[str, dict[tuple[str, str], Seen | None]] = defaultdict(dict)
-    for asked in wanted:
-        by_kernel[f"{asked.operator}/{asked.implementation}"][asked.tool, asked.dtype] = found.get(asked)
-    for kernel, cells in by_kernel.items():
-        row = [cell(cells["racecheck", dtype]) if ("racecheck", dtype) in cells else "" for dtype in DTYPES]
-        for tool in ORDER[1:]:
-            kinds = [seen for (of, _), seen in cells.items() if of == tool]
-            told = next(
-                (seen for seen in kinds if seen is not None and (seen.findings or seen.stopped or seen.cases)), kinds[0]
-            )
-            row.append(cell(told))
+    kernels = dict.fromkeys(asked.kernel for asked in sorted(wanted, key=lambda asked: asked.operator))
+    counted: Counter[str] = Counter()
+    for kernel in kernels:
+        mine = [asked for asked in wanted if asked.kernel == kernel]
+        row = []
+        for tool, kinds in (
+            *(("racecheck", (dtype,)) for dtype in DTYPES),
+            ("racecheck", tuple({asked.dtype for asked in mine} - set(DTYPES))),
+            *((tool, tuple(asked.dtype for asked in mine)) for tool in ORDER[1:]),
+        ):
+            asked_here = [asked for asked in mine if asked.tool == tool and asked.dtype in kinds]
+            row.append(cell([known.get(asked) for asked in asked_here], sources[kernel]) if asked_here else "")
+            counted[row[-1] if row[-1] in ("not asked", "changed since", "") else "answered"] += 1
         lines.append(f"| {kernel} | {' | '.join(row)} |")
-    with_findings, ran = sum(bool(seen.findings) for seen in found.values()), sum(seen.cases for seen in found.values())
-    lines += ["", f"{len(by_kernel)} kernels, {ran} runs; findings in {with_findings} of {len(found)} questions."]
-    for asked, seen in found.items():
-        if seen.findings or seen.stopped:
-            lines += [
-                "",
-                f"## {asked.label.strip()}: {asked.tool}",
-                "",
-                *(f"- {finding}" for finding in dict.fromkeys(seen.findings)),
-            ]
-            lines += [f"- ended early: {seen.stopped}"] if seen.stopped else []
+    bad = {asked: seen for asked, seen in current.items() if seen.bad}
+    lines += [
+        "",
+        f"{len(kernels)} kernels. Of {sum(counted.values()) - counted['']} cells {counted['answered']} are answered, "
+        f"{counted['changed since']} were asked of earlier sources, {counted['not asked']} of none; findings in "
+        f"{sum(bool(seen.findings) for seen in bad.values())}.",
+    ]
+    if bad:
+        lines += ["", "What stands below is neither explained nor mended: nobody has shown that it is a false alarm."]
+    for asked, seen in bad.items():
+        lines += ["", f"## {asked.label.strip()}: {asked.tool}", "", *(f"- {finding}" for finding in seen.findings)]
+        lines += [f"- ended early: {seen.stopped}"] if seen.stopped else []
     return "\n".join(lines) + "\n"
+
+
+def where_now() -> str:
+    """Device, tool and software, and the day."""
+    import torch
+
+    told = subprocess.run([program(), "--version"], capture_output=True, text=True, check=False).stdout
+    version = (told.strip().splitlines() or ["compute-sanitizer"])[-1]
+    software = f"{version}, CUDA {torch.version.cuda}, torch {torch.__version__.split('+')[0]}"
+    return f"{torch.cuda.get_device_name()}, {software}, {time.strftime('%d %B %Y')}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("operators", nargs="*")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "sanitizers.md")
-    parser.add_argument("--limit", type=float, default=340.0, help="seconds after which nothing more is begun")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--known", type=Path, default=KNOWN, help="the answers, a line each; new ones are added")
+    parser.add_argument("--page-only", action="store_true", help="write the page from what is known, and ask nothing")
+    parser.add_argument("--limit", type=float, default=230.0, help="seconds after which nothing more is begun")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 4)
     options = parser.parse_args()
-    began = time.monotonic()
+    registry = load()
+    everything = questions(registry)
+    sources = sources_of(registry, everything)
+    found: dict[Asked, Seen] = {}
+    if not options.page_only:
+        found = ask_all(registry, questions(registry, options.operators), sources, options)
+    options.page.write_text(page(read(options.known), everything, sources), encoding="utf-8")
+    bad = [asked for asked, seen in found.items() if seen.bad]
+    for asked in bad:
+        print(asked.tool, asked.label, *(found[asked].findings[:2] or (found[asked].stopped,)), sep="\n   ")
+    print(next(line for line in options.page.read_text(encoding="utf-8").splitlines() if " kernels. Of " in line))
+    return 1 if bad else 0
+
+
+def ask_all(
+    registry: Registry, wanted: Sequence[Asked], sources: Mapping[str, str], options: argparse.Namespace
+) -> dict[Asked, Seen]:
+    """What is not known of these sources, asked until the limit; each answer is written at once."""
+    began, lock = time.monotonic(), Lock()
     ready("cuda")
     os.environ.setdefault("OPFORGE_CACHE", str(cache_root()))
-    registry = load()
-    names = options.operators or [operator.name for operator in registry.operators()]
-    kernels = [
-        (name, stem)
-        for name in names
-        for stem in registry.operator(name).implementations
-        if stem.split("_")[0] in BACKENDS
-    ]
-    with ProcessPoolExecutor(options.workers) as pool:
-        failed = [
-            words
-            for words in pool.map(build, [f"{name}/{stem}" for name, stem in kernels if stem.startswith("cuda")])
-            if words
-        ]
-    print(f"compiled after {time.monotonic() - began:.0f} s", *failed, sep="\n", flush=True)
-
-    jobs: dict[Asked, dict] = {}
+    known = {
+        asked: seen
+        for asked, seen in read(options.known).items()
+        if seen.source == sources.get(asked.kernel) and not seen.bad
+    }
+    open_now = [asked for asked in wanted if asked not in known]
+    names = sorted({asked.kernel for asked in open_now if asked.implementation.startswith("cuda")})
+    with ProcessPoolExecutor(options.workers) as builders:
+        failed = [words for words in builders.map(build, names) if words]
+    print(f"{len(open_now)} questions; compiled after {time.monotonic() - began:.0f} s", *failed, sep="\n", flush=True)
+    jobs: dict[Asked, dict[str, Any]] = {}
     with Isolated() as host:
-        for name, stem in kernels:
-            operator = registry.operator(name)
-            bench = CaseCache(registry=registry, operator=operator, host=host, device="cuda")
-            for tool in ORDER:
-                narrow = [dtype for dtype in ("bfloat16", "float32") if dtype in operator.dtypes] or list(
-                    operator.dtypes
-                )
-                for dtype in operator.dtypes if tool == "racecheck" else narrow:
-                    asked = Asked(name, stem, stem.split("_")[0], dtype, tool)
-                    jobs[asked] = job_for(
-                        bench, registry.implementation(name, stem), dtype, cases_for(bench, dtype), label=asked.label
-                    )
-    found: dict[Asked, Seen] = {}
+        for asked in open_now:
+            bench = CaseCache(registry=registry, operator=registry.operator(asked.operator), host=host, device="cuda")
+            implementation = registry.implementation(asked.operator, asked.implementation)
+            cases = few(cases_for(bench, asked.dtype, MOST))
+            jobs[asked] = job_for(bench, implementation, asked.dtype, cases, label=asked.label)
+    where, found = where_now(), dict(known)
+    new: dict[Asked, Seen] = {}
     with tempfile.TemporaryDirectory() as caches, ThreadPoolExecutor(options.workers) as pool:
 
         def ask(together: Sequence[Asked]) -> None:
             left = options.limit - (time.monotonic() - began)
-            if left > 10:
-                found.update(run(together, jobs, caches, min(150.0, left + 40)))
+            if left < 10:
+                return
+            for asked, seen in run(together, jobs, caches, min(150.0, left)).items():
+                answer = Seen(**{**asdict(seen), "source": sources[asked.kernel], "where": where})
+                if left < 150 and answer.stopped:
+                    continue  # ended by the limit, which says nothing of it
+                with lock, options.known.open("a", encoding="utf-8") as out:
+                    found[asked] = new[asked] = answer
+                    out.write(line_of(asked, answer))
 
-        def ask_all(wanted: Sequence[Asked]) -> None:
+        def round_of(mine: Sequence[Asked]) -> None:
             batches = []
             for tool in ORDER:
-                mine = [asked for asked in wanted if asked.tool == tool]
-                parts = max(1, -(-len(mine) // TOGETHER))
-                # kernels of one operator apart from each other: the slow ones do not meet in one process
-                batches += [mine[part::parts] for part in range(parts)]
+                same = [asked for asked in mine if asked.tool == tool]
+                parts = max(1, -(-len(same) // TOGETHER))
+                # what comes first in the order is begun first; kernels of one operator lie apart from each other
+                batches += [same[part * TOGETHER : (part + 1) * TOGETHER] for part in range(parts)]
             list(pool.map(ask, [batch for batch in batches if batch]))
 
-        first = [
-            asked
-            for asked in jobs
-            if asked.tool == "racecheck"
-            or asked.dtype != "float32"
-            or "bfloat16" not in registry.operator(asked.operator).dtypes
-        ]
-        ask_all(first)
-        taken = {(asked.tool, asked.operator, asked.implementation) for asked, seen in found.items() if seen.cases}
-        ask_all(
-            [
-                asked
-                for asked in jobs
-                if asked not in first and (asked.tool, asked.operator, asked.implementation) not in taken
-            ]
-        )
-    options.page.write_text(page(found, list(jobs), time.monotonic() - began), encoding="utf-8")
-    bad = [asked for asked, seen in found.items() if seen.findings or seen.stopped]
-    print(
-        f"{len(found)} of {len(first)} asked in {time.monotonic() - began:.0f} s; findings or an early end in "
-        f"{len(bad)}"
-    )
-    for asked in bad:
-        print(asked.tool, asked.label, *(found[asked].findings[:2] or (found[asked].stopped,)), sep="\n   ")
-    return 1 if bad else 0
+        def first_kind(asked: Asked) -> bool:
+            return asked.tool == "racecheck" or asked.dtype == narrow(registry.operator(asked.operator).dtypes)[0]
+
+        round_of([asked for asked in open_now if first_kind(asked)])
+        taken = {(asked.tool, asked.kernel) for asked, seen in found.items() if seen.cases}
+        round_of([asked for asked in open_now if not first_kind(asked) and (asked.tool, asked.kernel) not in taken])
+    print(f"{len(new)} answers in {time.monotonic() - began:.0f} s; something in {sum(x.bad for x in new.values())}")
+    return new
 
 
 if __name__ == "__main__":

@@ -251,10 +251,10 @@ def test_elements_of_any_format_change_places_or_stay(dtype, layout):
 @pytest.mark.parametrize(("level", "words"), [("full", "OPFORGE_ISOLATION=basic"), ("basic", "opforge doctor")])
 def test_a_worker_that_reaches_no_gpu_blames_no_kernel(level, words, monkeypatch):
     """Inside namespaces a driver may refuse: that is the machine's verdict, not the kernel's."""
-    from opforge.runner.executor import _require
+    from opforge.runner.sandbox import require
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("OPFORGE_ISOLATION", level)
     with pytest.raises(EnvironmentLacks, match=words):
-        _require("cuda")
-    _require("cpu")
+        require("cuda")
+    require("cpu")

@@ -38,7 +38,7 @@ def test_there_are_sixty_white_box_cheats_of_seven_families():
 def test_each_cheat_says_what_it_is_and_how_it_is_shown(cheat: Cheat):
     """A word that is misspelt in a header would silently ask for something else: that it is caught, or by no guard."""
     assert re.fullmatch(r"[A-F]\d+|M[1-7]", cheat.catalogue) and cheat.family in FAMILIES
-    assert cheat.mode in ("verify", "time", "time-out", "cold") and cheat.expect in ("", "lost", "passes")
+    assert cheat.mode in ("verify", "time", "time-out", "time-cold", "cold") and cheat.expect in ("", "lost", "passes")
     assert cheat.idea.endswith(".") and cheat.cases
     assert not cheat.guard.startswith("cases_") or cheat.guard.removeprefix("cases_") in cheat.cases
     for guard in (cheat.guard, *cheat.also):

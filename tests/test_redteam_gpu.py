@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.redteam import campaign
+from tests.redteam import campaign, gpu_lanes
 from tests.redteam.cheats import cheats
 from tests.redteam.on_gpu import HOME
 
@@ -30,9 +30,74 @@ def test_the_catalogue_for_gpus_names_guards_that_exist():
     from tests.redteam.lowered import lowered
 
     found = cheats(HOME)
-    assert len(found) >= 15
+    assert len(found) >= 40
     for cheat in found:
-        assert cheat.family in "ABCDE" and cheat.mode in ("verify", "time", "cold"), cheat
+        assert cheat.family in "ABCDEM", cheat
+        assert cheat.mode in ("verify", "time", "time-out", "time-cold", "cold"), cheat
         for guard in (cheat.guard, *cheat.also):
             with lowered(guard):
                 pass
+
+
+def test_each_cheat_is_asked_with_its_guard_up_and_down():
+    """One that is in no lane would be counted as caught by nobody noticing."""
+    chosen, verdicts, times, down = gpu_lanes.planned((), "cuda")
+    assert {cheat.name for cheat in chosen} == {cheat.name for cheat in cheats(HOME)} and len(chosen) >= 60
+    keys = [task.key() for task in (*verdicts, *times, *down)]
+    assert len(keys) == len(set(keys)) == 2 * len(chosen) - 1 + len(gpu_lanes.HONEST)  # cold: up and down in one
+    assert all(gpu_lanes.path_of(task).exists() for task in (*verdicts, *times, *down))
+
+
+def test_what_was_not_asked_is_not_called_caught():
+    """An empty table, and one where a cheat does not compile, are failures."""
+    chosen = cheats(HOME)[:2]
+    first, second = (f"{cheat.operator}/{cheat.name}" for cheat in chosen)
+    told, whole = gpu_lanes.report({}, chosen, [], 0.0)
+    assert not whole and f"not asked: {first}, {second}" in told and "caught 0" in told
+    found = {
+        f"{name} {question}": {"holds": True, "words": ""}
+        for name in (first, second)
+        for question in ("caught", "passes")
+    }
+    assert gpu_lanes.report(found, chosen, [], 0.0)[1]
+    found[f"{second} caught"] = {"holds": False, "words": "the cheat itself does not work here"}
+    told, whole = gpu_lanes.report(found, chosen, [], 0.0)
+    assert not whole and f"through: {second}: the cheat itself" in told
+    assert gpu_lanes.DEFECT.search("Broken: CompilationFailed: The compiler refused the source")
+
+
+def test_what_a_file_keeps_is_asked_again_for_other_sources(tmp_path):
+    """A kernel that was changed since is another one."""
+    task = gpu_lanes.planned((), "cuda")[1][0]
+    kept = tmp_path / "kept"
+    gpu_lanes.Campaign(kept, 1.0, tmp_path / "log", "cuda", lambda words: None).note(task, (True, "Mismatch", 0.1))
+    assert gpu_lanes.Campaign(kept, 1.0, tmp_path / "log", "cuda").known(task)
+    kept.write_text(kept.read_text().replace('"source": "', '"source": "0'))
+    assert not gpu_lanes.Campaign(kept, 1.0, tmp_path / "log", "cuda").known(task)
+
+
+def test_a_library_kernel_beside_a_files_own_is_named():
+    """Python sees nothing of a product that cuBLAS was asked for by its name; the device's trace does."""
+    from opforge.runner.device_kernels import foreign
+
+    own = ["double", "Memcpy DtoD (Device -> Device)"]
+    assert foreign(own, {"double"}, moved=0) == []
+    assert foreign([*own, "ampere_sgemm_64x64_nn"], {"double"}, moved=0) == ["the device ran ampere_sgemm_64x64_nn"]
+    library = b"\0_ZN53_GLOBAL__N__00000000_9_cuda_x_cu5twiceEPKfPfi\0"
+    assert foreign(["(anonymous namespace)::twice(float const*, float*, int)"], library, moved=0) == []
+    assert foreign(["void cutlass::Kernel2<sgemm>(sgemm::Params)"], library, moved=0)
+    # what only makes memory is PyTorch's to fill
+    filled = ["double", "void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>(int)"]
+    assert foreign(filled, {"double"}, moved=1) == []
+
+
+def test_no_more_than_a_few_calls_are_traced():
+    """Each trace takes longer than a call: the first is looked at, and then a few that nobody can tell before."""
+    from types import SimpleNamespace
+
+    from opforge.runner.device_kernels import MOST_LOOKS, DeviceWatch
+
+    watch = DeviceWatch(SimpleNamespace(backend="triton"), None, "cuda")
+    looked = [watch.looks() for _ in range(1000)]
+    assert looked[0] and sum(looked) == MOST_LOOKS
+    assert not DeviceWatch(SimpleNamespace(backend="torch"), None, "cuda").looks()

@@ -225,3 +225,84 @@ def test_the_case_of_shared_rows_is_for_operators_with_its_axes_alone(name, shar
     with Isolated() as host:
         bench = CaseCache(registry=registry, operator=registry.operator(name), host=host, device="cpu")
         assert ("shared_rows" in [case.name for case in cases_for(bench, "float32")]) is shared
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """scripts/sanitizers.py as a module."""
+    import importlib.util
+    from pathlib import Path
+
+    path = Path(__file__).resolve().parents[1] / "scripts" / "sanitizers.py"
+    spec = importlib.util.spec_from_file_location("sanitizers_script", path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "sanitizers_script", module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_committed_page_says_what_is_known_of_every_kernel(script):
+    """A kernel that has no row looks clean, and an answer for another source is none."""
+    registry = load()
+    wanted = script.questions(registry)
+    text = script.page(script.read(script.KNOWN), wanted, script.sources_of(registry, wanted))
+    assert script.PAGE.read_text(encoding="utf-8") == text, "renew it: python scripts/sanitizers.py --page-only"
+    kernels = {
+        f"{operator.name}/{stem}"
+        for operator in registry.operators()
+        for stem in operator.implementations
+        if stem.split("_")[0] in ("cuda", "triton")
+    }
+    assert len(kernels) > 110 and all(f"| {kernel} |" in text for kernel in kernels)
+    assert {asked.kernel for asked in wanted} == kernels
+    assert {asked.tool for asked in wanted[:50]} == {"racecheck"}
+
+
+def test_a_cell_is_never_clean_that_nobody_asked(script):
+    """Not asked, asked of another source, ended early and findings are all told from clean."""
+    seen = script.Seen(cases=5, refused=0, source="now")
+    assert script.cell([None, None], "now") == "not asked"
+    assert script.cell([seen], "later") == "changed since"
+    assert script.cell([seen, None], "now") == "5"
+    assert script.cell([script.Seen(0, 3, source="now"), None], "now") == "not asked"
+    assert script.cell([script.Seen(0, 3, source="now")], "now") == "takes none"
+    assert script.cell([seen, script.Seen(2, 0, ("a race",), source="now")], "now") == "**1**"
+    assert script.cell([script.Seen(2, 0, stopped="SIGSEGV", source="now")], "now") == "**ended early**"
+
+
+def test_a_run_that_was_cut_off_goes_on_where_it_was(script, monkeypatch, tmp_path, capsys):
+    """What is known of the same source is not asked again, unless something was found."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    asked_now = []
+
+    def run(together, jobs, caches, limit_s):
+        assert {asked.tool for asked in together} == {together[0].tool} and all(
+            jobs[asked]["cases"] for asked in together
+        )
+        asked_now.extend(together)
+        return {
+            asked: script.Seen(4, 0, ("a race",) if asked.label == "relu/cuda_vectors float16 " else ())
+            for asked in together
+        }
+
+    monkeypatch.setattr(script, "run", run)
+    monkeypatch.setattr(script, "ready", lambda device: None)
+    monkeypatch.setattr(script, "where_now", lambda: "here")
+    monkeypatch.setattr(script, "build", lambda name: "")
+    monkeypatch.setattr(script, "ProcessPoolExecutor", ThreadPoolExecutor)
+    known, page = tmp_path / "known", tmp_path / "page"
+    words = ["sanitizers.py", "relu", "--known", str(known), "--page", str(page), "--workers", "2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--limit", "5"])
+    assert script.main() == 0 and not asked_now and "| relu/cuda_vectors | not asked |" in page.read_text()
+    monkeypatch.setattr(sys, "argv", words)
+    assert script.main() == 1
+    assert len(asked_now) == 2 * (3 + 3) and "a race" in capsys.readouterr().out
+    assert "| relu/cuda_vectors | 4 | **1** | 4 |  | 4 | 4 | 4 |" in page.read_text()
+    asked_now.clear()
+    assert script.main() == 1
+    assert [asked.label for asked in asked_now] == ["relu/cuda_vectors float16 "]
+    # of another source nothing is known
+    known.write_text(known.read_text().replace('"source": "', '"source": "0'))
+    monkeypatch.setattr(sys, "argv", [*words, "--page-only"])
+    assert script.main() == 0 and "| relu/cuda_vectors | changed since |" in page.read_text()

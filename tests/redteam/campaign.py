@@ -8,17 +8,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, deaths, honest, hostile, masks, on_gpu, walls
+from tests.redteam import bugs, cheats, deaths, gpu_lanes, honest, hostile, masks, on_gpu, walls
 from tests.redteam.by_family import Met, by_family
 
 from opforge.runner import sandbox
 
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0
-GPU_LIMIT_S = 100.0
+GPU_CHEATS_S = 170.0
+GPU_LIMIT_S = 240.0
+"""Nineteen cheats took 100 s; there are three times as many, most of them beside each other."""
 LEFT = 1
 """Cheats of the white-box part that get through, as docs/isolation.md says."""
 
@@ -345,34 +346,28 @@ def try_contexts(plan: Plan, say: Callable[[str], None]) -> list[Count]:
 
 
 def try_gpu_cheats(plan: Plan, say: Callable[[str], None]) -> list[Count]:
-    """Cheats whose verdict or time is asked like that of any kernel, and one honest kernel."""
-    wanted = [
-        cheat
-        for cheat in on_gpu.gpu_cheats()
-        if not plan.named or any(fnmatch(cheat.name, pattern) for pattern in plan.named)
-    ]
-    with cheats.Team(on_gpu.HOME, "cuda") as team:
-        honest_time = on_gpu.honest_time(team)
-        if honest_time:
-            say(f"  the honest kernel was not timed: {honest_time}")
-        outcomes = []
-        for outcome in cheats.try_all(team, wanted):
-            outcomes.append(outcome)
-            if plan.told or not (outcome.caught and outcome.passes_without):
-                say(f"  {outcome.seconds:4.1f} s  {describe(outcome)}")
-    guards = {outcome.cheat.guard for outcome in outcomes}
+    """Cheats whose verdict or time is asked like that of any kernel, and honest kernels beside them."""
+    asked = gpu_lanes.Campaign(None, GPU_CHEATS_S, Path(os.devnull), "cuda", say if plan.told else lambda words: None)
+    chosen, honest = gpu_lanes.conduct(asked, plan.named)
+    told, _ = gpu_lanes.report(asked.found, chosen, honest, asked.limit_s - asked.left())
+    say(told)
+
+    def holding(question: str) -> int:
+        keys = [f"{cheat.operator}/{cheat.name} {question}" for cheat in chosen]
+        return sum(bool(asked.found.get(key, {}).get("holds")) for key in keys)
+
+    cold = holding("cold")
     return [
-        Count(what="GPU: honest kernel verified and timed", reached=not honest_time, wanted=1),
-        Count(what="GPU: cheats caught", reached=sum(outcome.caught for outcome in outcomes), wanted=len(wanted)),
+        Count(
+            what="GPU: honest kernels verified and timed",
+            reached=sum(bool(asked.found.get(task.key(), {}).get("holds")) for task in honest),
+            wanted=len(honest),
+        ),
+        Count(what="GPU: cheats caught", reached=holding("caught") + cold, wanted=len(chosen)),
         Count(
             what="GPU: cheats that pass once their guard is down",
-            reached=sum(outcome.passes_without for outcome in outcomes),
-            wanted=len(wanted),
-        ),
-        Count(
-            what="GPU: guards shown to be needed",
-            reached=len({outcome.cheat.guard for outcome in outcomes if outcome.passes_without}),
-            wanted=len(guards),
+            reached=holding("passes") + cold,
+            wanted=len(chosen),
         ),
     ]
 

@@ -46,7 +46,8 @@ LOST_AFTER_S = 6.0
 class Cheat:
     """One planted cheat: the file, where it stands in the catalogue, the guard that catches it, the cases that show it.
 
-    mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given
+    mode     "verify", or "time" where it shows only once it is timed; "time-out": with the outputs given; "time-cold":
+             with a cold cache
     also     guards that are down in both runs, so that the one in question is what catches it
     expect   "": it is caught; "lost" and "passes" as below
     lost     taken in by the harness's own process, the process is lost: there is no verdict at all
@@ -161,7 +162,7 @@ def verdict_on(team: Team, cheat: Cheat, host: Host, without: str = "") -> Verdi
     """The verdict on a cheat, over the cases that show it."""
     operator = team.registry.operator(cheat.operator)
     implementation = team.registry.implementation(cheat.operator, cheat.name)
-    if cheat.mode in ("time", "time-out"):
+    if cheat.mode.startswith("time"):
         return _timed(team, cheat, host)
     cases, effort = _chosen(team, cheat, without)
     limit_s = 2.0 if cheat.catalogue == "F1" else 60.0
@@ -178,6 +179,8 @@ def _timed(team: Team, cheat: Cheat, host: Host) -> Verdict:
     options = BenchOptions(device=team.device, implementations=(cheat.name,), plan=PLAN, effort=BRIEF)
     if cheat.mode == "time-out":
         options = replace(options, terms=(OUT,))
+    if cheat.mode == "time-cold":
+        options = replace(options, plan=replace(PLAN, cache="cold"))
     # these operators have no store of adequate tolerances; what is asked here is whether the time is believed
     with patch("opforge.workbench.bench.ensure_adequate", lambda operator: None):
         records = list(bench(team.registry, [cheat.operator], options, host))
@@ -216,7 +219,7 @@ def _slowly(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _circumstances(cheat: Cheat) -> Iterator[Guards]:
+def circumstances(cheat: Cheat) -> Iterator[Guards]:
     """What holds in both runs of a cheat: the guards that are down beside its own, and a judge that takes its time
     where
     the question is whether work goes on meanwhile."""
@@ -242,7 +245,7 @@ def passes_without(team: Team, cheat: Cheat) -> bool:
 
         answer = _in_child(inside, 2.0 if cheat.catalogue == "F1" else LOST_AFTER_S * 5)
         return answer == ("lost" if cheat.lost else "Pass")
-    with _circumstances(cheat) as base, lowered(cheat.guard):
+    with circumstances(cheat) as base, lowered(cheat.guard):
         guards = base.without(cheat.guard) if cheat.guard in RUNNER else base
         return isinstance(verdict_on(team, cheat, team.host(guards), cheat.guard), Pass)
 
@@ -251,7 +254,7 @@ def try_all(team: Team, chosen: Sequence[Cheat], *, without: bool = True) -> Ite
     """Each cheat, guarded and (unless `without` is False) with its guard taken away."""
     for cheat in chosen:
         began = time.perf_counter()
-        with _circumstances(cheat) as guards:
+        with circumstances(cheat) as guards:
             found = verdict_on(team, cheat, team.host(guards))
         passes = passes_without(team, cheat) if without and not cheat.left else True
         words = getattr(found, "reason", "") or getattr(found, "cause", "") or type(found).__name__

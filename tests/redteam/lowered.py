@@ -151,7 +151,10 @@ def lowered(guard: str) -> Iterator[None]:
         "audit_replayed": [("opforge.trial.audit.replayed", lambda *args, **kwargs: None)],
         "audit_conserved": [("opforge.trial.audit.conserved", lambda *args, **kwargs: None)],
         "audit_undivided": [("opforge.trial.audit.undivided", lambda *args, **kwargs: None)],
-        "audit_understated": [("opforge.trial.audit.understated", lambda *args, **kwargs: None)],
+        "audit_understated": [
+            ("opforge.trial.audit.understated", lambda *args, **kwargs: None),
+            ("opforge.trial.audit.outgrown", lambda *args, **kwargs: None),
+        ],
         # the same clock is held against a time twice: over the samples' own requests, and over longer ones afterwards
         "parent_clock": [
             ("opforge.timing.measure.understated", _nothing),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from tests.redteam.cheats import BRIEF, Cheat, Team, cheats, verdict_on
+from tests.redteam.cheats import BRIEF, Cheat, Team, verdict_on
 
 from opforge.backends import backend
 from opforge.core.operator import Case
@@ -33,11 +33,6 @@ GAINS = 0.93
 half of the cache can be pinned, and a launch of 24 MiB is not long beside what the events themselves cost."""
 
 
-def gpu_cheats() -> tuple[Cheat, ...]:
-    """Those whose verdict or time is asked like that of any kernel."""
-    return tuple(cheat for cheat in cheats(HOME) if cheat.mode != "cold")
-
-
 def verdict_of(team: Team, name: str, *, limit_s: float = 60.0) -> Verdict:
     """The verdict on one implementation of rt_double, over its plain case."""
     operator = team.registry.operator("rt_double")
@@ -52,9 +47,9 @@ def verdict_of(team: Team, name: str, *, limit_s: float = 60.0) -> Verdict:
         bench.close()
 
 
-def honest_time(team: Team) -> str:
-    """Why the honest kernel was not timed by the clocks that the cheats are held to; "" when it got one."""
-    honest = Cheat(operator="rt_double", name="torch_honest", idea="", catalogue="", guard="", cases=(), mode="time")
+def honest_time(team: Team, name: str = "torch_honest") -> str:
+    """Why an honest kernel of rt_double was not timed by the clocks that the cheats are held to; "" when it got one."""
+    honest = Cheat(operator="rt_double", name=name, idea="", catalogue="", guard="", cases=(), mode="time")
     found = verdict_on(team, honest, team.host(ALL))
     return (
         ""

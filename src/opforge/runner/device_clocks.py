@@ -5,7 +5,9 @@ cache cold.
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from opforge.runner.clocks import RunFunction
@@ -22,6 +24,10 @@ PROBE_REPEATS = 25
 
 class ClockUnfit(Exception):
     """This clock cannot time this launch; the message says why."""
+
+
+class UnlikeCalls(Exception):
+    """Calls in one graph do not all launch as much: the message says by how much they differ."""
 
 
 def event_samples(run: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
@@ -44,10 +50,12 @@ def event_samples(run: RunFunction, batch: int, count: int, flush: RunFunction |
     return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
 
 
-def captured(run: RunFunction, batch: int) -> RunFunction:
+def captured(run: RunFunction, batch: int, alike: bool = True) -> RunFunction:
     """The replay of a CUDA graph of `batch` calls, replayed once already.
 
-    Raises ClockUnfit when the calls cannot be captured (they allocate through the driver, or wait for the device).
+    alike   each call must put as many nodes into the graph as the others: who leaves out a call puts none
+    Raises ClockUnfit when the calls cannot be captured (they allocate through the driver, or wait for the device), and
+    UnlikeCalls where they differ.
     """
     import torch
 
@@ -58,15 +66,49 @@ def captured(run: RunFunction, batch: int) -> RunFunction:
             run()
     stream.synchronize()
     graph = torch.cuda.CUDAGraph()
+    counted: list[int | None] = []
     try:
         with torch.cuda.graph(graph, stream=stream):
             for _ in range(batch):
                 run()
+                counted.append(nodes_captured(stream.cuda_stream) if alike and batch > 1 else None)
     except RuntimeError as error:
         raise ClockUnfit(f"no CUDA graph could be captured: {str(error).splitlines()[0][:160]}") from error
+    known = [0, *(count for count in counted if count is not None)]
+    each = {after - before for before, after in itertools.pairwise(known)}
+    if len(each) > 1:
+        raise UnlikeCalls(
+            f"of the calls that are captured in one CUDA graph some launch {min(each)} and others {max(each)} pieces "
+            "of work: some leave out what others do"
+        )
     graph.replay()
     torch.cuda.synchronize()
     return graph.replay  # type: ignore[no-any-return]
+
+
+def nodes_captured(stream: int) -> int | None:
+    """How many nodes the graph has that is being captured on a stream; None where the driver does not say."""
+    driver = _driver()
+    if driver is None:
+        return None
+    status, number, graph, count = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_size_t()
+    # (stream, status, id, graph, dependencies, their number)
+    found = driver.cuStreamGetCaptureInfo_v2(
+        ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph), None, None
+    )
+    if found or not graph or driver.cuGraphGetNodes(graph, None, ctypes.byref(count)):
+        return None
+    return count.value
+
+
+@lru_cache(maxsize=1)
+def _driver() -> Any:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        _ = driver.cuStreamGetCaptureInfo_v2, driver.cuGraphGetNodes
+    except (OSError, AttributeError):
+        return None
+    return driver
 
 
 def graph_samples(replay: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
@@ -110,6 +152,15 @@ def union(intervals: Sequence[tuple[int, int]]) -> int:
 
 def busy(run: RunFunction, batch: int, flush: RunFunction | None = None, count: int = 1) -> list[tuple[int, int]]:
     """(start, duration) in ns of every kernel, copy and fill on the device, on whatever stream, in order of start."""
+    return sorted((start, duration) for start, duration, _ in device_work(run, batch, flush, count))
+
+
+def device_work(
+    run: RunFunction, batch: int = 1, flush: RunFunction | None = None, count: int = 1
+) -> list[tuple[int, int, str]]:
+    """(start, duration, name), in ns, of every kernel, copy and fill on the device, on whatever stream and by whatever
+    thread.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -123,10 +174,54 @@ def busy(run: RunFunction, batch: int, flush: RunFunction | None = None, count: 
         torch.cuda.synchronize()
     events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
     return sorted(
-        (event.start_ns(), event.duration_ns())
+        (event.start_ns(), event.duration_ns(), event.name())
         for event in events
         if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
     )
+
+
+def row(
+    run: RunFunction, write: Callable[[int], object], contents: bytes, captures: bool, flush: RunFunction | None
+) -> tuple[float, float]:
+    """Seconds per call of calls in a row, each after `write` of its content, and of the writing alone.
+
+    captures   all of it in one CUDA graph, which is replayed once
+    flush      empties the cache between the writing and the call; then each call is timed by itself, the writing not
+               at all
+    Raises ClockUnfit where no graph can be captured.
+    """
+    import torch
+
+    if flush is not None:
+        pairs: list[tuple[Any, Any]] = []
+        for content in contents:
+            write(content)
+            flush()
+            start, end = torch.Event(enable_timing=True), torch.Event(enable_timing=True)
+            start.record()
+            run()
+            end.record()
+            pairs.append((start, end))
+        torch.accelerator.synchronize()
+        return sum(start.elapsed_time(end) for start, end in pairs) / 1e3 / len(pairs), 0.0
+
+    def both(at: int) -> None:
+        write(contents[at % len(contents)])
+        run()
+
+    def in_turn(call: Callable[[int], object]) -> RunFunction:
+        turn = iter(range(1 << 30))
+        return lambda: call(next(turn))
+
+    def timed(call: Callable[[int], object]) -> float:
+        one = in_turn(call)
+        if not captures:
+            return event_samples(one, len(contents), 1, None)[0]
+        return graph_samples(captured(one, len(contents)), len(contents), 1, None)[0]
+
+    # the writing first: what is judged afterwards is what the last call left
+    alone = timed(lambda at: write(contents[at % len(contents)]))
+    return timed(both), alone
 
 
 def spun() -> None:

@@ -13,10 +13,11 @@ LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter
 LAUNCHES = "triton.launch"
 
 
-def traced(run: Callable[[], Any], ledger: Ledger | None = None) -> dict[str, int]:
+def traced(run: Callable[[], Any], ledger: Ledger | None = None, launched: set[str] | None = None) -> dict[str, int]:
     """Call `run` and count the tensor operations that went through PyTorch's dispatcher, by name, and under LAUNCHES
     the
-    Triton kernels that were launched. `ledger` is told of both, where an interpreter runs them."""
+    Triton kernels that were launched. `ledger` is told of both, where an interpreter runs them; names of
+    Triton kernels are added to `launched`."""
     dispatch = importlib.import_module("torch.utils._python_dispatch")
     mode_class = dispatch.TorchDispatchMode
     counts: dict[str, int] = {}
@@ -44,7 +45,10 @@ def traced(run: Callable[[], Any], ledger: Ledger | None = None) -> dict[str, in
         def launch(*args: Any, **kwargs: Any) -> Any:
             count(LAUNCHES)
             if ledger is None or ledger.inside:
-                return original(*args, **kwargs)
+                compiled = original(*args, **kwargs)
+                if launched is not None:
+                    launched.add(getattr(compiled, "name", args[0].fn.__name__))
+                return compiled
             given = tensors_of(args, kwargs)
             with dispatch._disable_current_modes():
                 ledger.check(given, "before a launch")

@@ -20,6 +20,7 @@ from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
 from opforge.runner import confinement, device_clocks, raised, sampling, sandbox
 from opforge.runner.arena import Arena
+from opforge.runner.device_kernels import DeviceWatch
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Guards, Limits
 from opforge.runner.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
@@ -49,11 +50,12 @@ from opforge.runner.messages import (
     Samples,
     Terms,
     Unfit,
+    Unlike,
     Work,
 )
 from opforge.runner.placement import Placement
 from opforge.runner.protocol import answered, question_of
-from opforge.runner.tamper_detection import replaced, snapshot
+from opforge.runner.tamper_detection import Snapshot, replaced, snapshot
 from opforge.runner.write_ledger import Ledger
 
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
@@ -92,10 +94,11 @@ class Executor:
         self.sealed = scratch is None
         self.library = True
         self.interpreted = False
+        self.watch: DeviceWatch | None = None
         self.threads = len(sys._current_frames())
         self.confined = 0
         self.peak_reset = sampling.peak_reset() if scratch is not None else None
-        self.before = snapshot() if guards.snapshot and scratch is not None else {}
+        self.before = snapshot() if guards.snapshot and scratch is not None else Snapshot()
 
     def handle(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         """The answer to one message, both as they are sent. Whatever a kernel raises becomes Failed."""
@@ -132,7 +135,7 @@ class Executor:
     def bind(self, question: Bind, fds: Sequence[int]) -> LaunchBound | Refused:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
         arena = Arena.attach(question.arena, fds[0])
-        _require(question.device)
+        sandbox.require(question.device)
         if question.device != "cpu" and arena.size >= WORTH_PINNING:
             arena.pin()
         # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked
@@ -201,7 +204,7 @@ class Executor:
         self.next += 1
         self.launches[self.next] = (launch, arena, whole)
         self.placements[self.next] = placement
-        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards.cold)
+        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards)
         return self.next
 
     def terms(self, question: Terms, fds: Sequence[int]) -> OnTerms | Unfit:
@@ -244,9 +247,12 @@ class Executor:
             return
         assert self.scratch is not None and self.limits is not None
         self.sealed = True
+        chosen = implementation.default if config is None else config
         build = getattr(backend(implementation.backend), "build", None)
         if build is not None:
-            _compiled(lambda: build(implementation, implementation.default if config is None else config, device))
+            _compiled(lambda: build(implementation, chosen, device))
+        if self.guards.device_names and device == "cuda":
+            self.watch = DeviceWatch(implementation, chosen, device)
         build_call = getattr(backend(implementation.backend), "build_call", None)
         if build_call is not None:
             # without it calls take a longer way on the host, as they do for a user who has no compiler
@@ -284,6 +290,8 @@ class Executor:
             operations = traced(launch.run, book)
             book.check(outputs, "after its last launch")
             foreign = book.evidence
+        elif self.watch is not None and self.watch.looks():
+            operations, foreign = self.watch.run(launch.run)
         else:
             operations = traced(launch.run)
         self._collect(number)
@@ -330,7 +338,7 @@ class Executor:
             if tensor.data_ptr() != places[name]:
                 here[name].copy_(tensor)
 
-    def sample(self, question: Sample, fds: Sequence[int]) -> Samples | Unfit:
+    def sample(self, question: Sample, fds: Sequence[int]) -> Samples | Unfit | Unlike:
         """Samples in seconds per call, by the clock the parent chose."""
         launch, arena, whole = self.launches[question.launch]
         self.held.pop(question.launch, None)
@@ -428,21 +436,3 @@ def _compiled(build: Callable[[], object]) -> None:
         raise NotNow(
             f"it could not be compiled here (the compiler: {short[0]}). Free some space or memory, and run it again."
         ) from error
-
-
-def _require(device: str) -> None:
-    """Raises EnvironmentLacks where this process cannot reach a CUDA device that the parent can: no kernel is to be
-    blamed for that.
-    """
-    if device != "cuda":
-        return
-    import torch
-
-    if torch.cuda.is_available():
-        return
-    if sandbox.wanted() == "full":
-        raise EnvironmentLacks(
-            f"the driver reaches no CUDA device inside the namespaces of {sandbox.ISOLATION}=full on this machine; "
-            f"use {sandbox.ISOLATION}=basic"
-        )
-    raise EnvironmentLacks("torch sees no CUDA device in the worker; see what is here with: opforge doctor")

@@ -30,6 +30,8 @@ class Guards:
     read_only      the file system is read-only outside a worker's folders, and the store of records looks empty
     watchdog       a call that hangs is given up long before a compiler would be
     process_limits processors, priority and limits of server and worker are what they were before a worker is used
+    equal_nodes    calls that are captured in one CUDA graph launch as much as each other
+    device_names   what runs on a GPU while a Triton file is called are the kernels that it launched
     cold           before a cold sample, the cache's persisting part is given back and buffers rotate
     """
 
@@ -50,6 +52,8 @@ class Guards:
     read_only: bool = True
     watchdog: bool = True
     process_limits: bool = True
+    equal_nodes: bool = True
+    device_names: bool = True
     cold: bool = True
 
     def without(self, *names: str) -> Guards:

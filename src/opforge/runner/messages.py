@@ -63,6 +63,13 @@ class Unfit(Failure):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unlike(Failure):
+    """Calls that are timed together do not all do the same: no clock is asked for after that."""
+
+    status: ClassVar[str] = "unlike"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchBound(Answer):
     """The number of the launch, what a reader should know of it, and the version of Landlock around the worker (0:
     none).
@@ -291,7 +298,7 @@ class Sample(Question[Samples]):
     apart    on a GPU each sample comes long after what ran before it
     upload   the arena's bytes are taken to the device first
     written  what the parent wrote to the arena before: nothing (0), what stood there (SAME) or OTHER content
-    collected, places, contents   by the host's clock: runner.sample_requests.SampleRequest
+    collected, places, contents   runner.sample_requests.SampleRequest; by a device's clocks runner.device_clocks.row
     """
 
     do: ClassVar[str] = "sample"
@@ -371,7 +378,7 @@ QUESTIONS: Mapping[str, type[Question[Any]]] = {
     kind.do: kind
     for kind in (Bind, Run, Collect, Terms, Release, Sample, LaunchCost, Memory, DeviceWork, Replay, Overhead)
 }
-FAILURES: Mapping[str, type[Failure]] = {kind.status: kind for kind in (Refused, Lacks, Failed, Unfit)}
+FAILURES: Mapping[str, type[Failure]] = {kind.status: kind for kind in (Refused, Lacks, Failed, Unfit, Unlike)}
 SERVER: Mapping[str, type[Answer]] = {kind.status: kind for kind in (WorkerReady, ServerReady, Spawned, Exited)}
 TIMED = (Sample.do, LaunchCost.do, DeviceWork.do, Overhead.do)
 """Questions that are answered with times."""

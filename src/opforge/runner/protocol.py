@@ -13,7 +13,19 @@ from typing import Any
 
 from opforge.core.implementation import Config
 from opforge.runner.guards import Guards, Limits
-from opforge.runner.messages import FAILURES, QUESTIONS, SERVER, A, Answer, Bind, Failure, Phase, Question, Refused
+from opforge.runner.messages import (
+    FAILURES,
+    QUESTIONS,
+    SERVER,
+    A,
+    Answer,
+    Bind,
+    Failure,
+    Phase,
+    Question,
+    Refused,
+    Sample,
+)
 
 WORDS_KEPT = 1 << 14
 """Characters of a reason: an exception of megabytes went into the record, the page and the terminal. A compiler's
@@ -34,6 +46,9 @@ def asked(question: Question[Any]) -> dict[str, Any]:
     message = {"do": question.do, **_said(question)}
     if isinstance(question, Bind):
         message["config"] = None if question.config is None else [list(pair) for pair in question.config.values]
+    if isinstance(question, Sample) and question.places:
+        message["places"] = [[offset, one.hex(), other.hex()] for offset, one, other in question.places]
+        message["contents"] = question.contents.hex()
     return message
 
 
@@ -65,6 +80,11 @@ def question_of(message: Mapping[str, Any]) -> Question[Any]:
         given["config"] = (
             None if given["config"] is None else Config(tuple((name, value) for name, value in given["config"]))
         )
+    if kind is Sample and "places" in given:
+        given["places"] = tuple(
+            (offset, bytes.fromhex(one), bytes.fromhex(other)) for offset, one, other in given["places"]
+        )
+        given["contents"] = bytes.fromhex(given.get("contents", ""))
     return kind(**given)
 
 

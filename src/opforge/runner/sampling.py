@@ -15,8 +15,9 @@ from typing import Any
 
 from opforge.runner import clocks, device_clocks, sample_requests
 from opforge.runner.clocks import RunFunction
-from opforge.runner.device_clocks import ClockUnfit
-from opforge.runner.messages import OTHER, Clocks, Sample, Samples, Unfit, Work
+from opforge.runner.device_clocks import ClockUnfit, UnlikeCalls
+from opforge.runner.guards import ALL, Guards
+from opforge.runner.messages import OTHER, Clocks, Sample, Samples, Unfit, Unlike, Work
 
 MEMORY_FOR_ROTATION = 0.25
 """The share of a device's free memory that copies may take: the kernel's own scratch, and neighbours, need the rest."""
@@ -28,14 +29,22 @@ class Rotation:
     """Copies of a launch's memory with a launch bound to each, so that calls in a row find nothing of theirs in the
     cache.
 
-    cold   False in the red-team harness alone: then nothing rotates and the cache's persisting part is left as it is
+    guards   without `cold`, nothing rotates and the cache's persisting part is left as it is; without `equal_nodes`
+             calls in one graph may differ in how much they launch
     """
 
-    def __init__(self, run: RunFunction, whole: Any, rebind: Callable[[Any], RunFunction], cold: bool = True) -> None:
+    def __init__(
+        self,
+        run: RunFunction,
+        whole: Any,
+        rebind: Callable[[Any], RunFunction],
+        guards: Guards = ALL,
+    ) -> None:
         self.runs = [run]
         self.whole = whole
         self.rebind = rebind
-        self.cold = cold
+        self.cold = guards.cold
+        self.alike = guards.equal_nodes
         self.copies: list[Any] = []
         self.replays: dict[tuple[int, int], RunFunction] = {}
         self.flush: RunFunction | None = None
@@ -46,7 +55,7 @@ class Rotation:
         """
         key = (batch, len(self.runs))
         if key not in self.replays:
-            self.replays[key] = device_clocks.captured(run, batch)
+            self.replays[key] = device_clocks.captured(run, batch, self.alike)
         return self.replays[key]
 
     def flusher(self) -> RunFunction:
@@ -82,7 +91,7 @@ def sample(
     ready: RunFunction = lambda: None,
     same: RunFunction = lambda: None,
     collect: RunFunction = lambda: None,
-) -> Samples | Unfit:
+) -> Samples | Unfit | Unlike:
     """The answer to Sample: seconds per call by `timer`, with the batch that was really taken.
 
     By the host's clock what is asked comes as a SampleRequest, through the descriptor that is given: until it is over
@@ -108,13 +117,26 @@ def sample(
     if timer == "host":
         return Samples(samples=tuple(clocks.host_samples(run, batch, count)), batch=batch)
     flush: RunFunction | None = device_clocks.spun if question.apart else None
-    if question.cache == "cold":
+    if question.cache == "cold" and question.places:
+        flush = rotation.flusher()
+    elif question.cache == "cold":
         runs = rotation.grown() if timer == "cuda_graph" else rotation.runs[:1]
         run, batch = clocks.spread_out(runs, batch)
         flush = rotation.flusher()
         if len(runs) == 1 and whole.numel() < device_clocks.FLUSH_FACTOR * _cache_bytes(whole):
             batch = 1  # a second call would find what the first one left in the cache
     try:
+        if question.places and ready is same:
+            # what a forward pass keeps is made once before the calls: it would not be that of the content
+            return Unfit(reason="it keeps what its forward pass made of the inputs")
+        if question.places:
+            written = writer(whole, question.places)
+            took, alone = device_clocks.row(
+                run, written, question.contents, timer == "cuda_graph" and flush is None, flush
+            )
+            if question.collected:
+                collect()
+            return Samples(samples=(took,), batch=1, lead_s=alone)
         if timer == "cuda_graph":
             samples = device_clocks.graph_samples(rotation.replay(run, batch), batch, count, flush)
         else:
@@ -122,7 +144,21 @@ def sample(
             samples = take(run, batch, count, flush)
     except ClockUnfit as error:
         return Unfit(reason=str(error))
+    except UnlikeCalls as error:
+        return Unlike(reason=str(error))
     return Samples(samples=tuple(samples), batch=batch)
+
+
+def writer(whole: Any, places: Sequence[tuple[int, bytes, bytes]]) -> Callable[[int], object]:
+    """A function that writes the first or the second content of some places to a device's memory, in one kernel."""
+    import torch
+
+    at = torch.tensor([offset + byte for offset, one, _ in places for byte in range(len(one))], device=whole.device)
+    values = [
+        torch.tensor(list(b"".join(content)), dtype=torch.uint8, device=whole.device)
+        for content in ([one for _, one, _ in places], [other for _, _, other in places])
+    ]
+    return lambda content: whole.index_copy_(0, at, values[content])
 
 
 def work(run: RunFunction, count: int) -> Work | Unfit:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from opforge.core.errors import EnvironmentLacks
 from opforge.runner.guards import Limits
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 1, 4, 24, 38, 36
@@ -250,3 +251,21 @@ def confine_writes(writable: Iterable[Path], changeable: Iterable[Path] = ()) ->
     finally:
         os.close(ruleset)
     return version if done else 0
+
+
+def require(device: str) -> None:
+    """Raises EnvironmentLacks where this process cannot reach a CUDA device that the parent can: no kernel is to be
+    blamed for that.
+    """
+    if device != "cuda":
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    if wanted() == "full":
+        raise EnvironmentLacks(
+            f"the driver reaches no CUDA device inside the namespaces of {ISOLATION}=full on this machine; "
+            f"use {ISOLATION}=basic"
+        )
+    raise EnvironmentLacks("torch sees no CUDA device in the worker; see what is here with: opforge doctor")

@@ -6,11 +6,16 @@ Code in the same process can lie to this. What cannot be lied to is in the paren
 from __future__ import annotations
 
 import builtins
-import os
-import statistics
 import sys
-import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
 
+OWN = "opforge.runner"
+KINDS = (FunctionType, BuiltinFunctionType, type, ModuleType, int, float, str, bytes, tuple, frozenset)
+MEMBERS = (FunctionType, property, staticmethod, classmethod)
+_BUILTINS = frozenset(vars(builtins))
 WATCHED = (
     (
         "time",
@@ -32,45 +37,16 @@ WATCHED = (
             "Stream",
         ),
     ),
+    ("builtins", ("sum", "len", "abs", "all", "any", "isinstance", "type", "open")),
+    ("statistics", ("median",)),
+    ("os", ("write",)),
     ("torch.testing", ("assert_close",)),
     ("torch.cuda", ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream")),
     ("torch.accelerator", ("synchronize",)),
     ("torch.profiler", ("profile", "ProfilerActivity")),
     ("torch.utils.benchmark", ("Timer",)),
-    ("opforge.runner.clocks", ("host_samples", "launch_samples", "spread_out", "_perf_counter")),
-    (
-        "opforge.runner.device_clocks",
-        ("event_samples", "graph_samples", "cupti_samples", "captured", "busy", "union", "cache_flusher"),
-    ),
-    ("opforge.runner.sampling", ("sample", "work", "launch_cost", "about_clocks", "clocks", "device_clocks")),
-    (
-        "opforge.runner.executor",
-        (
-            "bind",
-            "view",
-            "synchronize",
-            "sampling",
-            "device_clocks",
-            "Arena",
-            "snapshot",
-            "replaced",
-            "traced",
-            "answered",
-            "question_of",
-        ),
-    ),
-    ("opforge.runner.launch", ("check_returned", "synchronize", "backend", "bind", "_bind_allocating")),
-    ("opforge.runner.worker", ("send", "receive", "work", "answered")),
-    ("opforge.runner.protocol", ("answered", "question_of", "_said")),
-    ("opforge.runner.channel", ("send", "receive", "_exactly")),
 )
 METHODS = (
-    (
-        "opforge.runner.executor",
-        "Executor",
-        ("handle", "run", "sample", "collect", "_collect", "bind", "overhead", "work", "replay", "terms"),
-    ),
-    ("opforge.runner.arena", "Arena", ("attach", "tensors", "bytes", "tensor")),
     ("torch", "Tensor", ("copy_", "data_ptr", "untyped_storage", "numel")),
     ("torch", "Event", ("record", "elapsed_time", "synchronize")),
     ("torch.cuda", "Event", ("record", "elapsed_time", "synchronize")),
@@ -78,43 +54,82 @@ METHODS = (
 )
 
 
-def snapshot() -> dict[str, object]:
-    """The watched functions as they are, by name. Modules that nobody has imported are left out."""
-    watched: dict[str, object] = {}
+@dataclass(frozen=True)
+class Snapshot:
+    """What is to stay what it is.
+
+    held       entries of modules and classes: name, the dictionary that holds it, its key there, what it is
+    methods    of classes of torch, which may inherit them: name, class, attribute, what it is
+    codes      name, function, its code and defaults: with others it stays the same object
+    builtins   modules of the runner, with how many of their names hide a builtin
+    """
+
+    held: tuple[tuple[str, Mapping[Any, Any], str, object], ...] = ()
+    methods: tuple[tuple[str, type, str, object], ...] = ()
+    codes: tuple[tuple[str, FunctionType, object, object], ...] = ()
+    builtins: tuple[tuple[str, Mapping[str, Any], int], ...] = ()
+
+
+def snapshot() -> Snapshot:
+    """The watched functions as they are, and all that the runner's own modules hold: functions and methods with their
+    code and defaults, classes, modules, constants. Modules that nobody has imported are left out.
+    """
     modules = {**sys.modules}
     spec = getattr(modules.get("__main__"), "__spec__", None)
     if spec is not None:
         # a server started with `python -m` runs under this name
         modules.setdefault(spec.name, modules["__main__"])
+    own = {name: vars(module) for name, module in sorted(modules.items()) if name.startswith(OWN)}
+    held: list[tuple[str, Mapping[Any, Any], str, object]] = [("module time", sys.modules, "time", sys.modules["time"])]
+    codes: dict[int, tuple[str, FunctionType, object, object]] = {}
+
+    def hold(name: str, place: Mapping[str, Any], key: str) -> None:
+        value = place[key]
+        held.append((name, place, key, value))
+        if isinstance(value, FunctionType) and value.__module__.startswith(OWN):
+            codes[id(value)] = (name, value, value.__code__, value.__defaults__)
+
     for name, attributes in WATCHED:
-        if name in modules:
-            watched |= {
-                f"{name}.{attribute}": vars(modules[name]).get(attribute)
-                for attribute in attributes
-                if attribute in vars(modules[name])
-            }
-    for name, owner, methods in METHODS:
-        cls = vars(modules[name]).get(owner) if name in modules else None
-        if cls is not None:
-            watched |= {
-                f"{name}.{owner}.{attribute}": getattr(cls, attribute, None)
-                if name == "torch"
-                else vars(cls).get(attribute)
-                for attribute in methods
-            }
-    watched |= {
-        f"builtins.{name}": getattr(builtins, name)
-        for name in ("sum", "len", "abs", "all", "any", "isinstance", "type", "open")
-    }
-    watched |= {
-        "statistics.median": statistics.median,
-        "os.write": os.write,
-        "module time": sys.modules.get("time", time),
-    }
-    return watched
+        for attribute in attributes if name in modules else ():
+            if attribute in vars(modules[name]):
+                hold(f"{name}.{attribute}", vars(modules[name]), attribute)
+    for name, place in own.items():
+        for key in [key for key, value in place.items() if isinstance(value, KINDS) and not key.startswith("__")]:
+            hold(f"{name}.{key}", place, key)
+            if isinstance(place[key], type) and place[key].__module__ == name:
+                members = vars(place[key])
+                for member in [one for one, value in members.items() if isinstance(value, MEMBERS)]:
+                    hold(f"{name}.{key}.{member}", members, member)
+    classes = [
+        (f"{name}.{owner}", vars(modules[name])[owner], methods)
+        for name, owner, methods in METHODS
+        if name in modules and owner in vars(modules[name])
+    ]
+    return Snapshot(
+        held=tuple(held),
+        methods=tuple(
+            (f"{name}.{method}", cls, method, getattr(cls, method, None))
+            for name, cls, methods in classes
+            for method in methods
+        ),
+        codes=tuple(codes.values()),
+        builtins=tuple((name, place, _hidden(place)) for name, place in own.items()),
+    )
 
 
-def replaced(before: dict[str, object]) -> list[str]:
-    """What is another object than it was, by name. What was loaded since does not count."""
-    now = snapshot()
-    return [name for name, value in before.items() if value is not None and name in now and now[name] is not value]
+def _hidden(place: Mapping[str, Any]) -> int:
+    return len(_BUILTINS & place.keys())
+
+
+def replaced(before: Snapshot) -> list[str]:
+    """What is another object than it was, or has other code, by name. What was loaded since does not count."""
+    return [
+        *(name for name, place, key, value in before.held if place.get(key) is not value),
+        *(name for name, cls, method, value in before.methods if getattr(cls, method, None) is not value),
+        *(
+            f"the code of {name}"
+            for name, function, code, defaults in before.codes
+            if function.__code__ is not code or function.__defaults__ is not defaults
+        ),
+        *(f"a builtin in {name}" for name, place, count in before.builtins if _hidden(place) != count),
+    ]

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from opforge.core.timing import Moment, Round, Timing, Untimed
 from opforge.core.timing_terms import OUT
 from opforge.core.verdict import Proof
-from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples
+from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples, Unlike
 from opforge.timing import conditions as conditions_of
 from opforge.timing.energy import Meter, calls_for
 from opforge.timing.parent_clock import FEWEST as REQUESTS, TimedRequest, seconds_per_call, understated
@@ -65,6 +65,10 @@ WARM_AGREEMENT = 1.1
 
 class MeasurementFailed(Exception):
     """The launch could not be timed, or two clocks disagree about it."""
+
+
+class CallsDiffer(MeasurementFailed):
+    """Calls that are timed together do not all do the same: another clock would be told another lie."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,8 @@ class Candidate:
         harm = done() if done is not None else None
         if harm is not None:
             raise MeasurementFailed(f"while it was timed, {harm}")
+        if isinstance(answer, Unlike):
+            raise CallsDiffer(answer.reason)
         if isinstance(answer, Failure):
             raise MeasurementFailed(answer.reason)
         if len(answer.samples) != question.count or not all(sample > 0 for sample in answer.samples):
@@ -338,6 +344,8 @@ def _try_clocks(candidate: Candidate, plan: Plan, possible: Sequence[str], clock
             continue
         try:
             median_s = median(candidate.take(TRIAL_SAMPLES, plan.cache, clock, timer=name))
+        except CallsDiffer:
+            raise
         except MeasurementFailed as error:
             trials[name] = TimerTrial(median_s=None, reason=str(error))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,8 @@ from opforge.core.operator import Operator
 from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
 from opforge.runner.messages import OTHER, SAME, DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
-from opforge.timing import Candidate
+from opforge.timing import Candidate, parent_clock
+from opforge.timing.parent_clock import TimedRequest
 from opforge.trial.baselines import tolerated
 from opforge.trial.in_row import in_row
 from opforge.trial.setting import Setting
@@ -39,6 +41,12 @@ CLAIMED_WORK = 0.5
 """The same factor of two as DISAGREEMENT: a device that is busy twice as long as is claimed."""
 GRAPH_S = 15e-6
 """More than the launch of a graph takes between two events: what a single call in a graph has to bear alone."""
+SAMPLE_S = 1e-3
+"""The least duration of a sample: what an event takes of it, a few microseconds, is below a hundredth."""
+REQUESTS = 16
+"""Eight pairs of a short and a long request (timing.parent_clock)."""
+GROWTH = (0.02, 0.05)
+"""The longest request of a first look, and of a second one, seconds."""
 SLACK_S = 0.01
 """What a request takes besides its calls: the way there and back, and a wait for a processor of two of the
 scheduler's ticks of 4 ms.
@@ -100,7 +108,7 @@ def audit(
         failure = still_right(candidate, again, operator, isolation, kept=number > 0)
         if failure is not None:
             return failure
-    failure = in_row(candidate, timing.median_s, unseen, operator, isolation)
+    failure = in_row(candidate, timing.median_s, unseen, operator, isolation, timing.cache)
     if failure is not None:
         return failure
     stale = replayed(candidate, unseen[0], operator, isolation)
@@ -116,6 +124,7 @@ def audit(
         conserved(candidate, timing)
         or undivided(candidate, timing)
         or understated(candidate, timing)
+        or outgrown(candidate, timing)
         or remembered(candidate, last, LOOKS if timing.median_s < SLOW_S and last.arena.size < LARGE else FEW_LOOKS)
     )
     return Broken(case=last.case, dtype=last.dtype, reason=reason, isolation=isolation) if reason else None
@@ -209,6 +218,39 @@ def understated(candidate: Candidate, timing: Timing) -> str | None:
         else:
             return f"{calls} calls take {took:.3g} s by this process's clock and {claimed:.3g} s by the worker's"
     return None
+
+
+@spans.spanned(lambda candidate, timing: ("audit: outgrown", "", ""))
+def outgrown(candidate: Candidate, timing: Timing) -> str | None:
+    """Whether requests to a device grow by more, by this process's clock, than the worker's clock says its calls take:
+    by 10 %, where `understated` leaves a factor of two. None when they do not.
+    """
+    if candidate.timer == "host":
+        return None  # what was measured was held against this process's clock, request by request
+    timer = "cuda_graph" if candidate.timer == "cuda_graph" else "cuda_event"
+    batch = max(candidate.batch, math.ceil(SAMPLE_S / max(timing.median_s, 1e-7)))
+    draw = random.SystemRandom()
+    question = Sample(launch=candidate.launch, timer=timer, cache="warm", batch=batch)
+    told = None
+    for most in GROWTH:
+        asked: list[TimedRequest] = []
+        samples: list[float] = []
+        # the first is not counted: a graph is captured in it
+        for number in range(REQUESTS + 1):
+            count = draw.randint(1, max(2, int(most / max(batch * timing.median_s, SAMPLE_S))))
+            started = time.perf_counter()
+            answer = candidate.ask(replace(question, count=count))
+            wall_s = time.perf_counter() - started
+            if isinstance(answer, Failure):
+                return None if isinstance(answer, Unfit) else f"after timing: {answer.reason}"
+            if number:
+                claimed_s = sum(answer.samples) * answer.batch
+                asked.append(TimedRequest(calls=count * answer.batch, claimed_s=claimed_s, wall_s=wall_s))
+                samples += answer.samples
+        told = parent_clock.understated(samples, asked)
+        if told is None:
+            return None
+    return told
 
 
 @spans.spanned(lambda candidate, prepared, operator, isolation: ("audit: replayed", "", ""))

@@ -2,9 +2,10 @@
 is called is told.
 
 A request of its own begins after a pause, and a kernel that looks at the clock, or at the frames above it, knows the
-first call of each. The calls of the samples follow at once. Here the sampler writes a few elements of the inputs
-before each sample: those by which the twins of trial.audit.unseen_contents differ, or what stands there. The answer of
-the last call is judged, and a call on changed content takes as long as one on the same.
+first call of each. The calls of the samples follow at once. Here the sampler (on a GPU a kernel of its own, in the same
+graph) writes a few elements of the inputs before each sample: those by which the twins of
+trial.audit.unseen_contents differ, or what stands there. The answer of the last call is judged, and a call on changed
+content takes as long as one on the same.
 """
 
 from __future__ import annotations
@@ -32,33 +33,61 @@ call had the first content: who leaves out two calls in three is right in all of
 """
 LOOKS = (24, 72, 144)
 """Samples at each look: half of them, about, on changed content."""
+DEVICE_LOOKS = (6, 12, 24)
+"""Pairs of rows on a device at each look, half on changed content."""
+DEVICE_ROW, MOST_LEAD = 16, 64
+"""Calls in one of those rows, and calls before one whose last answer is judged: a graph takes time to build."""
+APART, APART_S = 1.35, 2e-6
+"""What a call may take more in a graph where another kernel comes between two of them: overlap with its neighbour, and
+its own way to the device.
+"""
 ROW_S = 0.02
 """Seconds of calls in a row before the one that is judged, at most: a turn's lead and more (timing.measure)."""
 
 
-@spans.spanned(lambda candidate, call_s, unseen, operator, isolation: ("audit: in a row", "", ""))
+@spans.spanned(lambda candidate, call_s, unseen, operator, isolation, cache="warm": ("audit: in a row", "", ""))
 def in_row(
-    candidate: Candidate, call_s: float, unseen: Sequence[PreparedCase], operator: Operator, isolation: str
+    candidate: Candidate,
+    call_s: float,
+    unseen: Sequence[PreparedCase],
+    operator: Operator,
+    isolation: str,
+    cache: str = "warm",
 ) -> Verdict | None:
-    """The failure, if any, of a candidate whose calls are claimed to take `call_s`. None also where no row can be asked
-    for: another clock than the host's, an input that each call overwrites, contents that differ in more than a few
-    elements.
+    """The failure, if any, of a candidate whose calls are claimed to take `call_s`, with a `cache` that is warm or
+    cold: then every second answer that is judged is that of a call after a flush. None also where no row can be asked
+    for: an input that each call overwrites, contents that differ in more than a few elements, calls that cannot be
+    captured though a graph timed them.
     """
     first, second = unseen[0], unseen[-1]
-    if candidate.timer != "host" or operator.overwritten or first.place.type != "cpu":
+    if operator.overwritten or (first.place.type != "cpu" and candidate.timer == "host"):
         return None
     places = tuple(differing(first, second))
     if not 0 < len(places) <= MOST_PLACES:
         return None
     draw = random.SystemRandom()
-    question = Sample(launch=candidate.launch, timer="host", cache="warm", places=places, written=OTHER)
+    question = Sample(launch=candidate.launch, timer=row_clock(candidate), cache="warm", places=places, written=OTHER)
     contents = (first, _in_place_of(first, second))
-    for ends in ENDS:
+    on_device = candidate.timer != "host"
+    caches = ("warm", cache) if on_device and cache == "cold" else ("warm",)
+    for at, ends in enumerate(ENDS):
         first.reset()
         calls = max(2, int(ROW_S / max(1e-6, call_s)))
         plan = bytes([*(draw.randrange(2) for _ in range(draw.randrange(min(calls, 16)))), 1 - ends, ends])
-        lead = draw.randrange(1, calls)
-        answer = candidate.ask(replace(question, lead=lead, count=len(plan), contents=plan, collected=True))
+        lead = draw.randrange(1, min(calls, MOST_LEAD) if on_device else calls)
+        answer = candidate.ask(
+            replace(
+                question,
+                lead=lead,
+                count=len(plan),
+                contents=plan,
+                collected=True,
+                upload=on_device,
+                cache=caches[at % len(caches)],
+            )
+        )
+        if isinstance(answer, Unfit):
+            return None
         again = contents[ends]
         if isinstance(answer, Failure):
             return Broken(
@@ -73,8 +102,54 @@ def in_row(
             )
         if not isinstance(outcome, Checked | Mismatch):
             return outcome
-    reason = _slower(candidate, call_s, first, question, draw)
+    look = _slower_on_device if on_device else _slower
+    reason = look(candidate, call_s, first, question, draw)
     return Broken(case=first.case, dtype=first.dtype, reason=reason, isolation=isolation) if reason else None
+
+
+def row_clock(candidate: Candidate) -> str:
+    """The clock of calls in a row: the graph, where a graph timed them, or the events around them."""
+    return candidate.timer if candidate.timer in ("host", "cuda_graph") else "cuda_event"
+
+
+def _slower_on_device(
+    candidate: Candidate, call_s: float, first: PreparedCase, question: Sample, draw: random.Random
+) -> str | None:
+    """Why calls in a row are held to do more where inputs change between them, or as soon as anything is written
+    between them; None where nothing speaks for it.
+    """
+    seen: list[float] = []
+    fresh: list[float] = []
+    calls = max(2, min(DEVICE_ROW, int(ROW_S / max(1e-6, call_s))) // 2 * 2)
+    same, changing = bytes(calls), bytes([0, 1] * (calls // 2))
+    alone: list[float] = []
+    for looks in DEVICE_LOOKS if call_s < ROW_S else DEVICE_LOOKS[:1]:
+        while len(seen) < looks:
+            arms = [(seen, same), (fresh, changing)]
+            draw.shuffle(arms)
+            for times, plan in arms:
+                first.reset()
+                answer = candidate.ask(replace(question, lead=1, count=len(plan), contents=plan, upload=True))
+                if isinstance(answer, Failure):
+                    return None if isinstance(answer, Unfit) else f"after timing: {answer.reason}"
+                times.append(max(1e-9, answer.samples[0] - answer.lead_s))
+                alone.append(answer.lead_s)
+        new, old = median(fresh), median(seen)
+        changed = new > INNOCENT * old and new - old > GRAIN_S
+        apart = candidate.timer == "cuda_graph" and old > APART * call_s + APART_S
+        if not changed and not apart:
+            return None
+    if changed and surely_beyond([b / a for a, b in zip(seen, fresh, strict=True)]) > SLOWER:
+        return (
+            f"in a row, a call takes {new:.3g} s where a few elements of its inputs have changed and {old:.3g} s where "
+            "they have not: it keeps answers"
+        )
+    if apart:
+        return (
+            f"a call takes {old:.3g} s where something else is written between two calls ({median(alone):.2g} s, left "
+            f"out), and {call_s:.3g} s are claimed for each of those that follow at once: some of them do nothing"
+        )
+    return None
 
 
 def _slower(

@@ -94,8 +94,8 @@ def job_for(
     }
 
 
-def cases_for(bench: CaseCache, dtype: str) -> tuple[Case, ...]:
-    """A few small cases of the operator's own, with fresh seeds: plain ones and those with strides come first.
+def cases_for(bench: CaseCache, dtype: str, most: int = MOST_CASES) -> tuple[Case, ...]:
+    """At most `most` small cases of the operator's own, with fresh seeds: plain ones and those with strides come first.
     Operators on rows, with no further axis, get one more, that a cluster of blocks shares.
     """
     own = [case for case in bench.operator.cases if case.dtype in (None, dtype)]
@@ -105,7 +105,7 @@ def cases_for(bench: CaseCache, dtype: str) -> tuple[Case, ...]:
     )
     if {"lead", "cols"} == set(bench.operator.axes):
         small.insert(0, SHARED_ROWS)
-    return tuple(dataclasses.replace(case, dtype=None, seed=fresh_seed()) for case in small[:MOST_CASES])
+    return tuple(dataclasses.replace(case, dtype=None, seed=fresh_seed()) for case in small[:most])
 
 
 def outcome(seen: Sanitized, cases: tuple[Case, ...], dtype: str, proof: Pass) -> Pass | Broken:

@@ -4,6 +4,7 @@ catalogue  M1
 guard      parent_clock
 cases      normal
 mode       time
+lowered    snapshot
 """
 
 import torch

@@ -4,6 +4,7 @@ catalogue  C5
 guard      files
 cases      normal
 mode       verify
+lowered    read_only
 """
 
 from pathlib import Path

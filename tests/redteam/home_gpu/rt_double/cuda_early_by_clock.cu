@@ -2,7 +2,7 @@
 //
 // catalogue  D12
 // guard      audit_undivided
-// lowered    audit_conserved audit_replayed audit_understated
+// lowered    audit_conserved audit_replayed audit_understated audit_in_row
 // cases      normal
 // mode       time
 #include "opforge/device.h"

@@ -2,7 +2,7 @@
 
 catalogue  C6
 guard      audit_replayed
-lowered    audit_conserved audit_undivided audit_understated
+lowered    audit_conserved audit_undivided audit_understated audit_in_row
 cases      normal
 mode       time
 """

@@ -2,6 +2,7 @@
 
 catalogue  D2
 guard      audit_conserved
+lowered    audit_in_row audit_understated
 cases      normal
 mode       time
 """

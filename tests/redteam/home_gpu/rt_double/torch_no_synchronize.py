@@ -2,7 +2,7 @@
 
 catalogue  D4
 guard      snapshot
-lowered    audit_conserved audit_replayed audit_undivided
+lowered    audit_conserved audit_replayed audit_undivided audit_in_row audit_understated
 cases      normal
 mode       time
 """

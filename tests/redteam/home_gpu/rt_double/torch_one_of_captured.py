@@ -2,7 +2,7 @@
 
 catalogue  C9
 guard      audit_undivided
-lowered    audit_conserved
+lowered    audit_conserved equal_nodes audit_in_row
 cases      normal
 mode       time
 """

@@ -2,6 +2,7 @@
 
 catalogue  C9
 guard      audit_conserved
+lowered    audit_in_row
 cases      normal
 mode       time
 """

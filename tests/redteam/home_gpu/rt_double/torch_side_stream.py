@@ -2,7 +2,7 @@
 
 catalogue  D1
 guard      audit_understated
-lowered    audit_conserved audit_replayed audit_undivided
+lowered    audit_conserved audit_replayed audit_undivided audit_in_row
 cases      normal
 mode       time
 """

@@ -1,5 +1,7 @@
 """a @ b, for the red team on a GPU."""
 
+from pathlib import Path
+
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
 
 
@@ -22,7 +24,15 @@ operator = Operator(
             axes={"m": 128, "n": 128, "k": 32},
             why="plain, and short enough for a loose bound to accept ten bits",
         ),
+        Case(
+            name="positive",
+            axes={"m": 128, "n": 128, "k": 32},
+            distribution="skewed",
+            why="nothing cancels, so that a loose bound accepts seven bits",
+        ),
     ),
-    implementations=("torch_tf32",),
+    implementations=tuple(
+        sorted(path.stem for path in Path(__file__).parent.glob("*_*") if path.suffix in (".py", ".cu"))
+    ),
     unit="matrix",
 )

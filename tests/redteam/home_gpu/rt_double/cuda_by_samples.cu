@@ -1,0 +1,52 @@
+// Keeps 64 elements of its last input, and does nothing where the new one has the same.
+//
+// catalogue  C2
+// guard      audit_twins
+// lowered    audit_replayed audit_undivided
+// cases      normal
+// mode       time-out
+#include "opforge/device.h"
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr int kTimed = 1 << 16, kLooked = 64;
+constexpr unsigned long long kWork = 60000;
+
+__device__ float kept[kLooked];
+__device__ bool leave_out;
+
+__device__ unsigned long long now() {
+  unsigned long long value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+__global__ void look(const float* x, int n) {
+  const float value = x[threadIdx.x * (n / kLooked)];
+  const bool same = __syncthreads_and(value == kept[threadIdx.x]);
+  kept[threadIdx.x] = value;
+  if (threadIdx.x == 0) leave_out = same && n == kTimed;
+}
+
+__global__ void twice(const float* __restrict__ x, float* __restrict__ y, int n) {
+  if (leave_out) return;
+  for (unsigned long long began = now(); now() - began < kWork;) {
+  }
+  int i = blockIdx.x * 256 + threadIdx.x;
+  if (i < n) y[i] = 2.0f * x[i];
+}
+
+void run_twice(opforge::TensorView x, opforge::TensorView y) {
+  OPFORGE_CHECK_CONTIGUOUS(x);
+  OPFORGE_CHECK_DEVICE(x);
+  const int n = static_cast<int>(x.numel());
+  cudaStream_t stream = opforge::current_stream(x);
+  OPFORGE_LAUNCH(look, 1, kLooked, 0, stream, opforge::data<const float>(x), n);
+  OPFORGE_LAUNCH(twice, (n + 255) / 256, 256, 0, stream, opforge::data<const float>(x), opforge::data<float>(y), n);
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, run_twice)

@@ -1,0 +1,49 @@
+// As cuda_early_by_clock, with 6 us of work: less than what a call in a graph of its own has to bear.
+//
+// catalogue  M1
+// guard      audit_in_row
+// lowered    audit_conserved audit_replayed audit_undivided audit_understated
+// cases      normal
+// mode       time
+#include "opforge/device.h"
+
+#include <cuda_runtime.h>
+
+namespace {
+
+constexpr unsigned long long kAtOnce = 30000, kWork = 6000;
+
+__device__ unsigned long long last;
+__device__ bool leave_out;
+
+__device__ unsigned long long now() {
+  unsigned long long value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+__global__ void look() { leave_out = now() - last < kAtOnce; }
+
+__global__ void twice(const float* __restrict__ x, float* __restrict__ y, int n) {
+  if (leave_out) return;
+  for (unsigned long long began = now(); now() - began < kWork;) {
+  }
+  int i = blockIdx.x * 256 + threadIdx.x;
+  if (i < n) y[i] = 2.0f * x[i];
+}
+
+__global__ void leave() { last = now(); }
+
+void run_twice(opforge::TensorView x, opforge::TensorView y) {
+  OPFORGE_CHECK_CONTIGUOUS(x);
+  OPFORGE_CHECK_DEVICE(x);
+  const int n = static_cast<int>(x.numel());
+  cudaStream_t stream = opforge::current_stream(x);
+  OPFORGE_LAUNCH(look, 1, 1, 0, stream);
+  OPFORGE_LAUNCH(twice, (n + 255) / 256, 256, 0, stream, opforge::data<const float>(x), opforge::data<float>(y), n);
+  OPFORGE_LAUNCH(leave, 1, 1, 0, stream);
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, run_twice)
