@@ -89,7 +89,7 @@ class _Promise:
 
 class Codes:
     """The code of the points of one implementation on one workload. `of` waits; None means that it cannot be told, and
-    the point is tried.
+    the point is tried. together: points of one compiling process at most.
     """
 
     def __init__(
@@ -102,8 +102,10 @@ class Codes:
         device: str,
         target: str,
         compilers: Compilers,
+        *,
+        together: int = TOGETHER,
     ) -> None:
-        self.registry, self.implementation = registry, implementation
+        self.registry, self.implementation, self.together = registry, implementation, together
         self.axes, self.dtype, self.scalars, self.device, self.target = axes, dtype, scalars, device, target
         self.compilers = compilers
         self.promised: dict[Config, _Promise] = {}
@@ -121,7 +123,7 @@ class Codes:
         size = (
             1
             if self.implementation.backend in ("cpp", "cuda")
-            else max(1, min(TOGETHER, len(new) // self.compilers.jobs))
+            else max(1, min(self.together, len(new) // self.compilers.jobs))
         )
         waiting = list(new.items())
         for start in range(0, len(waiting), size):

@@ -13,6 +13,7 @@ What comes in has no Pass here, so it is never evidence: it is a trace that a se
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -131,15 +132,16 @@ def traces_in(file: Path, *, axes: Axes, dtype: str) -> list[Trace]:
     """What a file of any of these formats says for a search of these axes and dtype; [] where it holds other shapes
     alone. Raises UsageError where it is none of them.
     """
-    text = file.read_text(encoding="utf-8")
+    try:
+        text = (gzip.decompress if file.suffix == ".gz" else bytes)(file.read_bytes()).decode("utf-8")
+    except (gzip.BadGzipFile, EOFError, UnicodeDecodeError) as error:
+        raise _unreadable(file, f"{type(error).__name__}: {error}") from error
     if file.suffix == ".py":
         return [Trace(origin=str(file), outcomes=((config, Measured(seconds=1.0)),)) for config in triton_configs(text)]
     try:
         said = json.loads(text)
         if "results" in said:
-            return _grouped(
-                str(file), [(_config(item["configuration"]), _t4_outcome(item)) for item in said["results"]]
-            )
+            return _grouped(str(file), [(_config(item["configuration"]), t4_outcome(item)) for item in said["results"]])
         if "cache" in said:
             names = said["tune_params_keys"]
             points = [({name: item[name] for name in names}, item["time"]) for item in said["cache"].values()]
@@ -211,7 +213,8 @@ def _grouped(origin: str, outcomes: list[tuple[Config, Outcome]]) -> list[Trace]
     return [Trace(origin=origin, outcomes=tuple(outcomes))] if outcomes else []
 
 
-def _t4_outcome(result: Mapping[str, Any]) -> Outcome:
+def t4_outcome(result: Mapping[str, Any]) -> Outcome:
+    """What one result of T4 says of its point. Raises KeyError where it says nothing."""
     if result["invalidity"] != "correct":
         return Failure(stage=STAGES.get(result["invalidity"], "launch"))
     named = {item["name"]: item["value"] for item in result.get("measurements", ())}

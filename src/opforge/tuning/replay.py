@@ -1,13 +1,15 @@
 """Replay: a search over a space that was measured whole, without a device. What it finds after how many evaluations.
 
 A space is a table: one row for each legal point, `name@device.csv` or `.csv.gz`, its parameters first, then `status`
-("ok", or why there is no time), then times in ms.
+("ok", or why there is no time), then times in ms. Or it is T4, `name@device.json` or `.json.gz`, as scripts/spaces.py
+writes it.
 """
 
 from __future__ import annotations
 
 import csv
 import gzip
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +19,12 @@ import numpy as np
 
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Config
+from opforge.tuning.exchange import t4_outcome
 from opforge.tuning.strategies import Failure, Legal, Measured, Outcome, Strategy, Trace
 
 TIMES = ("time_median_ms", "time_ms", "time_mean_ms")
 """The column that counts: the first of these that a table has."""
+ENDINGS = (".csv", ".csv.gz", ".json", ".json.gz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,8 @@ def measured_space(file: Path) -> MeasuredSpace:
     """Read a table. Raises UsageError where it is none."""
     content = file.read_bytes()
     text = (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8")
+    if file.name.removesuffix(".gz").endswith(".json"):
+        return _of_t4(file, text)
     rows = list(csv.DictReader(text.splitlines()))
     kernel, _, device = file.name.removesuffix(".gz").removesuffix(".csv").partition("@")
     column = next((name for name in TIMES if rows and name in rows[0]), None)
@@ -72,6 +78,24 @@ def measured_space(file: Path) -> MeasuredSpace:
     names = list(rows[0])[: list(rows[0]).index("status")]
     configs = [Config(tuple((name, _value(row[name])) for name in names)) for row in rows]
     seconds = np.array([float(row[column]) / 1e3 if row["status"] == "ok" and row[column] else np.inf for row in rows])
+    return _space(file, kernel, device, configs, seconds)
+
+
+def _of_t4(file: Path, text: str) -> MeasuredSpace:
+    try:
+        said = json.loads(text)
+        complete = said.get("metadata", {}).get("complete", True)
+        told = [(Config(tuple(item["configuration"].items())), t4_outcome(item)) for item in said["results"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"{file} holds no measured space: it is no T4 ({type(error).__name__}: {error}).") from error
+    if not complete:
+        raise UsageError(f"{file} was not measured whole. Go on with the command that measured it, or move it away.")
+    kernel, _, device = file.name.removesuffix(".gz").removesuffix(".json").partition("@")
+    seconds = np.array([outcome.seconds if isinstance(outcome, Measured) else np.inf for _, outcome in told])
+    return _space(file, kernel, device, [config for config, _ in told], seconds)
+
+
+def _space(file: Path, kernel: str, device: str, configs: list[Config], seconds: np.ndarray) -> MeasuredSpace:
     if not np.isfinite(seconds).any():
         raise UsageError(f"{file}: no point passed, so there is no optimum to find.")
     return MeasuredSpace(
@@ -81,9 +105,9 @@ def measured_space(file: Path) -> MeasuredSpace:
 
 def measured_spaces(folder: Path) -> list[MeasuredSpace]:
     """All tables of a folder, by name. Raises UsageError where there is none."""
-    files = sorted(file for file in folder.glob("*@*") if file.name.endswith((".csv", ".csv.gz")))
+    files = sorted(file for file in folder.glob("*@*") if file.name.endswith(ENDINGS))
     if not files:
-        raise UsageError(f"{folder} holds no measured space (NAME@DEVICE.csv or .csv.gz).")
+        raise UsageError(f"{folder} holds no measured space (NAME@DEVICE{', '.join(ENDINGS)}).")
     return [measured_space(file) for file in files]
 
 
