@@ -134,6 +134,8 @@ def _kept(spec: TensorSpec) -> str:
     """What the values of a tensor keep to, as it is declared."""
     rules = [DOMAINS[spec.domain]] if spec.domain != "any" else []
     rules += [f"below {spec.below}"] if spec.below else []
+    rules += [f"from {spec.least}"] if spec.least else []
+    rules += ["distinct"] if spec.distinct else []
     rules += [f"sometimes {', '.join(spec.sometimes)}"] if spec.sometimes else []
     rules += [f"of equal scores {spec.ties.rule}"] if spec.ties is not None else []
     rules += [f"offsets along {spec.offsets}"] if spec.offsets else []

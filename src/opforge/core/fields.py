@@ -23,6 +23,8 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "dtype": '"T"',
         "about": '"one row for each token"',
         "below": '"classes"',
+        "least": '"1"',
+        "distinct": "True",
         "sometimes": '("ignore_index",)',
         "domain": '"positive"',
         "ties": 'Ties(rule="first", scores="x")',

@@ -47,6 +47,9 @@ class TensorSpec:
 
     below       for an input of whole numbers: an expression over the axes; values are drawn from 0 up to it, not
                 including it, whatever the distribution of a case ("classes": valid indices of a class)
+    least       where `below` is given: an expression for the first of those values; without it 0
+    distinct    where `below` is given: no value is drawn twice as long as there are others (pages of a cache; a
+                permutation)
     sometimes   further values that are mixed in among those, as expressions over axes and scalars ("ignore_index")
     domain      which numbers a caller may give: "any", "nonzero" (what is divided by) or "positive" (a variance). No
                 case, the operator's own or a hidden one, has others; NaN and infinities stay, where a distribution has
@@ -71,6 +74,8 @@ class TensorSpec:
     dtype: str = "T"
     about: str = ""
     below: str | None = None
+    least: str | None = None
+    distinct: bool = False
     sometimes: tuple[str, ...] = ()
     domain: str = "any"
     ties: Ties | None = None

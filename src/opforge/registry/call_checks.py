@@ -185,6 +185,13 @@ def _check_whole(place: str, spec: TensorSpec, names: Mapping[str, ScalarValue |
         least = _number(place, f"{spec.name}.below", spec.below, names)
         if least != int(least) or least >= INT64:
             raise UsageError(f"{place}: {spec.name}.below ({spec.below}) is {least}, no whole number of 64 bits.")
+        if spec.least is not None:
+            first = worth(f"{place}: {spec.name}.least", spec.least, names)
+            if not isinstance(first, int) or isinstance(first, bool) or not -INT64 <= first < max(least, 1):
+                raise UsageError(
+                    f"{place}: {spec.name}.least ({spec.least}) is {first!r:.60}, no whole number less than below "
+                    f"({least:g}). Write the least value that a caller may give."
+                )
     for text in spec.sometimes:
         value = worth(f"{place}: {spec.name}.sometimes", text, names)
         if not isinstance(value, int) or isinstance(value, bool) or not -INT64 <= value < INT64:

@@ -161,6 +161,11 @@ def _check_tensor(operator: Operator, spec: TensorSpec) -> None:
             f"{operator.name}: {spec.name} has further values (sometimes) of none: say with `below` which whole "
             "numbers it has otherwise."
         )
+    if (spec.least is not None or spec.distinct) and spec.below is None:
+        raise UsageError(
+            f"{operator.name}: {spec.name} says more of its whole numbers (least, distinct), and not which they are: "
+            'write below="pages" too.'
+        )
     if spec.below is not None and spec in operator.outputs:
         raise UsageError(
             f"{operator.name}: output {spec.name} says which values it is given (below): only inputs are. Remove it; a "

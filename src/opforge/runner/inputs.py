@@ -176,14 +176,22 @@ def _all_digits(values: Any, generator: Any) -> Any:
 
 
 def _whole(shape: tuple[int, ...], spec: TensorSpec, names: Mapping[str, Any], generator: Any) -> Any:
-    """Whole numbers from 0 up to the bound that an input declares, one in eight replaced by one of its further
-    values.
+    """Whole numbers from the least (0) up to the bound that an input declares, one in eight replaced by one of its
+    further values; each once before any stands twice, where they are distinct.
     """
     import torch
 
     assert spec.below is not None
     device = generator.device
-    values = torch.randint(0, max(1, int(evaluate(spec.below, names))), shape, generator=generator, device=device)
+    least = int(evaluate(spec.least, names)) if spec.least is not None else 0
+    count = max(1, int(evaluate(spec.below, names)) - least)
+    if spec.distinct:
+        rounds = -(-math.prod(shape) // count)
+        parts = [torch.randperm(count, generator=generator, device=device) for _ in range(rounds)]
+        values = torch.cat([*parts, torch.zeros(0, dtype=torch.int64, device=device)])[: math.prod(shape)].view(shape)
+    else:
+        values = torch.randint(0, count, shape, generator=generator, device=device)
+    values += least
     if spec.sometimes:
         others = torch.tensor([int(evaluate(value, names)) for value in spec.sometimes], device=device)[
             torch.randint(0, len(spec.sometimes), shape, generator=generator, device=device)
