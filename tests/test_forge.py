@@ -162,6 +162,7 @@ def test_common_parts_are_one_value_and_the_ir_can_be_read():
     assert text.count("reduce mean %0 over cols") == 1
     assert "read w" in text
     assert text.endswith("write      y[*lead, cols] = %10")
+    assert "scan cumsum %0 along cols" in shown(from_formula("made", "y = cumsum(x[*lead, cols])").program())
 
 
 # --- what is refused ----------------------------------------
@@ -191,6 +192,9 @@ MISTAKES = [
     ("y = x.exp()", 6, "'.' has no meaning here"),
     ("y = __import__", 5, "'__import__' is no input"),
     ("y = 1e999 * x", 5, "beyond float32"),
+    ("y = cumsum(x, 2)", 5, "cumsum takes one value, and axis=; 2 given."),
+    ("y = cumsum(x > 0)", 5, "cumsum takes numbers, not a condition"),
+    ("y = cumprd(x)", 5, "Did you mean cumprod?"),
     ("y = x * (1 / 0)", 12, "no finite value"),
 ]
 
@@ -227,7 +231,11 @@ def test_mistakes_are_shown_where_they_stand(text, column, message):
         ({"formula": "y = x * z", "inputs": {"x": "a b", "z": "b a"}}, "another order"),
         ({"formula": "y = x @ x", "inputs": {"x": "a b"}}, "two inputs that stand nowhere else"),
         ({"formula": "y = exp(x) @ z", "inputs": {"x": "a b", "z": "b c"}}, "two inputs that stand nowhere else"),
-        ({"formula": "y = x @ z", "inputs": {"x": "a b c", "z": "a c d"}}, "the right side has two axes"),
+        ({"formula": "y = x @ z", "inputs": {"x": "a b c", "z": "b c d"}}, "is not generated: the last two axes"),
+        ({"formula": "y = x @ z", "inputs": {"x": "a b c", "z": "*d c e"}, "outputs": {"y": "a b e"}}, "leaves out"),
+        ({"formula": "y = x @ z + t", "inputs": {"x": "a b c", "z": "a c d", "t": "b a"}}, "in this order"),
+        ({"formula": "y = cumsum(x, axis=a)", "inputs": {"x": "a b"}}, "reduced or scanned along one axis"),
+        ({"formula": "y = cumsum(x) @ z", "inputs": {"x": "a b", "z": "b c"}}, "two inputs that stand nowhere else"),
         (
             {"formula": "y = x @ z; u = y * 2", "inputs": {"x": "a b", "z": "b c"}, "outputs": {"y": None, "u": None}},
             "several outputs",
@@ -301,6 +309,86 @@ def test_an_error_that_leaves_the_range_of_float32_may_be_an_infinity():
     for terms, overflows in (([float("inf"), 1.0], False), ([3e38, 3e38], True)):
         x = torch.tensor([terms]).double()
         assert bool((formula_errors(total, {"x": x, "y": y}, {"z": x}, {})["z"].reached > 3.5e38).all()) == overflows
+
+
+def test_a_sum_that_overflows_on_the_way_may_have_either_sign():
+    """Fused multiply-adds keep the infinity that came first: tanh of it is 1 or -1, and relu 0. What is far from
+    overflowing stays asked.
+    """
+
+    def bounded(a, b):
+        return (a @ b).tanh()
+
+    a = torch.tensor([[3e38, -3e38, 0.0], [1.0, -1.0, 0.5]], dtype=torch.float64)
+    b = torch.tensor([[2e38], [3e38], [1.0]], dtype=torch.float64)
+    b_small = b.sign()
+    found = formula_errors(bounded, {"a": a, "b": b}, {"y": bounded(a, b)}, {})["y"].largest
+    assert float(found[0]) >= 2.0
+    found = formula_errors(bounded, {"a": a, "b": b_small}, {"y": bounded(a, b_small)}, {})["y"].largest
+    assert float(found[1]) < 1e-3
+
+    def rectified(a, b):
+        return (a @ b).clamp(min=0.0)
+
+    found = formula_errors(rectified, {"a": -a, "b": b}, {"y": rectified(-a, b)}, {})["y"]
+    assert float(found.largest[0]) >= float(rectified(-a, b)[0])
+
+
+# --- scans ----------------------------------------
+
+
+def running(x):
+    return x.cumsum(dim=-1)
+
+
+def test_running_sums_hold_in_any_order_and_refuse_what_is_no_running_sum():
+    torch.manual_seed(5)
+    for x in (torch.randn(4, 3000), torch.rand(4, 3000), torch.full((2, 3000), 0.1)):
+        wide = {"x": x.double()}
+        truth = running(x.double())
+        errors = formula_errors(running, wide, {"y": truth}, {})["y"]
+        one_by_one, blocks = x.clone(), x.clone().unflatten(-1, (-1, 100))
+        for at in range(1, x.shape[-1]):
+            one_by_one[:, at] = one_by_one[:, at - 1] + x[:, at]
+        for at in range(1, 100):
+            blocks[..., at] += blocks[..., at - 1]
+        carried = blocks[..., -1].clone()
+        for at in range(1, carried.shape[-1]):
+            carried[:, at] += carried[:, at - 1]
+        blocks[:, 1:] += carried[:, :-1, None]
+        for kernel in (one_by_one, blocks.flatten(-2)):
+            assert bool(((kernel.double() - truth).abs() <= errors.largest).all())
+        # a block that forgets its carry, one that begins a place later, a sum in bfloat16
+        forgets = truth.clone()
+        forgets[:, 2900:] = (x.double()[:, 2900:]).cumsum(dim=-1)
+        late = torch.cat([torch.zeros_like(truth[:, :1]), truth[:, :-1]], dim=-1)
+        for wrong in (forgets, late, truth.bfloat16().double(), truth * 1.0001):
+            assert not bool(((wrong - truth).abs() <= errors.largest).all())
+
+
+def test_running_products_and_extremes_have_bounds_that_catch():
+    def grown(x):
+        return (1.0 + x).cumprod(dim=-1)
+
+    def highest(x):
+        return (x * 1.5).cummax(dim=-1).values - x.cummin(dim=-1).values
+
+    torch.manual_seed(6)
+    x = 0.01 * torch.randn(4, 500)
+    for reference in (grown, highest):
+        truth = reference(x.double())
+        errors = formula_errors(reference, {"x": x.double()}, {"y": truth}, {})["y"]
+        assert bool(((reference(x).double() - truth).abs() <= errors.largest).all())
+        assert not bool(((1.001 * truth - truth).abs() <= errors.largest).all())
+        assert errors.reached is not None and not bool((errors.reached > 3.4e38).any())
+    # what leaves float32 on the way, or is flushed there, is whatever that made of it
+    beyond = torch.tensor([[1e30, 1e30, 1e-40, 1e-25]], dtype=torch.float64)
+    found = formula_errors(lambda x: x.cumprod(dim=-1), {"x": beyond}, {"y": beyond}, {})["y"]
+    assert (found.reached > 3.4e38).tolist() == [[False, True, True, True]]
+    flushed = torch.tensor([[1e-30, 1e-30, 1e30, 1e30]], dtype=torch.float64)
+    truth = flushed.cumprod(dim=-1)
+    found = formula_errors(lambda x: x.cumprod(dim=-1), {"x": flushed}, {"y": truth}, {})["y"]
+    assert (found.largest >= truth.abs()).tolist() == [[False, True, True, True]]
 
 
 # --- folders ----------------------------------------

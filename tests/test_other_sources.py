@@ -49,6 +49,15 @@ def rms(x, w):
 def statistics(x):
     return torch.logsumexp(x, -1) - x.std(-1, correction=0) + x.sum(dim=1)
 
+def scores(q, k, bias):
+    return torch.matmul(q, k.transpose(-2, -1)) * 0.5 + bias
+
+def batched(a, b):
+    return torch.bmm(a, b).relu()
+
+def running(x):
+    return torch.cumsum(x * 2, dim=-1) - torch.cumprod(torch.sigmoid(x), 1)
+
 def square(x):
     return x + x.t()
 
@@ -80,6 +89,9 @@ def file(tmp_path):
         ("chosen", [(4, 6), (6,)], "elementwise"),
         ("rms", [(4, 8), (8,)], "rows"),
         ("statistics", [(4, 8)], "rows"),
+        ("scores", [(2, 3, 5, 8), (2, 3, 7, 8), (3, 5, 7)], "product"),
+        ("batched", [(3, 4, 8), (3, 8, 5)], "product"),
+        ("running", [(4, 8)], "rows"),
     ],
 )
 def test_traced_functions_compute_the_same_and_can_be_generated(name, shapes, family, file):

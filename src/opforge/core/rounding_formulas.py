@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.rounding import BEYOND, EPSILON, Errors, product_errors, sum_errors
+from opforge.core.rounding_scans import prefix_product_errors, prefix_sum_errors
 from opforge.core.tensors import ScalarValue
 
+MOST = 3.4028234663852886e38
+"""The largest float32."""
 LEAST = 2.0**-126
 """The smallest normal float32: hardware may flush what is smaller at any operation."""
 
@@ -66,9 +69,10 @@ class Rounded:
         result = self.value / b.value
         # a divisor that may be 0 leaves no bound, and a finite slope: what is exact has no error along it
         least = (b.value.abs() - b.largest).clamp(min=0.0)
+        # of one that overflowed on the way a quotient of 0 is left
         slope = least.reciprocal().clamp(max=BEYOND)
         # 2.5 units: a GPU divides by a reciprocal
-        quotient = _joined(result, self, b, slope, result.abs() * slope, 2.5)
+        quotient = _joined(result, self, b, slope, result.abs() * slope, 2.5).off_by(_size(result).where(b.lost, 0.0))
         # a divisor without a sign leaves none to an infinity
         return quotient.beyond(b.vanishes & self.value.isinf())
 
@@ -184,6 +188,39 @@ class Rounded:
             *(part.amax(dim=dim, keepdim=True) for part in (self.largest, self.typical, self.reached)),
         )
 
+    def cumsum(self, dim: int) -> Rounded:
+        own = prefix_sum_errors(self.value.movedim(dim, -1))
+        largest, typical = self.largest.cumsum(dim=dim), self.typical.cumsum(dim=dim)
+        return self._scanned(dim, self.value.cumsum(dim=dim), own, largest, typical)
+
+    def cumprod(self, dim: int) -> Rounded:
+        own, result = prefix_product_errors(self.value.movedim(dim, -1)), self.value.cumprod(dim=dim)
+        # relative errors add up; a factor that may be 0 leaves no bound on what comes after it
+        shares = [
+            (part / _size(self.value)).nan_to_num(nan=0.0, posinf=BEYOND).clamp(max=BEYOND).log1p().cumsum(dim=dim)
+            for part in (self.largest, self.typical)
+        ]
+        largest, typical = (_size(result) * share.clamp(max=300.0).expm1() for share in shares)
+        unknown = (self.largest > self.value.abs()).double().cummax(dim=dim).values > 0
+        return self._scanned(dim, result, own, largest.where(~unknown, BEYOND), typical.where(~unknown, BEYOND))
+
+    def cummax(self, dim: int) -> Extremes:
+        return Extremes(self._extreme(dim, self.value.cummax(dim=dim).values))
+
+    def cummin(self, dim: int) -> Extremes:
+        return Extremes(self._extreme(dim, self.value.cummin(dim=dim).values))
+
+    def _extreme(self, dim: int, value: Any) -> Rounded:
+        """What is chosen of the elements until now is off by no more than the one of them that is off most."""
+        largest, typical, reached = (part.cummax(dim=dim).values for part in (self.largest, self.typical, self.reached))
+        return Rounded(value, largest, typical, reached, self.cut)
+
+    def _scanned(self, dim: int, result: Any, own: Errors, largest: Any, typical: Any) -> Rounded:
+        own_largest, own_typical, peak = (part.movedim(-1, dim) for part in (own.largest, own.typical, own.reached))
+        found = _cleaned(result, largest + own_largest, typical + own_typical, (self.abs().cummax(dim=dim).values,))
+        before = self.reached.cummax(dim=dim).values if self.value.numel() else self.reached
+        return Rounded(found.value, found.largest, found.typical, found.reached.maximum(peak).maximum(before))
+
     def squeeze(self, dim: int) -> Rounded:
         return self._parts(lambda part: part.squeeze(dim))
 
@@ -204,6 +241,22 @@ class Rounded:
         """Where it may be 0 in float32, and need not be: by its error, or because it is flushed."""
         size = self.value.abs()
         return (size <= self.largest + LEAST) & ((size > 0) | (self.largest > 0))
+
+    @property
+    def lost(self) -> Any:
+        """Where float32 overflowed on the way, or may have: an infinity of either sign may stand there. A sum that is
+        made of fused multiply-adds keeps the sign of what overflowed first.
+        """
+        return self.reached > MOST
+
+    @property
+    def margin(self) -> Any:
+        """How far off it may be as an argument: without bound where it is lost."""
+        return self.largest.where(~self.lost, BEYOND)
+
+    def off_by(self, more: Any) -> Rounded:
+        """The same, off by `more` beside its own errors."""
+        return Rounded(self.value, self.largest + more, self.typical + more, self.reached, self.cut)
 
     def beyond(self, where: Any) -> Rounded:
         """The same, of which every value that is not finite is right in some places."""
@@ -227,18 +280,19 @@ class Rounded:
 
     def _compared(self, other: Any, compare: Callable[[Any, Any], Any]) -> Truth:
         b = self._of(other)
-        margin = self.largest + b.largest
+        margin = self.margin + b.margin
         near = ((self.value - b.value).abs() <= margin) & (margin > 0)
         return Truth(compare(self.value, b.value), near)
 
     def _mapped(self, function: Callable[[Any], Any], units: Callable[[Any, Any], Any], exact: Any = None) -> Rounded:
         """A function of one argument: what its argument carries is read off the function itself, on both sides."""
         result = function(self.value) if exact is None else exact
-        above = (function(self.value + self.largest) - result).abs()
-        carried = above.maximum((function(self.value - self.largest) - result).abs())
-        carried = carried.where(self.largest > 0, 0 * self.largest)
+        margin = self.margin
+        above = (function(self.value + margin) - result).abs()
+        carried = above.maximum((function(self.value - margin) - result).abs())
+        carried = carried.where(margin > 0, 0 * margin)
         own = EPSILON * units(self.value, result)
-        share = (self.typical / self.largest).nan_to_num(nan=0.0, posinf=1.0)
+        share = (self.typical / self.largest).nan_to_num(nan=0.0, posinf=1.0).where(~self.lost, 1.0)
         return _cleaned(result, carried + own, carried * share + 0.5 * own, (self,))
 
     def _reduced(self, dim: int, result: Any, factor: float) -> Rounded:
@@ -255,6 +309,13 @@ class Rounded:
         most = self.abs().amax(dim=dim, keepdim=True)
         found = _cleaned(result, largest + own_size, typical + 0.5 * own_size, (most,))
         return Rounded(found.value, found.largest, found.typical, peak.maximum(found.reached))
+
+
+@dataclass(frozen=True, eq=False)
+class Extremes:
+    """What PyTorch gives of running extremes, without their places."""
+
+    values: Rounded
 
 
 def _chosen(condition: Truth, yes: Rounded, no: Rounded, result: Any) -> Rounded:

@@ -96,6 +96,11 @@ TORCH = Dialect(
         "unless": ("{2}.where(~{0}, {1})", POSTFIX, (POSTFIX, LOOSE, POSTFIX)),
         "eq": ("{0}.eq({1})", POSTFIX, (POSTFIX, LOOSE)),
         "ne": ("{0}.ne({1})", POSTFIX, (POSTFIX, LOOSE)),
+        "cumsum": ("{0}.cumsum(dim=-1)", POSTFIX, (POSTFIX,)),
+        "cumprod": ("{0}.cumprod(dim=-1)", POSTFIX, (POSTFIX,)),
+        # beside the values PyTorch gives their places
+        "cummax": ("{0}.cummax(dim=-1).values", POSTFIX, (POSTFIX,)),
+        "cummin": ("{0}.cummin(dim=-1).values", POSTFIX, (POSTFIX,)),
         "sum": ("{0}.sum(dim=-1, keepdim=True)", POSTFIX, (POSTFIX,)),
         "mean": ("{0}.mean(dim=-1, keepdim=True)", POSTFIX, (POSTFIX,)),
         "max": ("{0}.amax(dim=-1, keepdim=True)", POSTFIX, (POSTFIX,)),
@@ -113,6 +118,10 @@ _LOCALS = {
     "min": "least",
     "rsqrt": "scale",
     "exp": "raised",
+    "cumsum": "sums",
+    "cumprod": "products",
+    "cummax": "highest",
+    "cummin": "lowest",
 }
 
 
@@ -170,7 +179,7 @@ class Writer:
             trivial = value.operation in ("const", "parameter", "read")
             # a condition stays where it is used: it is no float
             once = uses[number] == 1 or value.truth
-            if not trivial and number not in wanted and (value.reduces or not once or len(text) > INLINE):
+            if not trivial and number not in wanted and (value.over or not once or len(text) > INLINE):
                 text, holds = self.assigned(number, text, value), ATOM
             texts[number] = (text, holds)
         return [self.known[number] if number in self.known else texts[number][0] for number in wanted]
@@ -187,7 +196,7 @@ class Writer:
             return self.dialect.number(value.number), ATOM if value.number >= 0 else SIGNED
         if value.operation in ("parameter", "read"):
             return value.text, ATOM
-        if value.reduces and self.reduce is not None:
+        if value.over and self.reduce is not None:
             return self.reduce(number, value), LOOSE
         given = [(self.known[one], ATOM) if one in self.known else texts[one] for one in value.arguments]
         return self.formed(value, given)

@@ -63,6 +63,9 @@ def _applied(value: Value, program: Program, given: list[Any]) -> Any:
 
     if value.operation == "dot":
         return (given[0] * given[1]).sum(dim=program.axes.index(value.over), keepdim=True)
+    if value.scans:
+        found = getattr(torch, value.operation)(given[0], dim=program.axes.index(value.over))
+        return found if isinstance(found, torch.Tensor) else found.values
     if value.reduces:
         at = program.axes.index(value.over)
         name = {"max": "amax", "min": "amin"}.get(value.operation, value.operation)

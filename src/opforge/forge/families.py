@@ -16,7 +16,8 @@ class Layout:
 
     family   "elementwise", "rows", or "product": one product of two inputs, and what is done to its sums
     groups   the axes of the largest output or input in order of memory, neighbours that every tensor has side by side
-             made one; the last group is the columns of a tile, or of a row
+             made one; the last group is the columns of a tile, or of a row. Of a product those of its result: groups of
+             matrices (none where the right side is one matrix), rows, columns
     tensors  name -> the groups that it has (numbers), for inputs and outputs
     """
 
@@ -32,7 +33,7 @@ class Layout:
 
 def layout_of(program: Program) -> Layout:
     """The Layout of a program. Raises UsageError, with the reason, for one that no family generates yet."""
-    reductions = program.reductions
+    reductions = program.along
     axes = program.axes
     if sum(axis.startswith("*") for axis in axes) > 1:
         raise UsageError(f"Two axes of any rank ({', '.join(axes)}) in one operator are not generated. {WAY_OUT}")
@@ -68,12 +69,12 @@ def _elements(program: Program) -> Layout:
 
 
 def _rows(program: Program) -> Layout:
-    over = {value.over for value in program.reductions}
+    over = {value.over for value in program.along}
     last = program.axes[-1]
     if over != {last} or last.startswith("*"):
         raise UsageError(
-            f"Reductions over {', '.join(sorted(over))} are not generated: rows are reduced over one axis, the last in "
-            f"memory and not a *name (here {last}). {WAY_OUT}"
+            f"Reductions over {', '.join(sorted(over))} are not generated: rows are reduced or scanned along one axis, "
+            f"the last in memory and not a *name (here {last}). {WAY_OUT}"
         )
     layout = _grouped(program, "rows", keep_last=True)
     if len(layout.groups) > 2 or len(layout.groups) == 1:
@@ -88,7 +89,7 @@ def _rows(program: Program) -> Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class Operands:
-    """The operands of a product, a[*outer, terms] and b, which lies as [terms, cols] or [cols, terms].
+    """The operands of a product, a[*outer, terms] and b, which lies as [..., terms, cols] or [..., cols, terms].
 
     dot   the number of the product's value
     """
@@ -102,7 +103,7 @@ class Operands:
 
 def operands_of(program: Program) -> Operands:
     """The Operands of a program's one product. Raises UsageError where it is more than that."""
-    found = [number for number, value in enumerate(program.values) if value.reduces]
+    found = [number for number, value in enumerate(program.values) if value.over]
     value = program.values[found[0]]
     sides = [program.values[number] for number in value.arguments]
     uses = program.uses()
@@ -115,44 +116,62 @@ def operands_of(program: Program) -> Operands:
         )
     shapes = dict(program.reads)
     a, b = (side.text for side in sides)
-    if len(shapes[a]) < 2 or len(shapes[b]) != 2 or set(shapes[a]) & set(shapes[b]) != {value.over}:
+    matrix = shapes[b][-2:]
+    several = len(shapes[b]) > 2
+    own = shapes[a][-2:-1] if several else shapes[a][:-1]
+    if len(shapes[a]) < 2 or len(matrix) < 2 or value.over not in matrix or set(own) & set(shapes[b]):
         raise UsageError(
-            f"{a}[{', '.join(shapes[a])}] @ {b}[{', '.join(shapes[b])}] is not generated: the right side has two axes, "
-            f"one of which is the last of the left side. {WAY_OUT}"
+            f"{a}[{', '.join(shapes[a])}] @ {b}[{', '.join(shapes[b])}] is not generated: the last two axes of "
+            "the right side are the columns and the last axis of the left side, which has its rows before that. Axes of several "
+            f"matrices stand before these. {WAY_OUT}"
         )
-    if shapes[b][0].startswith("*") or shapes[b][1].startswith("*"):
-        raise UsageError(f"{b} has an axis of any rank, which the right side of @ cannot have. {WAY_OUT}")
-    return Operands(dot=found[0], a=a, b=b, terms=value.over, by_columns=shapes[b][1] == value.over)
+    if any(axis.startswith("*") for axis in (*matrix, *(own if several else ()))) or set(matrix) & set(shapes[a][:-1]):
+        raise UsageError(
+            f"{b} has an axis of any rank, or of the left side, where a product of matrices has rows or columns. "
+            f"{WAY_OUT}"
+        )
+    return Operands(dot=found[0], a=a, b=b, terms=value.over, by_columns=shapes[b][-1] == value.over)
 
 
 def _product(program: Program) -> Layout:
     of = operands_of(program)
     shapes = dict(program.reads)
-    outer = shapes[of.a][:-1]
+    several = len(shapes[of.b]) > 2
     if len(program.writes) > 1:
         raise UsageError(f"A product with several outputs is not generated. Make an operator of each. {WAY_OUT}")
-    column = next(axis for axis in shapes[of.b] if axis != of.terms)
-    for write in program.writes:
-        if of.terms in program.values[write.value].axes:
+    column = next(axis for axis in shapes[of.b][-2:] if axis != of.terms)
+    rows = shapes[of.a][-2:-1] if several else shapes[of.a][:-1]
+    apart = (*shapes[of.a][:-2], *shapes[of.b][:-2]) if several else ()
+    matrices = tuple(axis for axis in program.axes if axis in apart)
+    wanted = (*matrices, *rows, column)
+    write = program.writes[0]
+    if of.terms in program.values[write.value].axes:
+        raise UsageError(
+            f"{write.name} has the axis {of.terms}, over which @ sums: something beside the product has it too. "
+            f"Give that axes of [{', '.join(wanted)}]. {WAY_OUT}"
+        )
+    if write.axes != wanted or program.values[write.value].axes != program.values[of.dot].axes:
+        raise UsageError(f"{write.name} needs the axes of the product: {write.name}[{', '.join(wanted)}]. {WAY_OUT}")
+    known = {**shapes, write.name: write.axes}
+    groups: list[list[str]] = []
+    for axis in matrices:
+        if groups and all((axis in has) == (groups[-1][0] in has) for has in known.values()):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    whole = (*map(tuple, groups), rows, (column,))
+    tensors: dict[str, tuple[int, ...]] = {}
+    for name, has in known.items():
+        mine = tuple(number for number, group in enumerate(whole) if set(group) <= set(has))
+        covered = [axis for number in mine for axis in whole[number]]
+        sides = {of.a: [*covered, of.terms], of.b: [*covered[:-1], *shapes[of.b][-2:]]}.get(name, covered)
+        if list(has) != sides or not has:
             raise UsageError(
-                f"{write.name} has the axis {of.terms}, over which @ sums: something beside the product has it too. "
-                f"Give that the axes [{', '.join((*outer, column))}], [{', '.join(outer)}] or [{column}]. {WAY_OUT}"
+                f"{name} must have axes of [{', '.join(wanted)}] in this order, and all or none of "
+                f"[{', '.join(rows)}], to meet a product; it has [{', '.join(has)}]. {WAY_OUT}"
             )
-        if write.axes != (*outer, column) or program.values[write.value].axes != program.values[of.dot].axes:
-            raise UsageError(
-                f"{write.name} needs the axes of the product: {write.name}[{', '.join((*outer, column))}]. {WAY_OUT}"
-            )
-    tensors: dict[str, tuple[int, ...]] = {of.a: (0,), of.b: (1,)}
-    tensors.update({write.name: (0, 1) for write in program.writes})
-    for name, has in program.reads:
-        if name not in tensors:
-            if has not in (outer, (column,), (*outer, column)):
-                raise UsageError(
-                    f"{name} must have the axes [{', '.join((*outer, column))}], [{', '.join(outer)}] or [{column}] to "
-                    f"meet a product; it has [{', '.join(has)}]. {WAY_OUT}"
-                )
-            tensors[name] = (*([0] if has[0] == outer[0] else []), *([1] if has[-1] == column else []))
-    return Layout(family="product", groups=(outer, (column,)), tensors=tensors)
+        tensors[name] = mine
+    return Layout(family="product", groups=whole, tensors=tensors)
 
 
 def _grouped(program: Program, family: str, *, keep_last: bool) -> Layout:

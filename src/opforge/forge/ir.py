@@ -1,4 +1,4 @@
-"""What a formula computes, as a list of values: reads, operations element by element, reductions over an axis, writes.
+"""What a formula computes, as a list of values: reads, operations element by element, reductions and scans, writes.
 
 Every value has named axes; values meet by the names of their axes, never by position. A `*name` stands for any number
 of axes that are walked as one. Common parts are one value. `shown()` prints a Program as `opforge new --show-ir` does.
@@ -10,6 +10,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 REDUCTIONS = ("sum", "mean", "max", "min", "dot")
+SCANS = ("cumsum", "cumprod", "cummax", "cummin")
+"""Operations along an axis that stays: each element is of all up to it."""
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 TRUTHS = (*COMPARISONS, "and", "or", "not")
 """Operations whose values are conditions."""
@@ -23,12 +25,12 @@ class Value:
     """One value of a program.
 
     operation   "read", "parameter" and "const" are its sources; "sum", "mean", "max", "min" with `over` reduce, "dot"
-                of two their products; the others work element by element ("max" with two arguments too)
+                of two their products; SCANS keep the axis; the others work element by element
     arguments   the numbers of the values it is made of, all of them smaller than its own
     axes        its axes as they are written in shapes ("*lead"), in the program's order
     text        the name of what is read, or of the parameter
     number      the value of a constant
-    over        the axis that a reduction takes away, "" elsewhere
+    over        the axis that a reduction takes away, or that a scan goes along; "" elsewhere
     """
 
     operation: str
@@ -40,7 +42,13 @@ class Value:
 
     @property
     def reduces(self) -> bool:
-        return bool(self.over)
+        """Whether it takes an axis away."""
+        return bool(self.over) and not self.scans
+
+    @property
+    def scans(self) -> bool:
+        """Whether it goes along an axis that stays."""
+        return self.operation in SCANS
 
     @property
     def truth(self) -> bool:
@@ -77,6 +85,11 @@ class Program:
     def reductions(self) -> tuple[Value, ...]:
         return tuple(value for value in self.values if value.reduces)
 
+    @property
+    def along(self) -> tuple[Value, ...]:
+        """Its reductions and its scans."""
+        return tuple(value for value in self.values if value.over)
+
     def uses(self) -> Counter[int]:
         """How often each value is used, by other values and by outputs."""
         counted = Counter(number for value in self.values for number in value.arguments)
@@ -97,6 +110,8 @@ def shown(program: Program) -> str:
             what = f"{value.operation} {value.text}"
         elif value.reduces:
             what = f"reduce {value.operation} {arguments} over {value.over}"
+        elif value.scans:
+            what = f"scan {value.operation} {arguments} along {value.over}"
         else:
             what = f"{value.operation} {arguments}"
         name = dict(program.names).get(number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 from opforge.forge.formula import Call, Expression, Formula, FormulaError, Name, Number, Operation, Place
-from opforge.forge.ir import Program, Value, Write
+from opforge.forge.ir import SCANS, Program, Value, Write
 
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
 PRIMITIVES = ("exp", "log", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil")
@@ -21,7 +21,7 @@ COMPOSITES = {
     "elu": 1, "maximum": 2, "minimum": 2, "clamp": 3, "where": 3,
 }  # fmt: skip
 """Functions that are written out in primitives, with the number of their arguments."""
-OVER_AN_AXIS = ("sum", "mean", "max", "min", "var", "std", "softmax", "log_softmax", "logsumexp")
+OVER_AN_AXIS = ("sum", "mean", "max", "min", "var", "std", "softmax", "log_softmax", "logsumexp", *SCANS)
 FUNCTIONS = (*PRIMITIVES, *COMPOSITES, *OVER_AN_AXIS)
 HIGHEST_POWER = 16
 """x ** 16 is four products; beyond, an exponential is meant."""
@@ -247,6 +247,8 @@ class _Lowering:
                     return op("div", raised, total)
                 left = shifted if node.function == "log_softmax" else top
                 return op("sub" if node.function == "log_softmax" else "add", left, op("log", total))
+            case name if name in SCANS:
+                return self.add(Value(operation=name, arguments=(number,), axes=value.axes, over=str(axis)))
             case _:
                 return reduced(node.function, number)
 

@@ -303,6 +303,9 @@ class _Reader:
             case "where":
                 parts = (values["condition"], values["self"], values["other"])
                 return self.elementwise(node, f"where({', '.join(one.text for one in parts)})", *parts)
+            case "cumsum" | "cumprod":
+                over = self.spelling.over(x.axes[given["dim"]], f"{self.where}, {node.name}")
+                return self.spelling.let(node.name, f"{name}({x.text}, {over})", x.axes)
             case "unsqueeze":
                 at = given["dim"] % (len(x.axes) + 1)
                 return Spelled(text=x.text, axes=(*x.axes[:at], None, *x.axes[at:]))
@@ -319,7 +322,7 @@ class _Reader:
                 return Spelled(text=x.text, axes=tuple(axes))
             case "linear":
                 return self.product(node, x, values["weight"], values.get("bias"), turned=True)
-            case "matmul" | "mm":
+            case "matmul" | "mm" | "bmm":
                 right = values["other"] if name == "matmul" else values["mat2"]
                 return self.product(node, x, right, None, turned=False)
             case "addmm" if given["beta"] == given["alpha"] == 1:
@@ -329,12 +332,22 @@ class _Reader:
         return None
 
     def product(self, node: Any, a: Spelled, b: Spelled, bias: Spelled | None, *, turned: bool) -> Spelled:
-        if len(b.axes) != 2 or len(a.axes) < 2 or None in (*a.axes, *b.axes):
-            raise self.refused("a product whose right side has not two axes")
-        column, terms = b.axes if turned else reversed(b.axes)
+        if len(b.axes) < 2 or len(a.axes) < 2 or None in (*a.axes[-2:], *b.axes[-2:]):
+            raise self.refused("a product of a vector, or of one row or column")
+        column, terms = b.axes[-2:] if turned else reversed(b.axes[-2:])
         assert a.axes[-1] is not None and terms is not None
         self.spelling.same(a.axes[-1], terms, f"{self.where}, {node.name}")
-        text, axes = f"{a.text} @ {b.text}", (*a.axes[:-1], column)
+        batch = list(a.axes[:-2])
+        # matrices of a batch meet by position, from the right
+        for at, axis in enumerate(reversed(b.axes[:-2]), 1):
+            own = batch[-at] if at <= len(batch) else None
+            if at > len(batch):
+                batch.insert(0, axis)
+            elif own is None:
+                batch[-at] = axis
+            elif axis is not None:
+                self.spelling.same(own, axis, f"{self.where}, {node.name}")
+        text, axes = f"{a.text} @ {b.text}", (*batch, a.axes[-2], column)
         if bias is None:
             return self.spelling.let(node.name, text, axes)
         found = Spelled(text="", axes=axes)

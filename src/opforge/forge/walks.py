@@ -32,6 +32,34 @@ def places(layout: Layout, tensors: list[str]) -> list[tuple[str, str]]:
     return found
 
 
+def matrices(layout: Layout, index: str) -> list[tuple[str, str]]:
+    """(name, expression over `index`) of each place along the groups of a product's matrices that a tensor lacking some
+    of them needs.
+    """
+    batch = layout.columns - 1
+    lacking = [has for has in layout.tensors.values() if 0 < len([one for one in has if one < batch]) < batch]
+    needed = {group for has in lacking for group in has if group < batch}
+    found = []
+    for group in range(batch):
+        if group in needed:
+            divided = "".join(f" // {extent(layout, later)}" for later in range(batch - 1, group, -1))
+            found.append((place(layout, group), f"{index}{divided}" + (f" % {extent(layout, group)}" if group else "")))
+    return found
+
+
+def matrix_of(layout: Layout, name: str, index: str) -> str:
+    """The number of a tensor's matrix (or row, or column) for the product's matrix `index`; "" where it has one."""
+    batch = layout.columns - 1
+    has = [group for group in layout.tensors[name] if group < batch]
+    if len(has) == batch:
+        return index if has else ""
+    terms = [
+        place(layout, group) + "".join(f" * {extent(layout, later)}" for later in has if later > group) for group in has
+    ]
+    text = " + ".join(terms)
+    return f"({text})" if len(terms) > 1 else text
+
+
 def row_offset(layout: Layout, name: str) -> str:
     """The offset of the row's first element in a tensor, "" for none; 64 bits wide where `row` is."""
     has = layout.tensors[name]

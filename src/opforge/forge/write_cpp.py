@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import CPP, Writer, call
 from opforge.forge.families import Layout
@@ -69,10 +71,15 @@ def _tiled(definition: Definition, program: Program, layout: Layout) -> str:
 
 def _rows(definition: Definition, program: Program, layout: Layout) -> str:
     reads = [name for name, _ in program.reads]
-    full = next(name for name in reads if layout.tensors[name] == (0, 1))
+    full, original = next(name for name in reads if layout.tensors[name] == (0, 1)), program
     pointers: dict[str, str] = {}
     numbers: dict[str, str] = {}
+    outputs = [write.name for write in program.writes]
+    scans = [number for number, value in enumerate(program.values) if value.scans]
     body = ["  opforge::for_each_row(rows, cols, [&](int64_t row) {"]
+    if scans:
+        wide = "cols" if len(scans) == 1 else f"{len(scans)} * cols"
+        body = [f"  opforge::for_each_buffered_row(rows, {wide}, [&](int64_t row, float* buffer) {{"]
     for name in reads:
         if along(layout, name):
             pointers[name] = name if layout.tensors[name] == (1,) else f"{name} + row * cols"
@@ -88,6 +95,8 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         lines.extend(f"    {line}" for line in writer.lines)
         writer.lines.clear()
         name = writer.name_for(number)
+        if name in outputs:
+            name = writer.fresh(f"{name}_here")
         how = {"max": "max_map", "min": "min_map"}.get(value.operation, "sum_map")
         head, *rest = _lambda(program, value.arguments[0], pointers, writer, 4)
         lines.append(f"    const float {name} = opforge::{how}(cols, {head}")
@@ -97,9 +106,38 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         writer.known[number] = name
         return name
 
+    def scan(number: int, value: Value) -> None:
+        """A scan goes into a buffer of its own, and is what is read from then on."""
+        nonlocal program
+        kept(value.arguments[0])
+        at = scans.index(number)
+        name = writer.name_for(number)
+        if name in outputs:
+            name = writer.fresh(f"{name}_here")
+        lines.append(f"    float* {name} = buffer{f' + {at} * cols' * (at > 1)}{' + cols' * (at == 1)};")
+        head, *rest = _lambda(program, value.arguments[0], pointers, writer, 4)
+        lines.append(f"    opforge::{value.operation}_map(cols, {name}, {head}")
+        lines.extend(rest)
+        lines[-1] += f", {_given(program, value.arguments[0], pointers, reads)});"
+        read = replace(value, operation="read", arguments=(), text=name, over="")
+        program = replace(program, values=(*program.values[:number], read, *program.values[number + 1 :]))
+        writer.program = program
+        pointers[name] = name
+        reads.append(name)
+
+    def kept(root: int) -> None:
+        """What a row has one of below a value, computed once for the row."""
+        below = [one for one in _row_values(program, root, inner) if one not in writer.known]
+        for one, text in zip(below, writer.write(below), strict=True):
+            _keep(writer, one, text)
+        lines.extend(f"    {line}" for line in writer.lines)
+        writer.lines.clear()
+
     writer.reduce = reduce
     # what a row has one of is computed in the order of its reductions
     for number, value in enumerate(program.values):
+        if value.scans:
+            scan(number, value)
         if value.reduces:
             below = [one for one in _row_values(program, value.arguments[0], inner) if one not in writer.known]
             for one, text in zip(below, writer.write(below), strict=True):
@@ -124,11 +162,13 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         lines[-1] += f", {_given(program, write.value, pointers, reads)});"
     body += [*lines, "  });"]
     sizes = [("cols", f"{full}.size(-1)"), ("rows", f"cols == 0 ? 0 : {full}.numel() / cols")]
+    program = original
     return cpp_text(
         "Rows spread over the threads, each read as often as it has reductions, from the cache after the first time.",
         ["moves     each tensor once while a row fits the cache",
          "limits    a single row runs on one thread"],
-        '#include "opforge/rows/extremes.h"\n#include "opforge/rows/host.h"\n',
+        '#include "opforge/rows/extremes.h"\n#include "opforge/rows/host.h"\n'
+        + '#include "opforge/rows/scans.h"\n' * bool(scans),
         definition, program, body, sizes,
     )  # fmt: skip
 
@@ -186,8 +226,8 @@ def _given(program: Program, root: int, pointers: dict[str, str], reads: list[st
 
 def _lambda(program: Program, root: int, pointers: dict[str, str], outer: Writer, indent: int) -> list[str]:
     """The lines of a lambda of the elements' floats; `outer` knows what a row has one of."""
-    reads = [name for name, _ in program.reads]
-    needed = _needed(program, root, pointers, reads)
+    # in the order in which a call gives them: inputs, then what scans left
+    needed = _needed(program, root, pointers, list(dict.fromkeys([*dict(program.reads), *pointers])))
     inner = Writer(program, CPP, {*TAKEN, *outer.taken})
     inner.known = {**outer.known, **_sources(program, {name: name for name in needed})}
     text = inner.write([root])[0]

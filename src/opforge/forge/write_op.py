@@ -10,7 +10,7 @@ from opforge.forge.analysis import analysed
 from opforge.forge.definition import Definition
 from opforge.forge.emit import call
 from opforge.forge.evaluate import spread
-from opforge.forge.families import Layout
+from opforge.forge.families import Layout, layout_of
 from opforge.forge.ir import Program
 from opforge.forge.write_product import product_cases
 from opforge.forge.write_torch import reference_text
@@ -64,7 +64,7 @@ def op_text(
     fields += _tuple(
         "cases",
         [
-            _case(case, case[3] == "special" and bool(program.reductions))
+            _case(case, case[3] == "special" and bool(program.along))
             for case in (*cases(definition, program, layout), *more)
         ],
     )
@@ -107,7 +107,7 @@ def cases(definition: Definition, program: Program, layout: Layout) -> list[Case
     # where all results are alike a case says nothing: a kernel that mixes up rows would pass it
     told = {name for name, (factor, shift) in SCALES.items() if spread(program, factor=factor, shift=shift) > ALIKE}
     # special values of sums are asked in float16 alone, whose squares float32 holds
-    if program.reductions and "float16" not in definition.dtypes:
+    if program.along and "float16" not in definition.dtypes:
         found = [case for case in found if case[3] != "special"]
     return [case for case in found if _allowed(definition, program, case[1]) and case[3] in {*told, *OTHERS}]
 
@@ -154,6 +154,8 @@ def _cases_of_elements(program: Program, layout: Layout) -> list[Case]:
         )
     if any(axis.startswith("*") for axis in program.axes):
         found.append(("scalar_rank", sizes(100, ODD, 0), "no axis where any number may stand", "", ""))
+    if rows and not program.reductions:
+        found.append(("no_columns", sizes(0), "rows of nothing", "", ""))
     if rows:
         found += [
             ("one_column", sizes(1), "reductions of one element", "", ""),
@@ -170,6 +172,13 @@ def workload_sizes(program: Program, scale: str) -> dict[str, AxisValue]:
         side = 512 if scale == "laptop" else 4096
         column = program.writes[0].axes[-1]
         *outer, _ = program.writes[0].axes
+        if len(layout_of(program).groups) > 2:
+            # matrices of a batch: 2^28 and 2^37 operations of them
+            count, side = (8, 256) if scale == "laptop" else (64, 1024)
+            apart = max(1, round(count ** (1 / (len(outer) - 1))))
+            shape: dict[str, AxisValue] = {a.lstrip("*"): (apart,) if a.startswith("*") else apart for a in outer[:-1]}
+            over = next(value.over for value in program.reductions)
+            return {**shape, outer[-1]: side, column: side, over: side}
         each = max(1, round(side ** (1 / len(outer))))
         named: dict[str, AxisValue] = {axis.lstrip("*"): (each,) if axis.startswith("*") else each for axis in outer}
         over = next(value.over for value in program.reductions)

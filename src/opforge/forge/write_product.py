@@ -7,6 +7,7 @@ from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import CPP, TRITON, Dialect, Writer, call
 from opforge.forge.families import Layout, operands_of
 from opforge.forge.ir import Program
+from opforge.forge.walks import extent, matrices, matrix_of
 from opforge.forge.write_cpp import cpp_text
 
 _SPACE = """SPACE = {
@@ -38,17 +39,23 @@ def product_cases(program: Program, layout: Layout) -> list[tuple[str, dict[str,
     """Cases of a product: name, sizes, why, a distribution, a layout of memory."""
     *outer, column = program.writes[0].axes
     terms = operands_of(program).terms
+    several = len(layout.groups) > 2
 
     def sizes(rows: int, cols: int, depth: int, lead: int = 1) -> dict[str, AxisValue]:
         found: dict[str, AxisValue] = {axis.lstrip("*"): lead for axis in outer}
         last = outer[-1].lstrip("*")
         found[last] = (lead, rows) if outer[-1].startswith("*") else rows
-        for axis in outer[:-1]:
-            if axis.startswith("*"):
-                found[axis[1:]] = (lead,)
+        for at, axis in enumerate(outer[:-1]):
+            # matrices of several axes have different sizes there, so that swapped ones show
+            size = lead + at if several and lead > 1 else lead
+            found[axis.lstrip("*")] = (size,) if axis.startswith("*") else size
         return {**found, column: cols, terms: depth}
 
-    return [
+    of_matrices = [
+        ("many_matrices", sizes(5, 7, 6, 17), "more matrices than threads, each smaller than a block", "", ""),
+        ("no_matrix", sizes(5, 7, 6, 0), "no matrix at all", "", ""),
+    ]
+    return of_matrices * several + [
         ("one_element", sizes(1, 1, 1), "the smallest call: all of it is tail", "", ""),
         ("odd", sizes(65, 67, 33, 3), "one past and one short of blocks, odd sizes elsewhere", "", ""),
         ("one_row", sizes(1, 131, 129), "a vector by a matrix: most of a block of rows is tail", "", ""),
@@ -65,6 +72,60 @@ def product_cases(program: Program, layout: Layout) -> list[tuple[str, dict[str,
         ("misaligned", sizes(16, 32, 64), "vector accesses must not assume 16-byte addresses", "", "misaligned"),
         ("transposed", sizes(9, 33, 17, 2), "strides that are not row-major", "", "transposed"),
     ]
+
+
+def _operand_lines(a_at: str, b_at: str, b_strides: str) -> list[str]:
+    line = f"  const Elements<const T> left{{{a_at}, terms, 1}}, right{{{b_at}, {b_strides}}};"
+    return (
+        [line]
+        if len(line) < 118
+        else [line.split(", right")[0] + ";", f"  const Elements<const T> right{line[7:].split(', right')[1]}"]
+    )
+
+
+def _matrices(layout: Layout, index: str, divided: str) -> tuple[bool, list[str], list[str]]:
+    """Whether there are several matrices, the assignments of a matrix's places among them, and the sizes these need."""
+    found = matrices(layout, index)
+    lines = [f"{name} = {text}".replace("//", divided) for name, text in found]
+    batch = range(layout.columns - 1)
+    needed = " ".join([*lines, *(matrix_of(layout, name, index) for name in layout.tensors)])
+    sizes = [extent(layout, group) for group in batch if extent(layout, group) in needed.replace("(", " ").split()]
+    return bool(batch), lines, sizes
+
+
+def _matrix_start(layout: Layout, name: str, sizes: str) -> str:
+    """What is added to a pointer so that it stands at the tensor's own matrix."""
+    at = matrix_of(layout, name, "matrix") if layout.columns > 1 else ""
+    return f" + {at} * {sizes}" if at else ""
+
+
+def _extents(program: Program, layout: Layout, wanted: list[str], shape: str) -> list[tuple[str, str]]:
+    """(name, expression) of sizes along the axes of matrices, from the result's shape."""
+    out = program.writes[0]
+    return [
+        (
+            extent(layout, number),
+            " * ".join(f"{out.name}." + shape.replace("AXIS", str(out.axes.index(axis))) for axis in group),
+        )
+        for number, group in enumerate(layout.groups[:-2])
+        if extent(layout, number) in wanted
+    ]
+
+
+def _where(layout: Layout, name: str, row: str, col: str) -> str:
+    """The offset of what meets a sum, in a tensor that has its rows, its columns, both or neither."""
+    has = layout.tensors[name]
+    text = matrix_of(layout, name, "matrix") if layout.columns > 1 else ""
+    for group, size, at in ((layout.columns - 1, "rows", row), (layout.columns, "cols", col)):
+        if group in has:
+            outer = f"({text})" if " + " in text and not text.startswith("(") else text
+            text = f"{outer} * {size} + {at}" if text else at
+    return text[1:-1] if text.startswith("(") and text.endswith(")") and text.count("(") == 1 else text
+
+
+def _mask(layout: Layout, name: str) -> str:
+    rows, cols = (group in layout.tensors[name] for group in (layout.columns - 1, layout.columns))
+    return "inside" if rows and cols else "row < rows" if rows else "col < cols" if cols else "True"
 
 
 def _writer(program: Program, dialect: Dialect, names: dict[str, str]) -> Writer:
@@ -85,7 +146,20 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
     b_strides = "1, terms" if of.by_columns else "cols, 1"
     shape = ["BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr", "BLOCK_K: tl.constexpr", "GROUP: tl.constexpr"]
     shape.append("PRECISION: tl.constexpr")
-    sums = ["row", "col", "rows", "cols", "terms", "terms, 1", b_strides, "BLOCK_M", "BLOCK_N", "BLOCK_K", "PRECISION"]
+    sums = [
+        "row",
+        "col",
+        "rows",
+        "cols",
+        "terms",
+        "terms",
+        "1",
+        *b_strides.split(", "),
+        "BLOCK_M",
+        "BLOCK_N",
+        "BLOCK_K",
+        "PRECISION",
+    ]
     body = [
         "block_m, block_n = place(tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(cols, BLOCK_N), GROUP)",
         "# int64: row * terms leaves int32 beyond 2^31 elements",
@@ -94,16 +168,24 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
         "inside = (row < rows) & (col < cols)",
         *call("sums = masked_sums", [f"{of.a}_ptr", f"{of.b}_ptr", *sums], 4).removeprefix("    ").split("\n    "),
     ]
+    several, at_matrix, batch = _matrices(layout, "matrix", "//")
+    a_at, b_at = (f"{name}_ptr" + _matrix_start(layout, name, sizes) for name, sizes in (
+        (of.a, "rows * terms"), (of.b, "terms * cols")))  # fmt: skip
+    if several:
+        body = [
+            "tiles = tl.cdiv(rows, BLOCK_M) * tl.cdiv(cols, BLOCK_N)",
+            "# int64: matrix * rows leaves int32 beyond 2^31 elements",
+            "matrix, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles",
+            *at_matrix,
+            body[0].replace("tl.program_id(0)", "tile"),
+            *body[1:5],
+            *call("sums = masked_sums", [a_at, b_at, *sums], 4).removeprefix("    ").split("\n    "),
+        ]
     others = [name for name in reads if name not in (of.a, of.b)]
     if others:
         body.append("# what meets the sums is read once for a block, while they are in registers")
     for name in others:
-        where = {
-            (0,): f"{name}_ptr + row, row < rows",
-            (1,): f"{name}_ptr + col, col < cols",
-            (0, 1): f"{name}_ptr + row * cols + col, inside",
-        }[layout.tensors[name]]
-        body.append(f"{name} = load_float({where})")
+        body.append(f"{name} = load_float({name}_ptr + {_where(layout, name, 'row', 'col')}, {_mask(layout, name)})")
     writer = _writer(program, TRITON, {name: name for name in others})
     text = writer.write([out.value])[0]
     body += writer.lines
@@ -111,9 +193,9 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
         local = out.name if out.name not in writer.known.values() else f"{out.name}_stored"
         body.append(f"{local} = {text}")
         text = local
-    body.append(f"store_float({out.name}_ptr + row * cols + col, {text}, inside)")
+    body.append(f"store_float({out.name}_ptr + {_where(layout, out.name, 'row', 'col')}, {text}, inside)")
     kernel = f"{definition.name}_block"
-    given = [*reads, out.name, "rows", "cols", "terms", *parameters, "BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
+    given = [*reads, out.name, "rows", "cols", "terms", *batch, *parameters, "BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
     given += [f"BLOCK_K=BLOCK_K_BYTES // {of.a}.element_size()", "GROUP=GROUP", 'PRECISION="ieee"']
     given += ["num_warps=num_warps", "num_stages=num_stages"]
     tunables = ["BLOCK_M", "BLOCK_N", "BLOCK_K_BYTES", "GROUP", "num_warps", "num_stages"]
@@ -128,15 +210,21 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
         f"from opforge.device.triton.norms import {'load_float, ' * bool(others)}store_float\n\n"
         + _SPACE
         + "\n\n@triton.jit\n"
-        + call(f"def {kernel}", [*pointers, "rows", "cols", "terms", *parameters, *shape], 0, ":")
+        + call(f"def {kernel}", [*pointers, "rows", "cols", "terms", *batch, *parameters, *shape], 0, ":")
         + "\n"
         + "".join(f"    {line}\n" for line in body)
         + "\n\n"
         + call("def launch", [*reads, out.name, "*", *parameters, *tunables], 0, ":")
         + f"\n    if {out.name}.numel() == 0:\n        return\n"
         f"    terms, cols = {of.a}.shape[-1], {out.name}.shape[-1]\n"
-        f"    rows = {out.name}.numel() // cols\n"
-        "    grid = (triton.cdiv(rows, BLOCK_M) * triton.cdiv(cols, BLOCK_N),)\n"
+        + (
+            f"    rows = {out.name}.shape[-2]\n    matrices = {out.name}.numel() // (rows * cols)\n"
+            + "".join(f"    {name} = {size}\n" for name, size in _extents(program, layout, batch, "shape[AXIS]"))
+            + "    grid = (matrices * triton.cdiv(rows, BLOCK_M) * triton.cdiv(cols, BLOCK_N),)\n"
+            if several
+            else f"    rows = {out.name}.numel() // cols\n"
+            "    grid = (triton.cdiv(rows, BLOCK_M) * triton.cdiv(cols, BLOCK_N),)\n"
+        )
         + call(f"{kernel}[grid]", given, 4)
         + "\n"
     )
@@ -153,15 +241,22 @@ def _cpp(definition: Definition, program: Program, layout: Layout) -> str:
     if text != "sums":
         epilogue = ["      for (int64_t j = 0; j < n; ++j) {", "        const float sums = line[j];"]
         for name in others:
-            at = {(0,): "row", (1,): "col + j", (0, 1): "row * cols + col + j"}[layout.tensors[name]]
+            at = _where(layout, name, "row", "col + j")
             epilogue.append(f"        const float {name}_here = opforge::load_as_float({name}[{at}]);")
         epilogue += [f"        {line}" for line in writer.lines]
         epilogue += [f"        line[j] = {text};", "      }"]
+    several, at_matrix, batch = _matrices(layout, "matrix", "/")
     names = "float* line, int64_t row, int64_t col, int64_t n" if epilogue else "float*, int64_t, int64_t, int64_t"
+    a_at, b_at, out_at = (name + _matrix_start(layout, name, sizes) for name, sizes in (
+        (of.a, "rows * terms"), (of.b, "terms * cols"), (out.name, "rows * cols")))  # fmt: skip
+    if several:
+        body.append("  const auto one = [&](int64_t matrix) {")
+        body += [f"    const int64_t {line};" for line in at_matrix]
+    first = len(body)
     body += [
-        f"  const Elements<const T> left{{{of.a}, terms, 1}}, right{{{of.b}, {b_strides}}};",
+        *_operand_lines(a_at, b_at, b_strides),
         "  opforge::gemm::multiply_one<opforge::gemm::Tuned, T, T>(",
-        f"      left, right, Elements<T>{{{out.name}, cols, 1}}, rows, cols, terms,",
+        f"      left, right, Elements<T>{{{out_at}, cols, 1}}, rows, cols, terms,",
         f"      [&]({names}) {{" + "}" * (not epilogue) + ");" * (not epilogue),
         *epilogue,
         *(["      });"] if epilogue else []),
@@ -171,6 +266,24 @@ def _cpp(definition: Definition, program: Program, layout: Layout) -> str:
         ("cols", f"{out.name}.size(-1)"),
         ("rows", f"cols == 0 ? 0 : {out.name}.numel() / cols"),
     ]
+    if several:
+        body[first:] = [f"  {line}" for line in body[first:]]
+        body += [
+            "  };",
+            "  // many matrices are shared out whole; a few are each shared out by themselves",
+            "  if (matrices >= 16) {",
+            "    opforge::parallel_for(0, matrices, 1, [&](int64_t first, int64_t last) {",
+            "      for (int64_t matrix = first; matrix < last; ++matrix) one(matrix);",
+            "    });",
+            "  } else {",
+            "    for (int64_t matrix = 0; matrix < matrices; ++matrix) one(matrix);",
+            "  }",
+        ]
+        sizes[2:] = [
+            ("rows", f"{out.name}.size(-2)"),
+            ("matrices", f"rows * cols == 0 ? 0 : {out.name}.numel() / (rows * cols)"),
+            *_extents(program, layout, batch, "size(AXIS)"),
+        ]
     return cpp_text(
         "Packed panels that stay in cache; what is done to the sums is done to a register tile before it is stored.",
         [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from opforge.core.errors import UsageError
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import TORCH, Writer, call
-from opforge.forge.families import WAY_OUT, Layout, operands_of
+from opforge.forge.families import WAY_OUT, Layout, Operands, operands_of
 from opforge.forge.ir import Program
 
 
@@ -43,9 +43,9 @@ def _body(program: Program, layout: Layout, narrow: str) -> str:
         writer.reduce = lambda number, value: f"{product.a} @ {turned}"
     for name, axes in program.reads:
         if product is not None:
-            index = "..., None" if layout.tensors[name] == (0,) and name != product.a else ""
+            index = _index_in(program, axes, _order_in_product(program, layout, product, name))
         else:
-            index = _index(program, axes)
+            index = _index_in(program, axes, program.axes)
         if index:
             lines.append(f"{name} = {name}[{index}]")
     texts = writer.write([write.value for write in program.writes])
@@ -64,13 +64,22 @@ def _unused(writer: Writer, name: str) -> str:
     return name if name not in writer.known.values() else f"{name}_stored"
 
 
-def _index(program: Program, axes: tuple[str, ...]) -> str:
-    """What to put in brackets after an input, so that its axes meet those of the program by position; "" for nothing.
+def _order_in_product(program: Program, layout: Layout, product: Operands, name: str) -> tuple[str, ...]:
+    """The axes that an operand of a product, or what meets its result, is given."""
+    matrices = tuple(axis for group in layout.groups[:-2] for axis in group)
+    shape = dict(program.reads)[name]
+    if name == product.a:
+        return (*matrices, *layout.groups[-2], product.terms)
+    return (*matrices, *shape[-2:]) if name == product.b else program.writes[0].axes
+
+
+def _index_in(program: Program, axes: tuple[str, ...], order: tuple[str, ...]) -> str:
+    """What to put in brackets after an input, so that its axes meet those of `order` by position; "" for nothing.
 
     Raises UsageError where an input lacks the axes of any rank and has axes on both sides of them.
     """
-    first = program.axes.index(axes[0])
-    behind = program.axes[first:]
+    first = order.index(axes[0])
+    behind = order[first:]
     if all(axis in axes for axis in behind):
         return ""
     missing_star = next((axis for axis in behind if axis.startswith("*") and axis not in axes), None)
@@ -78,12 +87,11 @@ def _index(program: Program, axes: tuple[str, ...]) -> str:
     if missing_star is None:
         # what a leading ... stands for is said by it alone
         return ", ".join(items)
-    full = next((name for name, has in program.reads if has == program.axes), None)
+    full = next((name for name, has in program.reads if has == order), None)
     if full is None:
         raise UsageError(
-            f"An input without {missing_star} needs another one with all axes ({', '.join(program.axes)}) beside it. "
-            f"{WAY_OUT}"
+            f"An input without {missing_star} needs another one with all axes ({', '.join(order)}) beside it. {WAY_OUT}"
         )
-    ones = f"*(None,) * ({full}.ndim - {len(program.axes) - 1})"
+    ones = f"*(None,) * ({full}.ndim - {len(order) - 1})"
     words = [ones if axis == missing_star else "slice(None)" if axis in axes else "None" for axis in behind]
     return f"({', '.join(words)})"

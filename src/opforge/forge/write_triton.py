@@ -9,6 +9,8 @@ from opforge.forge.ir import Program, Value
 from opforge.forge.walks import along, extent, places, row_offset, sizes_from
 
 IMPORTS = "import triton\nimport triton.language as tl\n\n"
+SCANNED = {"cummax": "larger", "cummin": "smaller"}
+"""What combines two elements of a scan, in device/triton/scans.py."""
 WIDEST = 16384
 """Columns of a row that stays in registers: device/triton/norms.py WIDEST."""
 
@@ -152,6 +154,10 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
     pointers = [f"{name}_ptr" for name in (*reads, *writes)]
     full = next(name for name in reads if layout.tensors[name] == (0, 1))
     kernel = f"{definition.name}_rows"
+    used = sorted({SCANNED[value.operation] for value in program.values if value.operation in SCANNED})
+    scanned = [", ".join(used)] if used else []
+    # what is reduced has elements; what is scanned may have none, and no number of rows then
+    empty = [] if program.reductions else [f"if {full}.numel() == 0:", "    return"]
     return (
         '"""'
         "Whole rows in registers, several to a program when they are narrow: each tensor is read and "
@@ -159,7 +165,9 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         "moves     the least possible: everything between the reads and the writes stays on chip\n"
         f"limits    rows of at most {WIDEST} elements; few, long rows leave most of a GPU idle\n"
         '"""\n\n' + IMPORTS + "from opforge.device.triton.norms import load_float, normalised_rows, store_float\n"
-        "from opforge.device.triton.rows import tile_of_rows\n\n"
+        "from opforge.device.triton.rows import tile_of_rows\n"
+        + "".join(f"from opforge.device.triton.scans import {name}\n" for name in scanned)
+        + "\n"
         f'SUPPORTS = {{"row_on_chip": "{axis} <= {WIDEST}"}}\n\n\n@triton.jit\n'
         + call(
             f"def {kernel}",
@@ -173,7 +181,12 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         + call("def launch", [*reads, *writes, *(["*"] if parameters else []), *parameters], 0, ":")
         + "\n"
         + _lines(
-            [f"cols = {full}.shape[-1]", f"rows = {full}.numel() // cols", "grid, config = normalised_rows(rows, cols)"]
+            [
+                *empty,
+                f"cols = {full}.shape[-1]",
+                f"rows = {full}.numel() // cols",
+                "grid, config = normalised_rows(rows, cols)",
+            ]
         )
         + call(f"{kernel}[grid]", [*reads, *writes, "rows", "cols", *parameters, "**config"], 4)
         + "\n"
@@ -181,9 +194,14 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
 
 
 def _reduction(program: Program, writer: Writer, value: Value) -> str:
-    """A reduction along the columns: lanes beyond the row count as nothing."""
+    """A reduction or a scan along the columns: lanes beyond the row count as nothing."""
     number = value.arguments[0]
     text = writer.write([number])[0]
+    if value.scans:
+        # lanes beyond the row come after it: nothing of them gets into it
+        if value.operation in ("cumsum", "cumprod"):
+            return f"tl.{value.operation}({text}, axis=1)"
+        return f"tl.associative_scan({text}, 1, {SCANNED[value.operation]})"
     neutral = {"max": '-float("inf")', "min": 'float("inf")'}.get(value.operation, "0.0")
     read = program.values[number].operation == "read"
     if not text.isidentifier():

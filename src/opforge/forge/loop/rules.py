@@ -29,7 +29,7 @@ TUNABLES: Mapping[str, tuple[str, ...]] = {
     DEPTH: ("SUMS", "num_stages", "STAGES", "UNROLL"),
     WARPS: ("num_warps", "WARPS", "THREADS"),
     ACCESS: ("WIDE", "STREAM", "VEC", "VECTOR", "EARLY", "CACHE"),
-    GRID: ("GRAIN", "SHARE", "PERSISTENT", "GROUP", "CLUSTER", "SPLIT"),
+    GRID: ("GRAIN", "SHARE", "GRID", "PERSISTENT", "GROUP", "CLUSTER", "SPLIT"),
 }
 HYPOTHESES = {
     BLOCK: "larger pieces cost fewer indices and starts; smaller ones leave more to run side by side",

@@ -1,0 +1,169 @@
+"""The seeds' Broadcast on a GPU, from the seed's first parameters: tiles of 64 x 256, 8 warps, 3 stages, a 1-D grid.
+
+    python scripts/broadcast_from_the_seed.py FOLDER                 # on the machine with the GPU, within 100 seconds
+    python scripts/broadcast_from_the_seed.py FOLDER --device cpu    # the same steps with the C++ kernel, to try them
+
+The operator is generated from examples/definitions/broadcast_bias.yaml, with a kernel in the seed's form beside the
+generated ones. `opforge optimize` works on that one for at most five rounds; its best then meets each alternative in
+pairs. FOLDER gets the logs (English, Chinese), what was printed, the kernel at the end, and the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+OPERATOR, KERNEL = "broadcast_bias", "triton_seed"
+DEFINITION = Path(__file__).resolve().parents[1] / "examples" / "definitions" / f"{OPERATOR}.yaml"
+FIRST = {"BLOCK_M": 64, "BLOCK_N": 256, "GRID": 1, "num_warps": 8, "num_stages": 3}
+DTYPE = "float16"
+LIMIT_S = 95.0
+"""Seconds for everything: what is not begun by then is left out, and that is said."""
+LOOP_S = 55.0
+
+SEED = f'''"""A tile of BLOCK_M rows and BLOCK_N columns per program, as the seed's Broadcast has it.
+
+moves     (2 * rows + 1) * cols * itemsize bytes: the least possible
+limits    with GRID 2 the second grid axis counts blocks of columns, and ends at 65535
+"""
+
+import triton
+import triton.language as tl
+
+from opforge.device.triton.blocks import load_once, store_once
+
+SUPPORTS = {{"columns_fit_the_grid": "cols <= 65535 * 128"}}
+SPACE = {{
+    "BLOCK_M": (1, 4, 8, 16, 32, 64),
+    "BLOCK_N": (128, 256, 512, 1024, 2048),
+    "GRID": (1, 2),
+    "num_warps": (2, 4, 8),
+    "num_stages": (2, 3),
+}}
+LIMITS = {{
+    "every_thread_has_an_element": "BLOCK_M * BLOCK_N >= 32 * num_warps",
+    "fits_registers": "BLOCK_M * BLOCK_N <= 64 * 32 * num_warps",
+}}
+DEFAULT = {{{", ".join(f'"{name}": {value}' for name, value in FIRST.items())}}}
+
+
+@triton.jit
+def broadcast_tile(
+    x_ptr, bias_ptr, out_ptr, rows, cols, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GRID: tl.constexpr
+):
+    if GRID == 2:
+        down, across = tl.program_id(0), tl.program_id(1)
+    else:
+        blocks = tl.cdiv(cols, BLOCK_N)
+        down, across = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    # int64: row * cols leaves int32 beyond 2^31 elements
+    row = down.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    col = across * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+    inside = (row < rows) & (col < cols)
+    bias = load_once(bias_ptr + col, col < cols)  # [1, BLOCK_N], for all rows of the tile
+    x = load_once(x_ptr + row * cols + col, inside)
+    store_once(out_ptr + row * cols + col, x + bias, inside)
+
+
+def launch(x, bias, out, *, BLOCK_M, BLOCK_N, GRID, num_warps, num_stages):
+    if out.numel() == 0:
+        return
+    cols = out.shape[-1]
+    rows = out.numel() // cols
+    down, across = triton.cdiv(rows, BLOCK_M), triton.cdiv(cols, BLOCK_N)
+    grid = (down, across) if GRID == 2 else (down * across,)
+    broadcast_tile[grid](
+        x,
+        bias,
+        out,
+        rows,
+        cols,
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N,
+        GRID=GRID,
+        num_warps=num_warps,
+        num_stages=num_stages,
+    )
+'''
+
+
+def made(folder: Path) -> Path:
+    """The home with the operator in it."""
+    from opforge.forge import generate, read_definition
+    from opforge.forge.generate import More
+    from opforge.registry import load
+
+    home = folder / "home"
+    generate(load(), read_definition(DEFINITION, OPERATOR), home, more=More(files={f"{KERNEL}.py": SEED}))
+    return home
+
+
+def main() -> int:
+    """0 where the loop ended and its best was compared with every alternative that there was time for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "home").exists():
+        raise SystemExit(f"{folder / 'home'} is there already. Give a new folder.")
+    began = time.monotonic()
+    scratch = folder / "scratch"
+    home = made(scratch)
+    kernel = KERNEL if given.device == "cuda" else "cpp_rows"
+    said: list[str] = []
+
+    def left() -> float:
+        return LIMIT_S - (time.monotonic() - began)
+
+    def opforge(*words: str, seconds: float) -> str | None:
+        """What a command prints; None where there was no time for it, or it failed."""
+        told = f"$ opforge {' '.join(words)}"
+        environment = {**os.environ, "OPFORGE_STORE": str(folder / "records.sqlite")}
+        if left() < 3:
+            said.append(f"{told}\nleft out: {LIMIT_S:g} s were over\n")
+            return None
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "opforge", "--home", str(home), *words],
+                env=environment, capture_output=True, text=True, timeout=min(seconds, left()), check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            said.append(f"{told}\ncut off: no time was left\n")
+            return None
+        said.append(f"{told}\n{done.stdout}{done.stderr if done.returncode else ''}\nexit code {done.returncode}\n")
+        print(said[-1], flush=True)
+        return done.stdout if done.returncode == 0 else None
+
+    on = ["--dtype", DTYPE if given.device == "cuda" else "float32", "--device", given.device]
+    workload = ["--workload", "large" if given.device == "cuda" else "laptop"]
+    loop = opforge(
+        "optimize", OPERATOR, "--implementation", kernel, *on, *workload, "--rounds", "5", "--target", "1000",
+        "--limit", str(LOOP_S - 15), seconds=LOOP_S + 10,
+    )  # fmt: skip
+    for language in ("en", "zh"):
+        opforge("log", OPERATOR, "--lang", language, "--out", str(folder / f"log.{language}.md"), seconds=10)
+    rivals = ["torch_eager", "triton_tiles"] if given.device == "cuda" else ["torch_eager"]
+    compared = [
+        opforge(
+            "compare", f"{OPERATOR}:{kernel}", f"{OPERATOR}:{rival}", *on, *workload, "--budget", "2", seconds=20
+        )
+        for rival in rivals
+    ]  # fmt: skip
+    source = next((home / OPERATOR).glob(f"{kernel}.*"))
+    shutil.copy(source, folder / f"end_{source.name}")
+    took = time.monotonic() - began
+    said.append(f"{took:.0f} s in all")
+    (folder / "said.txt").write_text("\n".join(said), encoding="utf-8")
+    print(said[-1])
+    return int(loop is None or any(one is None for one in compared))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
