@@ -264,6 +264,7 @@ class Arena:
         after = self.protected()
         import torch
 
+        before = before.to(after.device)  # taken of the arena itself, and asked of its mirror
         if torch.equal(before, after):
             return []
         changed = (before != after).nonzero().flatten()
