@@ -200,7 +200,8 @@ def signature(name: str) -> str:
     operator = load([]).operator(name)
 
     def tensor(spec: TensorSpec) -> str:
-        return f"{spec.name}[{', '.join(spec.shape.split())}]" + ("" if spec.dtype == "T" else f" {spec.dtype}")
+        words = f"{spec.name}[{', '.join(spec.shape.split())}]" + ("" if spec.dtype == "T" else f" {spec.dtype}")
+        return f"{words}=None" if spec.optional else words
 
     given = [*map(tensor, operator.inputs), *(f"{scalar.name}={scalar.default!r}" for scalar in operator.scalars)]
     wide = sum(workload.scale != "laptop" for workload in operator.workloads)

@@ -9,6 +9,8 @@ from opforge.core import attention
 from opforge.core.expr import evaluate
 from opforge.registry import load
 
+NOTHING = (None,) * 5
+"""What may be given beside queries, keys and values."""
 OPERATOR = load([]).operator("attention")
 GRADIENT = load([]).operator("attention_backward")
 
@@ -17,6 +19,10 @@ def given(queries=23, keys=31):
     make = torch.Generator().manual_seed(7)
     shapes = ((2, 6, queries, 8), (2, 3, keys, 8), (2, 3, keys, 5))
     return [torch.randn(shape, generator=make, dtype=torch.float64) for shape in shapes]
+
+
+def reference(q, k, v, **scalars):
+    return OPERATOR.reference(q, k, v, *NOTHING, **scalars)
 
 
 MASKS = [
@@ -31,12 +37,12 @@ MASKS = [
 def test_parts_give_what_the_whole_gives(monkeypatch, rows):
     tensors = given()
     scalars = OPERATOR.scalar_values({"causal": True, "window_left": 6, "alignment": "bottom_right", "softcap": 3.0})
-    whole = OPERATOR.reference(*tensors, **scalars)
+    whole = reference(*tensors, **scalars)
     named = dict(zip("qkv", tensors, strict=True))
     outputs = dict(zip(("out", "lse"), whole, strict=True))
     bounds = attention.attention_errors(named, outputs, scalars, "bfloat16")
     monkeypatch.setattr(attention, "TOGETHER", rows * 2 * 31)
-    for one, other in zip(OPERATOR.reference(*tensors, **scalars), whole, strict=True):
+    for one, other in zip(reference(*tensors, **scalars), whole, strict=True):
         assert torch.allclose(one, other, rtol=1e-13, atol=1e-15)
     parts = attention.attention_errors(named, outputs, scalars, "bfloat16")
     for name in outputs:
@@ -56,13 +62,13 @@ def test_pairs_are_counted_as_they_are_seen(queries, keys):
                 seen += left and right and (not mask["causal"] or j <= place)
         assert evaluate(attention.PAIRS, {**mask, "queries": queries, "keys": keys}) == seen, mask
         q = given(queries, keys)[0]
-        assert int(attention.visible(q, keys, 0, queries, mask).sum()) == seen, mask
+        assert int(attention.Sides.of(q, {}).visible(q, keys, mask).sum()) == seen, mask
 
 
 def test_the_oracle_is_what_pytorch_computes():
     q, k, v = given()
     scalars = OPERATOR.scalar_values({"causal": True})
-    out, lse = OPERATOR.reference(q, k, v, **scalars)
+    out, lse = reference(q, k, v, **scalars)
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     # sums of at most 31 weights and products of 8 terms in float64
     assert (out - wanted).abs().max() < 64 * 2.0**-52
@@ -80,12 +86,12 @@ def test_gradients_are_those_of_the_oracle_differentiated(mask, softcap):
     """The formula of the weights made again shares nothing with autograd, which goes back through the forward pass."""
     leaves = [tensor.requires_grad_() for tensor in given()]
     scalars = OPERATOR.scalar_values({**mask, "softcap": softcap})
-    out, lse = OPERATOR.reference(*leaves, **scalars)
+    out, lse = reference(*leaves, **scalars)
     dout, dlse = arriving(out, lse)
     # what arrives for a row that sees nothing comes to nobody
     seen = lse.isfinite()
     wanted = torch.autograd.grad((out * dout).sum() + (lse[seen] * dlse[seen]).sum(), leaves)
-    found = GRADIENT.reference(*leaves, out.detach(), lse.detach(), dout, dlse, **scalars)
+    found = GRADIENT.reference(*leaves, out.detach(), lse.detach(), dout, dlse, *NOTHING, **scalars)
     for one, other in zip(found, wanted, strict=True):
         assert (one - other).abs().max() < 1e-12, mask
 
@@ -95,13 +101,13 @@ def test_gradients_of_one_head_after_another_are_those_of_all(monkeypatch):
 
     q, k, v = given()
     scalars = OPERATOR.scalar_values({"causal": True, "softcap": 3.0})
-    out, lse = OPERATOR.reference(q, k, v, **scalars)
+    out, lse = reference(q, k, v, **scalars)
     dout, dlse = arriving(out, lse)
     named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "dout": dout, "dlse": dlse}
-    whole = GRADIENT.reference(**named, **scalars)
+    whole = GRADIENT.reference(*named.values(), *NOTHING, **scalars)
     bounds = attention_gradients.gradient_errors(named, scalars, "bfloat16")
     monkeypatch.setattr(attention_gradients, "TOGETHER", 1)
-    for one, other in zip(GRADIENT.reference(**named, **scalars), whole, strict=True):
+    for one, other in zip(GRADIENT.reference(*named.values(), *NOTHING, **scalars), whole, strict=True):
         assert torch.allclose(one, other, rtol=1e-13, atol=1e-15)
     for name, parts in attention_gradients.gradient_errors(named, scalars, "bfloat16").items():
         assert torch.allclose(parts.largest, bounds[name].largest, rtol=1e-12)
@@ -129,17 +135,18 @@ def test_autograd_of_the_function_is_that_of_pytorchs(front_door, causal):
 
 def test_what_follows_is_what_attention_returns():
     """Gradients are asked with a result and a log-sum-exp that belong to the inputs, as autograd would keep them."""
+    from opforge.core.attention_cases import ABSENT
     from opforge.core.operator import Case
     from opforge.runner import allocate, fill
 
     axes = {"batch": 1, "kv_heads": 2, "group": 2, "queries": 9, "keys": 7, "head_dim": 8, "value_dim": 8}
-    case = Case(name="c", axes=axes, why="w", scalars={"causal": True, "alignment": "bottom_right"})
+    case = Case(name="c", axes=axes, why="w", scalars={**ABSENT, "causal": True, "alignment": "bottom_right"})
     arena = allocate(GRADIENT, case, "float32")
     try:
         fill(arena, GRADIENT, case, 3)
         inputs = {name: tensor.double() for name, tensor in arena.tensors("input").items()}
     finally:
         arena.close()
-    out, lse = OPERATOR.reference(inputs["q"], inputs["k"], inputs["v"], **OPERATOR.scalar_values(case.scalars))
+    out, lse = reference(inputs["q"], inputs["k"], inputs["v"], **OPERATOR.scalar_values(case.scalars))
     assert torch.equal(inputs["out"], out.float().double()) and torch.equal(inputs["lse"], lse.float().double())
     assert bool((lse == -float("inf")).any())

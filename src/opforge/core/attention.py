@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from opforge.core.attention_sides import DROPOUT, LIMITS_OF_DROPOUT, Sides
 from opforge.core.operator import Constraint, Scalar
 from opforge.core.rounding import EPSILON, Errors, few_ulps, positive_sum, product_errors
 
@@ -23,6 +24,7 @@ PARAMETERS = (
         about="a query's position among the keys: query 0 stands at key 0, or the last query at the last key",
     ),
     Scalar(name="softcap", default=0.0, about="scores become softcap * tanh(score / softcap); 0: they stay"),
+    *DROPOUT,
 )
 
 CONSTRAINTS = (
@@ -37,6 +39,7 @@ CONSTRAINTS = (
         about="a window reaches 0 or more keys to a side, or is -1",
     ),
     Constraint(name="softcap_caps", expression="softcap >= 0", about="a cap is above 0, or 0 for none"),
+    *LIMITS_OF_DROPOUT,
 )
 
 TOGETHER = 2**25
@@ -62,22 +65,6 @@ PAIRS = _pairs()
 """How many pairs of a query and a key are seen, of one head: an expression over axes and parameters."""
 
 
-def visible(q: Any, keys: int, first: int, queries: int, scalars: dict[str, Any]) -> Any:
-    """Which of `keys` keys the queries of q see, [q.shape[-2], keys] of bool. The first of q is number `first` of
-    `queries`.
-    """
-    rows = q.new_ones(q.shape[-2]).long().cumsum(0) - 1 + first
-    columns = q.new_ones(keys).long().cumsum(0) - 1
-    shift = keys - queries if scalars["alignment"] == "bottom_right" else 0
-    distance = columns - (rows + shift).unsqueeze(-1)
-    seen = distance == distance
-    if scalars["window_left"] >= 0:
-        seen = seen & (distance >= -scalars["window_left"])
-    if scalars["window_right"] >= 0:
-        seen = seen & (distance <= scalars["window_right"])
-    return seen & (distance <= 0) if scalars["causal"] else seen
-
-
 def scale_of(q: Any, scalars: dict[str, Any]) -> float:
     """The factor of the scores."""
     return scalars["scale"] or 1.0 / math.sqrt(q.shape[-1])
@@ -88,33 +75,45 @@ def for_heads(q: Any, shared: Any) -> Any:
     return shared.repeat_interleave(q.shape[1] // shared.shape[1], dim=1) if shared.shape[1] else shared
 
 
-def scores_of(q: Any, k: Any, first: int, queries: int, scalars: dict[str, Any]) -> Any:
-    """The scores [batch, heads, queries, keys], -inf where a key is not seen; k has q's heads."""
+def capped_of(q: Any, k: Any, scalars: dict[str, Any]) -> Any:
+    """Products of q and k, which has q's heads, scaled and capped: [batch, heads, queries, keys]."""
     scores = (q @ k.transpose(-1, -2)) * scale_of(q, scalars)
-    if scalars["softcap"] > 0:
-        scores = scalars["softcap"] * (scores / scalars["softcap"]).tanh()
-    return scores.masked_fill(~visible(q, k.shape[-2], first, queries, scalars), -math.inf)
+    return scalars["softcap"] * (scores / scalars["softcap"]).tanh() if scalars["softcap"] > 0 else scores
 
 
-def attended(q: Any, k: Any, v: Any, first: int, queries: int, scalars: dict[str, Any]) -> tuple[Any, Any]:
-    """(out, lse) of queries that begin with number `first` of `queries`; a row that sees nothing gives 0 and -inf."""
-    scores = scores_of(q, for_heads(q, k), first, queries, scalars)
-    top = scores.detach().amax(dim=-1, keepdim=True).clamp(min=-1e300)
+def scores_of(q: Any, k: Any, sides: Sides, scalars: dict[str, Any]) -> Any:
+    """The scores [batch, heads, queries, keys], -inf where a key is not seen; k has q's heads."""
+    scores, added = capped_of(q, k, scalars), sides.added(q, k.shape[-2], scalars)
+    if added is not None:
+        scores = scores + added[0]
+    return scores.masked_fill(~sides.visible(q, k.shape[-2], scalars), -math.inf)
+
+
+def attended(q: Any, k: Any, v: Any, sides: Sides, scalars: dict[str, Any]) -> tuple[Any, Any]:
+    """(out, lse); a row that sees nothing gives 0, and -inf or the logarithm of what its sink is."""
+    scores, sunk = scores_of(q, for_heads(q, k), sides, scalars), sides.sunk()
+    top = scores.detach().amax(dim=-1, keepdim=True)
+    if sunk is not None:
+        top = top.maximum(sunk.detach())
+    top = top.masked_fill(top == -math.inf, 0.0)
     weights = (scores - top).exp()
     total = weights.sum(dim=-1, keepdim=True)
+    if sunk is not None:
+        total = total + (sunk - top).exp()
     nothing = total == 0
     total = total.masked_fill(nothing, 1.0)
     lse = (top + total.log()).masked_fill(nothing, -math.inf)
-    return (weights / total) @ for_heads(q, v), lse.squeeze(-1)
+    weights, kept = weights / total, sides.kept(q, k.shape[-2], scalars)
+    return (weights if kept is None else weights * kept) @ for_heads(q, v), lse.squeeze(-1)
 
 
-def in_parts(function: Callable[..., Sequence[Any]], *tensors: Any, scalars: dict[str, Any]) -> list[Any]:
-    """`function(q, k, v, *others, first, queries, scalars)` on a part of the batch, the heads and the queries at a
-    time, so that not all scores are in memory at once. `others` and results begin with q's batch, heads and queries.
+def in_parts(function: Callable[..., Sequence[Any]], *tensors: Any, sides: Sides, scalars: dict[str, Any]) -> list[Any]:
+    """`function(q, k, v, *others, sides, scalars)` on a part of the batch, the heads and the queries at a time, so that
+    not all scores are in memory at once. `others` and results begin with q's batch, heads and queries.
     """
     q, k, queries = tensors[0], tensors[1], tensors[0].shape[2]
     if q.shape[0] * q.shape[1] * queries * k.shape[2] <= TOGETHER:
-        return list(function(*tensors, 0, queries, scalars))
+        return list(function(*tensors, sides, scalars))
     group = q.shape[1] // k.shape[1]
     rows = max(1, TOGETHER // (group * k.shape[2]))
     whole: list[Any] = []
@@ -124,7 +123,7 @@ def in_parts(function: Callable[..., Sequence[Any]], *tensors: Any, scalars: dic
             for first in range(0, queries, rows):
                 part = (slice(b, b + 1), heads, slice(first, first + rows))
                 given = (t[b : b + 1, h : h + 1] if place in (1, 2) else t[part] for place, t in enumerate(tensors))
-                found = function(*given, first, queries, scalars)
+                found = function(*given, sides.part(*part), scalars)
                 if not whole:
                     whole = [piece.new_zeros((*q.shape[:3], *piece.shape[3:])) for piece in found]
                 for result, piece in zip(whole, found, strict=True):
@@ -139,7 +138,8 @@ def attention_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: 
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     sliced = (q, k, v, outputs["out"], outputs["lse"])
-    found = in_parts(lambda *given: _errors(*given, dtype=dtype), *sliced, scalars=scalars)
+    sides = Sides.of(q, inputs)
+    found = in_parts(lambda *given: _errors(*given, dtype=dtype), *sliced, sides=sides, scalars=scalars)
     return {"out": Errors(found[0], found[1]), "lse": Errors(found[2], found[3])}
 
 
@@ -154,46 +154,60 @@ them has a standard deviation of 0.41 on average, so this is seven of theirs: of
 """
 
 
-def score_errors(q: Any, k: Any, scores: Any, scalars: dict[str, Any], dtype: str) -> Errors:
+def score_errors(q: Any, k: Any, sides: Sides, scalars: dict[str, Any], dtype: str) -> Errors:
     """Absolute errors of scores in float32, k having q's heads. exp2 takes them times log2(e), rounded."""
     raw = product_errors(q * scale_of(q, scalars), k.transpose(-1, -2), cut=dtype != "float32")
     size = ((q @ k.transpose(-1, -2)) * scale_of(q, scalars)).abs()
     of_cap = 4.0 * scalars["softcap"] if scalars["softcap"] > 0 else 0.0
-    return Errors(raw.largest, raw.typical) + few_ulps(size + of_cap, 3.0, 1.0)
+    found = Errors(raw.largest, raw.typical) + few_ulps(size + of_cap, 3.0, 1.0)
+    added = sides.added(q, k.shape[-2], scalars)
+    # each term is a product or two, and is added to what is there already
+    return found if added is None else found + few_ulps(size + of_cap + added[1], 2.5, 1.0)
 
 
 def _errors(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, first: int, queries: int, scalars: dict[str, Any], *, dtype: str
+    q: Any, k: Any, v: Any, out: Any, lse: Any, sides: Sides, scalars: dict[str, Any], *, dtype: str
 ) -> tuple[Any, ...]:
     k, v = for_heads(q, k), for_heads(q, v)
-    scores = scores_of(q, k, first, queries, scalars)
+    scores = scores_of(q, k, sides, scalars)
     weights = (scores - lse.unsqueeze(-1)).exp().nan_to_num(nan=0.0)
     seen = weights > 0
-    top = scores.amax(dim=-1, keepdim=True)
+    top, sunk = scores.amax(dim=-1, keepdim=True), sides.sunk()
     distance = (top - scores).masked_fill(~seen, 0.0)
-    of_score = score_errors(q, k, scores, scalars, dtype)
+    of_score = score_errors(q, k, sides, scalars, dtype)
     large = weights * (of_score.largest + EPSILON * (4 + 3 * distance))
     usual = weights * (of_score.typical + EPSILON * (1.5 + distance))
     sum_large, sum_usual = positive_sum(k.shape[-2])
+    kept = sides.kept(q, k.shape[-2], scalars)
+    # what meets v: dropped weights are exactly 0, the others grow, by one more rounding of the whole sum
+    met, factor = (weights, 1.0) if kept is None else (weights * kept, kept)
     size, squares = out.abs(), v.square()
-    carried = large @ v.abs() + size * large.sum(dim=-1, keepdim=True)
-    usual_carried = (usual.square() @ squares + out.square() * usual.square().sum(dim=-1, keepdim=True)).sqrt()
-    products = product_errors(weights, v, cut=dtype != "float32")
+    shared, usual_shared = large.sum(dim=-1, keepdim=True), usual.square().sum(dim=-1, keepdim=True)
+    if sunk is not None:
+        # the sink's part of the sum: its distance from the largest score is rounded, and sums are scaled once more
+        part = (sunk - lse.unsqueeze(-1)).exp()
+        gap = (sunk - top).abs().nan_to_num(posinf=0.0) + sunk.abs()
+        shared = shared + part * EPSILON * (4 + 3 * gap) + 3 * EPSILON
+        usual_shared = usual_shared + (part * EPSILON * (1.5 + gap) + EPSILON).square()
+    carried = (large * factor) @ v.abs() + size * shared
+    usual_carried = ((usual * factor).square() @ squares + out.square() * usual_shared).sqrt()
+    products = product_errors(met, v, cut=dtype != "float32")
     half = HALF_STEP[dtype]
-    spread = (weights.square() @ squares).sqrt()
-    of_weights = half * (size + (INDEPENDENT * spread).minimum(weights @ v.abs()))
+    spread = (met.square() @ squares).sqrt()
+    of_weights = half * (size + (INDEPENDENT * spread).minimum(met @ v.abs()))
     usual_of_weights = half * (0.5 * size + 0.6 * spread)
     if dtype == "float16":
         # weights below 2^-14 of the largest have steps of 2^-24 of it
-        small = ((weights < 2.0**-14) & seen).to(v)
-        step = 2.0**-25 * weights.amax(dim=-1, keepdim=True) * (small @ squares).sqrt()
+        small = ((weights < 2.0**-14) & seen).to(v) * factor
+        step = 2.0**-25 * weights.amax(dim=-1, keepdim=True) * (small.square() @ squares).sqrt()
         of_weights, usual_of_weights = of_weights + 2 * INDEPENDENT * step, usual_of_weights + 0.6 * step
-    shift = usual.square().sum(dim=-1).sqrt()
     lse_size = lse.abs().nan_to_num(posinf=0.0) + top.squeeze(-1).abs().nan_to_num(posinf=0.0) + 1
+    if sunk is not None:
+        lse_size = lse_size + sunk.squeeze(-1).abs()
     return (
-        carried + products.largest + of_weights + (sum_large + 3 * EPSILON) * size,
+        carried + products.largest + of_weights + (sum_large + 5 * EPSILON * (kept is not None) + 3 * EPSILON) * size,
         (usual_carried.square() + products.typical**2 + usual_of_weights.square()).sqrt()
         + (sum_usual + EPSILON) * size,
-        large.sum(dim=-1) + sum_large + 3 * EPSILON * lse_size,
-        shift + sum_usual + EPSILON * lse_size,
+        shared.squeeze(-1) + sum_large + 3 * EPSILON * lse_size,
+        usual_shared.sqrt().squeeze(-1) + sum_usual + EPSILON * lse_size,
     )

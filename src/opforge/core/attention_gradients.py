@@ -7,7 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from opforge.core.attention import HALF_STEP, INDEPENDENT, TOGETHER, for_heads, scale_of, score_errors, scores_of
+from opforge.core.attention import (
+    HALF_STEP,
+    INDEPENDENT,
+    TOGETHER,
+    capped_of,
+    for_heads,
+    scale_of,
+    score_errors,
+    scores_of,
+)
+from opforge.core.attention_sides import Sides
 from opforge.core.dtypes import DTYPES
 from opforge.core.rounding import BEYOND, CUT, EPSILON, Errors, few_ulps, finite, product_errors, sum_errors
 
@@ -21,20 +31,23 @@ STEEP = 85.0
 """Where a score, with its error, is so far above the log-sum-exp, its weight may leave the range of float32."""
 
 
-def by_heads(function: Callable[..., Sequence[Any]], of_queries: Sequence[Any], of_keys: Sequence[Any]) -> list[Any]:
-    """`function` of tensors that have a head for each of q, and of tensors that have those of k, repeated for their
-    groups: of all heads at once, or of one after another where their scores are too many. Results have q's heads.
+def by_heads(
+    function: Callable[..., Sequence[Any]], of_queries: Sequence[Any], of_keys: Sequence[Any], sides: Sides
+) -> list[Any]:
+    """`function` of tensors that have a head for each of q, of tensors that have those of k, repeated for their
+    groups, and of what is given beside: of all heads at once, or of one after another where their scores are too many.
+    Results have q's heads.
     """
     first, keys = of_queries[0], of_keys[0].shape[2]
     batch, heads, queries = first.shape[:3]
     repeated = [for_heads(first, tensor) for tensor in of_keys]
     if batch * heads * queries * keys <= TOGETHER:
-        return list(function(*of_queries, *repeated))
+        return list(function(*of_queries, *repeated, sides))
     whole: list[Any] = []
     for entry in range(batch):
         for head in range(heads):
             part = (slice(entry, entry + 1), slice(head, head + 1))
-            found = function(*(tensor[part] for tensor in (*of_queries, *repeated)))
+            found = function(*(tensor[part] for tensor in (*of_queries, *repeated)), sides.part(*part, slice(None)))
             if not whole:
                 whole = [piece.new_zeros((batch, heads, *piece.shape[2:])) for piece in found]
             for result, piece in zip(whole, found, strict=True):
@@ -48,31 +61,35 @@ def over_groups(tensor: Any, heads: int) -> Any:
 
 
 def slopes_of(
-    q: Any, out: Any, lse: Any, dout: Any, dlse: Any, k: Any, v: Any, *, scalars: Mapping[str, Any]
-) -> tuple[Any, Any, Any]:
-    """The scores, the weights exp(score - lse), and the gradients of the scores before they were scaled and capped."""
-    scores = scores_of(q, k, 0, q.shape[2], dict(scalars))
+    q: Any, out: Any, lse: Any, dout: Any, dlse: Any, k: Any, v: Any, sides: Sides, *, scalars: Mapping[str, Any]
+) -> tuple[Any, Any, Any, Any]:
+    """The scores, the weights exp(score - lse), the gradients of the scores before they were scaled and capped, and
+    what dropout makes of the weights (None: nothing).
+    """
+    scores, kept = scores_of(q, k, sides, dict(scalars)), sides.kept(q, k.shape[-2], scalars)
     hidden = (lse.unsqueeze(-1) == -float("inf")) | (scores == -float("inf"))
     weights = (scores - lse.unsqueeze(-1)).exp().masked_fill(hidden, 0.0)
     middle = (dout * out).sum(dim=-1) - dlse
-    slopes = weights * (dout @ v.transpose(-1, -2) - middle.unsqueeze(-1))
+    inner = dout @ v.transpose(-1, -2)
+    slopes = weights * ((inner if kept is None else inner * kept) - middle.unsqueeze(-1))
     if scalars["softcap"] > 0:
-        slopes = slopes * (1 - (scores.masked_fill(hidden, 0.0) / scalars["softcap"]).square())
-    return scores, weights, slopes
+        slopes = slopes * (1 - (capped_of(q, k, dict(scalars)) / scalars["softcap"]).square())
+    return scores, weights, slopes, kept
 
 
 def differentiated(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, scalars: Mapping[str, Any]
+    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, dlse: Any, sides: Sides, scalars: Mapping[str, Any]
 ) -> tuple[Any, Any, Any]:
     """(dq, dk, dv), of what attention returned and what arrives for both of its results."""
 
     def one(*given: Any) -> tuple[Any, Any, Any]:
         q, dout, k = given[0], given[3], given[5]
-        _, weights, slopes = slopes_of(*given, scalars=scalars)
+        _, weights, slopes, kept = slopes_of(*given, scalars=scalars)
+        weights = weights if kept is None else weights * kept
         scale = scale_of(q, dict(scalars))
         return scale * (slopes @ k), scale * (slopes.transpose(-1, -2) @ q), weights.transpose(-1, -2) @ dout
 
-    dq, dk, dv = by_heads(one, (q, out, lse, dout, dlse), (k, v))
+    dq, dk, dv = by_heads(one, (q, out, lse, dout, dlse), (k, v), sides)
     heads = k.shape[1]
     return dq, over_groups(dk, heads).sum(dim=2), over_groups(dv, heads).sum(dim=2)
 
@@ -89,8 +106,9 @@ def gradient_errors(inputs: Mapping[str, Any], scalars: Mapping[str, Any], dtype
     if not inputs["q"].numel():
         # no queries: sums of nothing, which are 0
         return {f"d{name}": Errors(inputs[name] * 0.0, inputs[name] * 0.0) for name in ("q", "k", "v")}
-    kept = {name: tensor if name == "lse" else finite(tensor) for name, tensor in inputs.items()}
-    found = by_heads(one, [kept[name] for name in ("q", "out", "lse", "dout", "dlse")], (kept["k"], kept["v"]))
+    names = ("q", "out", "lse", "dout", "dlse", "k", "v")
+    given = {name: inputs[name] if name == "lse" else finite(inputs[name]) for name in names}
+    found = by_heads(one, [given[name] for name in names[:5]], (given["k"], given["v"]), Sides.of(given["q"], inputs))
     heads = inputs["k"].shape[1]
 
     def added(largest: Any, typical: Any, reached: Any, size: Any) -> Errors:
@@ -128,23 +146,34 @@ def _turned(matrix: Any) -> Any:
 
 
 def _errors(
-    q: Any, out: Any, lse: Any, dout: Any, dlse: Any, k: Any, v: Any, *, scalars: Mapping[str, Any], dtype: str
+    q: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    dlse: Any,
+    k: Any,
+    v: Any,
+    sides: Sides,
+    *,
+    scalars: Mapping[str, Any],
+    dtype: str,
 ) -> tuple[Any, ...]:
     """Of dq, dk and dv of each head of q: largest, typical, reached, and the size of what is added up."""
     cut, half, scale = dtype != "float32", HALF_STEP[dtype], scale_of(q, dict(scalars))
-    scores, weights, slopes = slopes_of(q, out, lse, dout, dlse, k, v, scalars=scalars)
+    scores, weights, slopes, kept = slopes_of(q, out, lse, dout, dlse, k, v, sides, scalars=scalars)
+    factor = 1.0 if kept is None else kept
     hidden = (lse.unsqueeze(-1) == -float("inf")) | (scores == -float("inf"))
     lse = finite(lse).unsqueeze(-1)
     scores, weights, slopes = finite(scores), finite(weights), finite(slopes)
-    of_score = score_errors(q, k, scores, dict(scalars), dtype)
+    of_score = score_errors(q, k, sides, dict(scalars), dtype)
     # of exp2's argument, a difference of two numbers in units of log(2)
     argument = EPSILON * (4 + 3 * (scores - lse).abs() + 2 * scores.abs() + 2 * lse.abs())
-    of_inner = product_errors(dout, _turned(v), cut=cut)
+    of_inner = product_errors(dout, _turned(v), cut=cut).times(factor)
     of_middle = sum_errors(dout * out) + few_ulps(dlse.abs().unsqueeze(-1), 2.0, 1.0)
-    inner = dout @ _turned(v)
+    inner = (dout @ _turned(v)) * factor
     middle = (dout * out).sum(dim=-1, keepdim=True) - dlse.unsqueeze(-1)
     difference, slack = (inner - middle).abs(), EPSILON * (inner.abs() + middle.abs())
-    alike = CUT if cut else 1 / 64
+    alike, met = CUT if cut else 1 / 64, weights * factor
     exponent = scores - lse
     parts = []
     for off_score, off_inner, off_middle, room, usual in (
@@ -171,15 +200,15 @@ def _errors(
             (
                 abs(scale) * through(off_slope, slopes, (level @ k).abs(), k),
                 abs(scale) * through(_turned(off_slope), _turned(slopes), 2 * _spread(_turned(level), q), q),
-                through(_turned(off), _turned(weights), 0.0, dout),
+                through(_turned(off * factor), _turned(met), 0.0, dout),
             )
         )
     products = (
         product_errors(slopes, k, cut=cut).times(scale),
         product_errors(_turned(slopes), q, cut=cut).times(scale),
-        product_errors(_turned(weights), dout, cut=cut),
+        product_errors(_turned(met), dout, cut=cut),
     )
-    beyond = (weights.maximum(slopes.abs()) > DTYPES[dtype].largest / 4) | (
+    beyond = (met.maximum(slopes.abs()) > DTYPES[dtype].largest / 4) | (
         (exponent + of_score.largest + argument > STEEP) & ~hidden
     )
     high = scores.abs() + inner.abs() * 4 + BEYOND * beyond.to(scores)

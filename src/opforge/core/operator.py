@@ -282,9 +282,9 @@ class Operator:
         optional = [spec.name for spec in self.inputs if spec.optional]
         presence = tuple(Scalar(name=f"has_{name}", default=True, choices=(True, False)) for name in optional)
         object.__setattr__(self, "presence", presence)
-        if self.gradient is not None and not self.one_form:
+        if self.gradient is not None and any(spec.many is not None for spec in self.inputs):
             raise UsageError(
-                f"{self.name} has optional inputs or lists, and names {self.gradient!r} for its gradients. The "
+                f"{self.name} has lists, and names {self.gradient!r} for its gradients. The "
                 "reference is differentiated there: remove `gradient`."
             )
         parameters = [scalar.name for scalar in (*self.scalars, *self.presence)]

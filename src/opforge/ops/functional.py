@@ -329,11 +329,11 @@ def scaled_dot_product_attention(
     enable_gqa: bool = False,
 ) -> Lowered | str:
     """As torch.nn.functional.scaled_dot_product_attention, of tensors [batch, heads, length, dim] or without heads. By
-    attention where a kernel of ours is taken, there is no mask but is_causal and no dropout; with gradients where a
-    kernel of ours computes these as well.
+    attention where a kernel of ours is taken, and nothing is dropped (PyTorch's own generator says what); with
+    gradients where a kernel of ours computes these as well, and the mask wants none.
     """
-    if attn_mask is not None or dropout_p:
-        return "attention takes no mask as a tensor, and drops nothing"
+    if dropout_p:
+        return "PyTorch's generator says what is dropped"
     if reason := unfit("attention", query, key, value):
         return reason
     if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
@@ -346,15 +346,29 @@ def scaled_dot_product_attention(
         return "heads of keys and queries differ"
     if not k.shape[2] or not k.shape[3] or not v.shape[3] or scale == 0:
         return "there is nothing to weigh"
+    beside: dict[str, Tensor] = {}
+    if attn_mask is not None:
+        if is_causal or attn_mask.device != q.device or attn_mask.dtype not in (torch.bool, q.dtype):
+            return "such a mask is PyTorch's"
+        if attn_mask.requires_grad and torch.is_grad_enabled():
+            return "the gradient of a mask is PyTorch's"
+        shape = (*q.shape[:3], k.shape[2])
+        # without heads its first axis is the batch
+        given = attn_mask.unsqueeze(1) if query.ndim == attn_mask.ndim == 3 else attn_mask
+        if given.ndim > 4 or any(
+            own not in (1, size) for own, size in zip(given.shape[::-1], shape[::-1], strict=False)
+        ):
+            return "such a mask is PyTorch's"
+        beside["mask" if given.dtype == torch.bool else "bias"] = given.expand(shape)
     scalars = {"causal": bool(is_causal), "scale": 0.0 if scale is None else float(scale)}
     if torch.compiler.is_compiling():
         return "in a compiled graph it is PyTorch's"
-    if (found := ops.attention.why(q, k, v, **scalars)).implementation.backend == "torch":
+    if (found := ops.attention.why(q, k, v, **beside, **scalars)).implementation.backend == "torch":
         return f"no kernel of ours is taken here: {found.why}"
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value)):
         out = q.new_empty((*q.shape[:3], v.shape[3]))
         lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-        found = ops.attention_backward.why(q, k, v, out, lse, out, lse, **scalars)
+        found = ops.attention_backward.why(q, k, v, out, lse, out, lse, **beside, **scalars)
         if found.implementation.backend == "torch":
             return f"its gradients are PyTorch's here: {found.why}"
     return Lowered(

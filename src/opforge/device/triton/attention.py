@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from opforge.device.triton.attention_sides import arguments_of, joined, kept, keys_of
+
 SPACE = {
     "BLOCK_M": (16, 32, 64, 128),
     "BLOCK_N": (16, 32, 64, 128),
@@ -51,8 +53,10 @@ def seen_of(rows, cols, shift, left, right):
 @triton.jit
 def steps(
     acc, total, peak, q, k_ptr, v_ptr, rows, shift, left, right, keys, head_dim, value_dim, sk_n, sk_d, sv_n, sv_d,
-    scale, softcap, first, last, CAP: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
+    scale, softcap, b, h, queries, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope, seed, least, offset, first,
+    last, CAP: tl.constexpr, MASKED: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr,
+    DROPOUT: tl.constexpr,
 ):  # fmt: skip
     """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps."""
     d = tl.arange(0, D)
@@ -70,6 +74,11 @@ def steps(
         else:
             k = tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
         s = scores_of(q, k, scale, softcap, CAP)
+        if BIAS or MASK or ALIBI:
+            s = joined(
+                s, rows, cols, shift, queries, keys, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope, BIAS,
+                MASK, ALIBI,
+            )  # fmt: skip
         if MASKED:
             s = tl.where(seen_of(rows, cols, shift, left, right) & inside[None, :], s, -float("inf"))
         higher = tl.maximum(peak, tl.max(s, 1))
@@ -78,6 +87,8 @@ def steps(
         weights = tl.exp2(s - base[:, None])
         shrink = tl.exp2(peak - base)
         total = total * shrink + tl.sum(weights, 1)
+        if DROPOUT:
+            weights = tl.where(kept(rows, start, b, h, seed, least, offset, BLOCK_N), weights, 0.0)
         acc = acc * shrink[:, None]
         if MASKED:
             v = tl.load(v_at, mask=inside[:, None] & (e < value_dim)[None, :], other=0.0)
@@ -90,12 +101,16 @@ def steps(
     return acc, total, peak
 
 
-@triton.jit
+# no variant of its own for a seed that 16 divides
+@triton.jit(do_not_specialize=["seed", "least", "offset"])
 def forward(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d, sv_b, sv_h, sv_n, sv_d,
-    heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap, CAP: tl.constexpr,
-    LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr,
-    E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
+    heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap,
+    lengths_ptr, lengths_b, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k,
+    slopes_ptr, slopes_h, sinks_ptr, sinks_h, seed, least, offset, grow,
+    CAP: tl.constexpr, LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, LENGTHS: tl.constexpr,
+    BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     # the last queries first: under a causal mask they see the most
     block = tl.cdiv(queries, BLOCK_M) - 1 - tl.program_id(1)
@@ -108,6 +123,14 @@ def forward(
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
+    keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
+    bias_at, mask_at, slope = 0, 0, 0.0
+    if BIAS:
+        bias_at = bias_ptr + b * bias_b + h * bias_h
+    if MASK:
+        mask_at = mask_ptr + b * mask_b + h * mask_h
+    if ALIBI:
+        slope = tl.load(slopes_ptr + h * slopes_h)
     acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     peak = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
@@ -129,23 +152,41 @@ def forward(
         if LIMITED:
             acc, total, peak = steps(
                 acc, total, peak, q, k_head, v_head, rows, shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
-                sv_n, sv_d, scale, softcap, begin, clear, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E,
+                sv_n, sv_d, scale, softcap, b, h, queries, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope,
+                seed, least, offset, begin, clear, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E, BIAS, MASK, ALIBI,
+                DROPOUT,
             )  # fmt: skip
         acc, total, peak = steps(
             acc, total, peak, q, k_head, v_head, rows, shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
-            sv_n, sv_d, scale, softcap, clear, edge, CAP, False, BLOCK_N, D, E, WHOLE_D, WHOLE_E,
+            sv_n, sv_d, scale, softcap, b, h, queries, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope,
+            seed, least, offset, clear, edge, CAP, False, BLOCK_N, D, E, WHOLE_D, WHOLE_E, BIAS, MASK, ALIBI,
+            DROPOUT,
         )  # fmt: skip
         acc, total, peak = steps(
             acc, total, peak, q, k_head, v_head, rows, shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
-            sv_n, sv_d, scale, softcap, edge, end, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E,
+            sv_n, sv_d, scale, softcap, b, h, queries, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope,
+            seed, least, offset, edge, end, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E, BIAS, MASK, ALIBI,
+            DROPOUT,
         )  # fmt: skip
     else:
         acc, total, peak = steps(
             acc, total, peak, q, k_head, v_head, rows, shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
-            sv_n, sv_d, scale, softcap, 0, keys, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E,
+            sv_n, sv_d, scale, softcap, b, h, queries, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope,
+            seed, least, offset, 0, keys, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E, BIAS, MASK, ALIBI,
+            DROPOUT,
         )  # fmt: skip
+    if SINKS:
+        sink = tl.load(sinks_ptr + h * sinks_h) * LOG2E
+        higher = tl.maximum(peak, sink)
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        shrink = tl.exp2(peak - base)
+        acc = acc * shrink[:, None]
+        total = total * shrink + tl.exp2(sink - base)
+        peak = higher
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
+    if DROPOUT:
+        acc = acc * grow
     # the maximum is in units of log2: back to the natural logarithm
     lse = tl.where(nothing, -float("inf"), (peak + tl.log2(tl.where(nothing, 1.0, total))) / LOG2E)
     line = (b * heads + h) * queries + rows
@@ -171,6 +212,11 @@ def launch_forward(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
+    key_lengths: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    alibi_slopes: torch.Tensor | None,
+    sinks: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor,
     *,
@@ -180,6 +226,9 @@ def launch_forward(
     window_right: int,
     alignment: str,
     softcap: float,
+    dropout: float,
+    seed: int,
+    offset: int,
     SPLIT: bool,
     BLOCK_M: int,
     BLOCK_N: int,
@@ -192,10 +241,11 @@ def launch_forward(
     if not out.numel():
         return
     shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
+    beside, flags = arguments_of(q, key_lengths, bias, mask, alibi_slopes, sinks, dropout, seed, offset)
     D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
     forward[(batch * heads, triton.cdiv(queries, BLOCK_M))](
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), heads, heads // k.shape[1], queries, keys,
-        head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, CAP=softcap > 0,
-        LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E, WHOLE_D=head_dim == D,
-        WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages,
+        head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
+        CAP=softcap > 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
+        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages, **flags,
     )  # fmt: skip

@@ -166,7 +166,25 @@ def _joined(operator: Operator, gradient: Operator) -> Callable[..., Any]:
                 **{name: scalars[name] for name in wiring.scalars},
             )
             results = returned if isinstance(returned, tuple) else (returned,)
-            return tuple(None if place is None else results[place] for place in wiring.gives)
+            found = [None if place is None else results[place] for place in wiring.gives]
+            missing = [
+                at
+                for at, tensor in enumerate(inputs)
+                if found[at] is None and ctx.needs_input_grad[at] and tensor.is_floating_point()
+            ]
+            if missing:
+                # what the gradient operator says nothing about comes from the reference, as in a call
+                with torch.enable_grad():
+                    leaves = [
+                        tensor.detach().requires_grad_(True) if at in missing else tensor.detach()
+                        for at, tensor in enumerate(inputs)
+                    ]
+                    made = operator.reference(*leaves, **scalars)
+                    made = made if isinstance(made, tuple) else (made,)
+                wanted = [leaves[at] for at in missing]
+                for at, value in zip(missing, torch.autograd.grad(made, wanted, incoming), strict=True):
+                    found[at] = value
+            return tuple(found)
 
         joined: Any = type(
             "Joined", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)}

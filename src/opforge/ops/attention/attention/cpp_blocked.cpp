@@ -18,17 +18,27 @@ KEYS = 256
 TILES = 5
 ISA = 0
 */
+#include <optional>
+
 #include "opforge/attention/host.h"
 
 namespace {
 
-void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, opforge::TensorView out, opforge::TensorView lse,
-               double scale, bool causal, int64_t window_left, int64_t window_right, int64_t alignment, double softcap) {
+using Given = std::optional<opforge::TensorView>;
+
+template <typename T>
+using Sides = opforge::attention::Sides<T>;
+
+void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, Given key_lengths, Given bias, Given mask, Given alibi_slopes,
+               Given sinks, opforge::TensorView out, opforge::TensorView lse, double scale, bool causal, int64_t window_left, int64_t window_right,
+               int64_t alignment, double softcap, double dropout, int64_t seed, int64_t offset) {
   const opforge::attention::Reach reach(q.size(2), k.size(2), causal, window_left, window_right, alignment == 1);
   opforge::attention::check(q, k, v, out, lse);
   if (out.numel() == 0) return;
   const float factor = scale != 0.0 ? static_cast<float>(scale) : 1.0f / std::sqrt(static_cast<float>(q.size(3)));
-  OPFORGE_DISPATCH_DTYPE(q, T, opforge::attention::forward_any<T, KEYS, TILES, ISA>(q, k, v, opforge::data<T>(out), opforge::data<float>(lse), reach, factor, static_cast<float>(softcap)));
+  OPFORGE_DISPATCH_DTYPE(q, T, opforge::attention::forward_any<T, KEYS, TILES, ISA>(
+      q, k, v, opforge::data<T>(out), opforge::data<float>(lse), reach,
+      Sides<T>(q, k, key_lengths, bias, mask, alibi_slopes, sinks, reach.shift, dropout, seed, offset), factor, static_cast<float>(softcap)));
 }
 
 }  // namespace

@@ -19,6 +19,12 @@ dtypes = ["float16", "bfloat16"]
 [supports]
 heads_fit_registers = "head_dim <= 256 and value_dim <= 256"
 lengths_fit_a_coordinate = "queries < 268435456 and keys < 268435456"
+no_padding = "not has_key_lengths"
+no_bias = "not has_bias"
+no_mask = "not has_mask"
+no_alibi = "not has_alibi_slopes"
+no_sinks = "not has_sinks"
+no_dropout = "dropout == 0"
 
 [space]
 BLOCK_N = [0, 64, 80, 96, 128, 160, 176, 192]
@@ -32,6 +38,8 @@ STAGES = 0
 TURNS = 1
 GROUPS = 0
 */
+#include <optional>
+
 #include "opforge/attention/wgmma_launch.h"
 
 namespace {
@@ -44,8 +52,12 @@ void attend(const opforge::TensorView& q, const opforge::TensorView& k, const op
   flash::forward_wgmma<T, BLOCK_N, STAGES, TURNS != 0, GROUPS>(q, k, v, out, lse, call, stream);
 }
 
-void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, opforge::TensorView out, opforge::TensorView lse, double scale,
-               bool causal, int64_t window_left, int64_t window_right, int64_t alignment, double softcap) {
+// key_lengths, bias, mask, alibi_slopes and sinks: refused by what the file supports
+using Absent = std::optional<opforge::TensorView>;
+
+void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, Absent, Absent, Absent, Absent, Absent,
+               opforge::TensorView out, opforge::TensorView lse, double scale, bool causal, int64_t window_left, int64_t window_right,
+               int64_t alignment, double softcap, double, int64_t, int64_t) {
   opforge::check_device({"q", q});
   flash::check(q, k, v, out, lse);
   if (out.numel() == 0) return;

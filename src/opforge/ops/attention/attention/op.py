@@ -1,12 +1,14 @@
 """Attention: out = softmax(scale * q k^T, masked) v, and the logarithm of each row's sum of exponentials."""
 
 from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
-from opforge.core.attention_cases import BOTTOM, CAUSAL, WORKLOADS, axes
+from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
+from opforge.core.attention_sides import NAMES, SIDES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 
-def reference(q, k, v, **scalars):
-    return tuple(in_parts(attended, q, k, v, scalars=scalars))
+def reference(q, k, v, *beside, **scalars):
+    sides = Sides.of(q, dict(zip(NAMES, beside, strict=True)))
+    return tuple(in_parts(attended, q, k, v, sides=sides, scalars=scalars))
 
 
 def errors(inputs, outputs, scalars, dtype):
@@ -14,16 +16,17 @@ def errors(inputs, outputs, scalars, dtype):
 
 
 def inside_the_values(inputs, outputs, scalars):
-    # weights are positive and sum to 1: no element is beyond the largest of its column; bfloat16 rounds by 1/256
+    # weights are positive and sum to 1 at the most before dropout: no element is beyond the largest of its column;
+    # bfloat16 rounds by 1/256
     v, out = inputs["v"].abs().amax(dim=2, keepdim=True), outputs["out"].abs()
     most = v.repeat_interleave(out.shape[1] // v.shape[1], dim=1) if v.shape[1] else v
-    over = (out - most * (1 + 1 / 64)).amax().item() if out.numel() else 0.0
+    over = (out - most * (1 + 1 / 64) / (1 - scalars["dropout"])).amax().item() if out.numel() else 0.0
     return None if over <= 1e-30 else f"an element is {over:.3g} beyond the largest value of its column"
 
 
 operator = Operator(
     name="attention",
-    about="scaled dot-product attention with causal masks, windows and softcap, and its log-sum-exp",
+    about="scaled dot-product attention with masks, windows, padding, biases, sinks and dropout, and its log-sum-exp",
     source="Vaswani et al. 2017; Dao et al., FlashAttention, arXiv:2205.14135",
     inputs=(
         TensorSpec(name="q", shape="batch kv_heads*group queries head_dim"),
@@ -31,6 +34,7 @@ operator = Operator(
             name="k", shape="batch kv_heads keys head_dim", about="head h of q reads head h // group of k and v"
         ),
         TensorSpec(name="v", shape="batch kv_heads keys value_dim"),
+        *SIDES,
     ),
     outputs=(
         TensorSpec(name="out", shape="batch kv_heads*group queries value_dim"),
@@ -38,7 +42,7 @@ operator = Operator(
             name="lse",
             shape="batch kv_heads*group queries",
             dtype="float32",
-            about="the natural logarithm of the sum of exp(score); -inf where a query sees nothing",
+            about="the natural logarithm of the sum of exp(score), the sink's too; -inf where there is none",
         ),
     ),
     scalars=PARAMETERS,
@@ -51,7 +55,7 @@ operator = Operator(
         about="scores and sums in float32; weights may be rounded to the dtype before they meet v",
     ),
     laws=(Law(name="inside_the_values", about="an average of values is none beyond them", holds=inside_the_values),),
-    cases=(
+    cases=plain(
         Case(name="one_block", axes=axes(1, 2, 1, 64, 64, 64), why="whole blocks, no mask at work"),
         Case(name="one_past", axes=axes(1, 1, 1, 129, 129, 64), scalars=CAUSAL, why="length % 128 = 1, causal"),
         Case(name="half_block", axes=axes(1, 1, 1, 192, 192, 32), scalars=CAUSAL, why="length % 128 = 64, causal"),
@@ -162,6 +166,7 @@ operator = Operator(
             layout="misaligned",
             why="sizes invite vector loads, the address forbids them",
         ),
+        *SIDE_CASES,
     ),
     workloads=WORKLOADS,
     gradient="attention_backward",

@@ -1,17 +1,20 @@
 """The gradients of attention: of queries, keys and values, from what it returned and what arrives for that."""
 
 from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, in_parts
-from opforge.core.attention_cases import BOTTOM, CAUSAL, WORKLOADS, axes
+from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
 from opforge.core.attention_gradients import differentiated, gradient_errors
+from opforge.core.attention_sides import NAMES, SIDES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 
-def reference(q, k, v, out, lse, dout, dlse, **scalars):
-    return differentiated(q, k, v, out, lse, dout, dlse, scalars)
+def reference(q, k, v, out, lse, dout, dlse, *beside, **scalars):
+    sides = Sides.of(q, dict(zip(NAMES, beside, strict=True)))
+    return differentiated(q, k, v, out, lse, dout, dlse, sides, scalars)
 
 
 def follows(inputs, scalars):
-    out, lse = in_parts(attended, inputs["q"], inputs["k"], inputs["v"], scalars=scalars)
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    out, lse = in_parts(attended, q, k, v, sides=Sides.of(q, inputs), scalars=scalars)
     return {"out": out, "lse": lse}
 
 
@@ -48,6 +51,7 @@ operator = Operator(
         ),
         TensorSpec(name="dout", shape="batch kv_heads*group queries value_dim", about="the gradient of out"),
         TensorSpec(name="dlse", shape="batch kv_heads*group queries", dtype="float32", about="the gradient of lse"),
+        *SIDES,
     ),
     outputs=(
         TensorSpec(name="dq", shape="batch kv_heads*group queries head_dim"),
@@ -67,7 +71,7 @@ operator = Operator(
         about="weights and slopes of scores carry what their sums may be off; 16-bit factors are rounded once",
     ),
     laws=(Law(name="both_sides_agree", about="sum(q * dq) is sum(k * dk)", holds=both_sides_agree),),
-    cases=(
+    cases=plain(
         Case(name="one_block", axes=axes(1, 2, 1, 64, 64, 64), why="whole blocks, no mask at work"),
         Case(name="odd", axes=axes(2, 1, 2, 65, 63, 32), why="a tail in each block; two heads share keys"),
         Case(name="one_past", axes=axes(1, 1, 1, 129, 129, 64), scalars=CAUSAL, why="length % 128 = 1, causal"),
@@ -157,6 +161,7 @@ operator = Operator(
             layout="misaligned",
             why="sizes invite vector loads, the address forbids them",
         ),
+        *SIDE_CASES,
     ),
     workloads=WORKLOADS,
     implementations=("triton_twokernels", "torch_eager", "torch_definition"),

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from opforge.device.triton.attention import LOG2E, reach, scores_of, seen_of
+from opforge.device.triton.attention_sides import arguments_of, joined, kept, keys_of
 
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
@@ -56,20 +57,43 @@ def middles(
 
 @triton.jit
 def weights_and_slopes(
-    q, k, v, dout, lse, middle, rows, cols, shift, left, right, keys, scale, softcap, CAP: tl.constexpr,
-    LIMITED: tl.constexpr,
+    q, k, v, dout, lse, middle, rows, cols, shift, left, right, queries, keys, scale, softcap, first, b, h, bias_ptr,
+    bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k, slopes_ptr, slopes_h, seed, least, offset,
+    grow, CAP: tl.constexpr, LIMITED: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr,
+    DROPOUT: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, BLOCK_N] of both; `lse` in units of log(2), +inf where a row sees nothing."""
+    """[BLOCK_M, BLOCK_N] of both, of keys from `first` on, the weights as they meet the values; `lse` in units of
+    log(2), +inf where a row sees nothing.
+    """
     scores = scores_of(q, k, scale, softcap, CAP)
+    if CAP:
+        bent = scores / (softcap * LOG2E)
+    if BIAS or MASK or ALIBI:
+        bias_at, mask_at, slope = 0, 0, 0.0
+        if BIAS:
+            bias_at = bias_ptr + b * bias_b + h * bias_h
+        if MASK:
+            mask_at = mask_ptr + b * mask_b + h * mask_h
+        if ALIBI:
+            slope = tl.load(slopes_ptr + h * slopes_h)
+        scores = joined(
+            scores, rows, cols, shift, queries, keys, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope, BIAS,
+            MASK, ALIBI,
+        )  # fmt: skip
     seen = (cols < keys)[None, :] & (rows >= 0)[:, None]
     if LIMITED:
         seen = seen & seen_of(rows, cols, shift, left, right)
     weights = tl.where(seen, tl.exp2(scores - lse[:, None]), 0.0)
-    slopes = weights * (tl.dot(dout, tl.trans(v), input_precision="ieee") - middle[:, None])
+    inner = tl.dot(dout, tl.trans(v), input_precision="ieee")
+    met = weights
+    if DROPOUT:
+        keep = kept(rows, first, b, h, seed, least, offset, BLOCK_N)
+        met = tl.where(keep, weights * grow, 0.0)
+        inner = tl.where(keep, inner * grow, 0.0)
+    slopes = weights * (inner - middle[:, None])
     if CAP:
-        bent = scores / (softcap * LOG2E)
         slopes = slopes * (1 - bent * bent)
-    return weights, slopes
+    return met, slopes
 
 
 @triton.jit
@@ -80,12 +104,16 @@ def kept_of(lse_ptr, sl_n, middle_ptr, rows, queries):
     return lse, tl.load(middle_ptr + rows, mask=rows < queries, other=0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed", "least", "offset"])
 def of_keys(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, middle_ptr, dk_ptr, dv_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d,
     sv_b, sv_h, sv_n, sv_e, sg_b, sg_h, sg_n, sg_e, sl_b, sl_h, sl_n, kv_heads, group, queries, keys, head_dim,
-    value_dim, shift, left, right, scale, softcap, D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr,
-    WHOLE_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr,
+    value_dim, shift, left, right, scale, softcap,
+    lengths_ptr, lengths_b, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k,
+    slopes_ptr, slopes_h, sinks_ptr, sinks_h, seed, least, offset, grow,
+    D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr, LENGTHS: tl.constexpr, BIAS: tl.constexpr,
+    MASK: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(1) * BLOCK_N
     cols, d, e = first + tl.arange(0, BLOCK_N), tl.arange(0, D), tl.arange(0, E)
@@ -94,6 +122,8 @@ def of_keys(
     k = tile(k_ptr + b * sk_b + h * sk_h, cols, d, sk_n, sk_d, keys, head_dim, WHOLE_D)
     v = tile(v_ptr + b * sv_b + h * sv_h, cols, e, sv_n, sv_e, keys, value_dim, WHOLE_E)
     dk, dv = tl.zeros([BLOCK_N, D], tl.float32), tl.zeros([BLOCK_N, E], tl.float32)
+    # of keys past an entry's length nothing is seen, and their gradients are written as 0
+    there = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
     begin = 0
     end = queries
     if LIMITED:
@@ -111,8 +141,10 @@ def of_keys(
             dout = tile(dout_head, rows, e, sg_n, sg_e, queries, value_dim, WHOLE_E)
             lse, middle = kept_of(lse_head, sl_n, middle_head, rows, queries)
             weights, slopes = weights_and_slopes(
-                q, k, v, dout, lse, middle, rows, cols, shift, left, right, keys, scale, softcap, CAP, LIMITED
-            )
+                q, k, v, dout, lse, middle, rows, cols, shift, left, right, queries, there, scale, softcap, first, b,
+                head, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k, slopes_ptr,
+                slopes_h, seed, least, offset, grow, CAP, LIMITED, BIAS, MASK, ALIBI, DROPOUT, BLOCK_N,
+            )  # fmt: skip
             dv = tl.dot(tl.trans(weights.to(dout.dtype)), dout, dv, input_precision="ieee")
             dk = tl.dot(tl.trans(slopes.to(q.dtype)), q, dk, input_precision="ieee")
     at = (line * keys + cols)[:, None]
@@ -127,12 +159,16 @@ def of_keys(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["seed", "least", "offset"])
 def of_queries(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, middle_ptr, dq_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d, sv_b,
     sv_h, sv_n, sv_e, sg_b, sg_h, sg_n, sg_e, sl_b, sl_h, sl_n, kv_heads, group, queries, keys, head_dim, value_dim,
-    shift, left, right, scale, softcap, D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr,
+    shift, left, right, scale, softcap,
+    lengths_ptr, lengths_b, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k,
+    slopes_ptr, slopes_h, sinks_ptr, sinks_h, seed, least, offset, grow,
+    D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr, LENGTHS: tl.constexpr, BIAS: tl.constexpr,
+    MASK: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
     # the last queries first: under a causal mask they see the most
     first = (tl.cdiv(queries, BLOCK_M) - 1 - tl.program_id(1)) * BLOCK_M
@@ -143,6 +179,7 @@ def of_queries(
     q = tile(q_ptr + b * sq_b + head * sq_h, rows, d, sq_n, sq_d, queries, head_dim, WHOLE_D)
     dout = tile(dout_ptr + b * sg_b + head * sg_h, rows, e, sg_n, sg_e, queries, value_dim, WHOLE_E)
     lse, middle = kept_of(lse_ptr + b * sl_b + head * sl_h, sl_n, middle_ptr + line * queries, rows, queries)
+    keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
     begin = 0
     end = keys
     if LIMITED:
@@ -154,16 +191,18 @@ def of_queries(
         k = tile(k_ptr + b * sk_b + h * sk_h, cols, d, sk_n, sk_d, keys, head_dim, WHOLE_D)
         v = tile(v_ptr + b * sv_b + h * sv_h, cols, e, sv_n, sv_e, keys, value_dim, WHOLE_E)
         _, slopes = weights_and_slopes(
-            q, k, v, dout, lse, middle, rows, cols, shift, left, right, keys, scale, softcap, CAP, LIMITED
-        )
+            q, k, v, dout, lse, middle, rows, cols, shift, left, right, queries, keys, scale, softcap, start, b, head,
+            bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k, slopes_ptr, slopes_h,
+            seed, least, offset, grow, CAP, LIMITED, BIAS, MASK, ALIBI, DROPOUT, BLOCK_N,
+        )  # fmt: skip
         dq = tl.dot(slopes.to(k.dtype), k, dq, input_precision="ieee")
     at = dq_ptr + (line * queries + rows)[:, None] * head_dim + d[None, :]
     tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=(rows < queries)[:, None] & (d < head_dim)[None, :])
 
 
 def launch(
-    q, k, v, out, lse, dout, dlse, dq, dk, dv, *, scale, causal, window_left, window_right, alignment, softcap,
-    BLOCK_M, BLOCK_N, num_warps, num_stages,
+    q, k, v, out, lse, dout, dlse, key_lengths, bias, mask, alibi_slopes, sinks, dq, dk, dv, *, scale, causal,
+    window_left, window_right, alignment, softcap, dropout, seed, offset, BLOCK_M, BLOCK_N, num_warps, num_stages,
 ):  # fmt: skip
     batch, heads, queries, head_dim = q.shape
     kv_heads, keys, value_dim = v.shape[1:]
@@ -175,13 +214,16 @@ def launch(
             out, dout, dlse, middle, *out.stride(), *dout.stride(), *dlse.stride(), heads, queries, value_dim, E=E,
             WHOLE_E=value_dim == E, BLOCK_M=32,
         )  # fmt: skip
+    # the log-sum-exp knows of the sinks
+    beside, flags = arguments_of(q, key_lengths, bias, mask, alibi_slopes, None, dropout, seed, offset)
     shared = (
         *q.stride(), *k.stride(), *v.stride(), *dout.stride(), *lse.stride(), kv_heads, heads // max(kv_heads, 1),
         queries, keys, head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0,
+        *beside,
     )  # fmt: skip
     tiles = {
         "D": D, "E": E, "WHOLE_D": head_dim == D, "WHOLE_E": value_dim == E, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N,
-        "CAP": softcap > 0, "LIMITED": limited, "num_warps": num_warps, "num_stages": num_stages,
+        "CAP": softcap > 0, "LIMITED": limited, "num_warps": num_warps, "num_stages": num_stages, **flags,
     }  # fmt: skip
     if dk.numel():
         of_keys[(batch * kv_heads, triton.cdiv(keys, BLOCK_N))](q, k, v, dout, lse, middle, dk, dv, *shared, **tiles)

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "opforge/attention/checks.h"
+#include "opforge/attention/sides.h"
 #include "opforge/gemm/host.h"
 #include "opforge/numeric/math.h"
 
@@ -63,7 +64,7 @@ OPFORGE_ATTENTION_ROW(row_avx512, __attribute__((target("avx512f,avx512dq,avx512
 using Row = float (*)(float*, int64_t, int64_t, int64_t, float, float, float*, float*);
 
 template <typename Tile, Row row, typename T, int kKeys, int kTiles>
-void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, float factor, float cap) {
+void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
   using gemm::Buffer;
   using gemm::pack_panel;
   using gemm::round_up;
@@ -88,7 +89,7 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       std::fill(top, top + kBlock, -std::numeric_limits<float>::infinity());
       std::fill(total, total + kBlock, 0.0f);
       std::fill(sums.get(), sums.get() + kBlock * wide_out, 0.0f);
-      const int64_t stop = reach.last(i0 + rows - 1);
+      const int64_t stop = std::min(reach.last(i0 + rows - 1), sides.keys_of(b, k.size(2)));
       for (int64_t j0 = reach.first(i0); j0 < stop; j0 += kKeys) {
         const int64_t cols = std::min<int64_t>(kKeys, stop - j0);
         for (int64_t p = 0; p * kCols < cols; ++p)
@@ -108,9 +109,12 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
             const int64_t to = std::max(from, std::min(reach.last(i0 + query) - j0, cols));
             float* line = scores.get() + query * kWide;
             float shrink = 1.0f;
-            if (from < to) {
-              const float sum = row(line, from, to, cols, factor, cap, &top[query], &shrink);
+            // what joins the scores has scaled them before
+            const bool joined = from < to && sides.joins();
+            if (from < to && (!joined || sides.join(line, from, to, b, h, i0 + query, j0, factor, cap))) {
+              const float sum = row(line, from, to, cols, joined ? 1.0f : factor, joined ? 0.0f : cap, &top[query], &shrink);
               total[query] = total[query] * shrink + sum;
+              if (sides.drops) sides.drop(line, from, to, b, h, i0 + query, j0);
             } else {
               std::fill(line, line + cols, 0.0f);
             }
@@ -132,7 +136,14 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t line = (b * heads + h) * queries + i0 + r;
         float* values = sums.get() + r * wide_out;
-        const float inverse = total[r] > 0.0f ? 1.0f / total[r] : total[r] == 0.0f ? 0.0f : total[r];
+        float shrink = 1.0f;
+        if (sides.sinks != nullptr) {
+          const float sink = sides.sinks[h * sides.sinks_h], higher = std::max(top[r], sink);
+          shrink = higher == top[r] ? 1.0f : std::exp(top[r] - higher);
+          total[r] = total[r] * shrink + (sink == higher && sink == top[r] ? float(!std::isinf(sink)) : std::exp(sink - higher));
+          top[r] = higher;
+        }
+        const float inverse = total[r] > 0.0f ? shrink * sides.grow / total[r] : total[r] == 0.0f ? 0.0f : total[r];
         for (int64_t e = 0; e < width; ++e) values[e] *= inverse;
         convert_from_float(values, out + line * width, width);
         lse[line] = total[r] == 0.0f ? -std::numeric_limits<float>::infinity() : top[r] + std::log(total[r]);
@@ -143,13 +154,13 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
 
 /// Attention in the registers that the CPU has: kKeys keys at a time, kTiles register tiles of queries in a block.
 template <typename T, int kKeys, int kTiles, int kIsa>
-void forward_any(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, float factor, float cap) {
+void forward_any(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
   switch (gemm::instruction_set<kIsa>()) {
 #if defined(__x86_64__)
-    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles>(q, k, v, out, lse, reach, factor, cap);
-    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles>(q, k, v, out, lse, reach, factor, cap);
+    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
+    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
 #endif
-    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles>(q, k, v, out, lse, reach, factor, cap);
+    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
   }
 }
 
