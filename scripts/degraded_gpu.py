@@ -117,6 +117,8 @@ def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict
         subprocess.Popen(
             [sys.executable, str(script), str(folder), "--compile-share", str(share), str(shares)],
             stdout=subprocess.PIPE,
+            # of a point that ptxas refuses Triton prints the whole program
+            stderr=subprocess.DEVNULL,
             text=True,
         )
         for share in range(shares)
@@ -256,6 +258,9 @@ def measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str,
             for place, point in enumerate(points):
                 if time.monotonic() - began > 0.75 * limit_s:
                     reasons[cap][place] = "no time left"
+                    continue
+                if cap is not None and (task.name, place, cap) not in shared:
+                    reasons[cap][place] = f"does not compile with {cap} registers"
                     continue
                 try:
                     with register_cap(cap):

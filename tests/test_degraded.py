@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-import degraded  # noqa: E402
-from degraded_page import page  # noqa: E402
+import degraded
+from degraded_page import page
 
 LABELS = [{"tile": 1}, {"tile": 2}, {"tile": 4}]
 
