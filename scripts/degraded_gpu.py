@@ -1,0 +1,337 @@
+"""What scripts/degraded.py does on a GPU: every candidate compiled and captured first, then timed in each condition.
+
+Two conditions are made by a kernel of our own beside the timed one (scripts/occupy.cu): loading code or asking for
+memory may wait for the whole device, which then never is at rest, so nothing of that kind is done while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from space_definitions import SPACES, Point, Variant, Wanted, points_of
+
+from opforge.machine import detect
+from opforge.registry import load
+
+REGISTERS = 64
+SHARED_BYTES = 99 << 10
+"""Of a block on NVIDIA's consumer devices."""
+HOG_UNITS = 24
+ROOM_BYTES = 4 << 30
+BESIDE_S = 20.0
+"""After so long the kernel beside ends by itself: a script that is killed leaves no GPU behind that is taken."""
+TURNS, FINAL_TURNS = 5, 21
+BATCH_S = 6e-4
+
+
+def tasks() -> list[Wanted]:
+    """Two kernels that memory bounds and one that arithmetic does."""
+    softmax = [item for item in SPACES if item.kernel == "softmax_triton"]
+    product = Wanted(
+        kernel="matmul_triton",
+        shape="4096x4096x4096",
+        operator="matmul",
+        axes={"m": 4096, "n": 4096, "k": 4096},
+        variants=(
+            Variant(
+                implementation="triton_tiled",
+                space={
+                    "BLOCK_M": (64, 128, 256),
+                    "BLOCK_N": (64, 128, 256),
+                    "BLOCK_K_BYTES": (64, 128),
+                    "num_stages": (2, 3, 4),
+                    "GROUP": (8,),
+                },
+            ),
+        ),
+    )
+    return [*softmax, product]
+
+
+@contextlib.contextmanager
+def register_cap(most: int | None) -> Iterator[None]:
+    """Inside, every Triton kernel is compiled with at most so many registers for a thread."""
+    from triton.runtime.jit import JITFunction
+
+    original = JITFunction.run
+
+    def run(self: Any, *args: Any, **given: Any) -> Any:
+        return original(self, *args, **{**given, "maxnreg": most})
+
+    if most is not None:
+        JITFunction.run = run
+    try:
+        yield
+    finally:
+        JITFunction.run = original
+
+
+def compile_share(share: int, shares: int, device: str) -> None:
+    """A compiling process: every `shares`th point of all tasks, with and without the cap; a line for each."""
+    from opforge.tuning.point_compiler import code_of
+
+    number = 0
+    for task in tasks():
+        operator = load().operator(task.operator)
+        for place, point in enumerate(points_of(task, detect(device))):
+            for cap in (None, REGISTERS):
+                number += 1
+                if number % shares != share:
+                    continue
+                request = {
+                    "homes": [],
+                    "operator": task.operator,
+                    "implementation": point.implementation.name,
+                    "axes": dict(task.axes),
+                    "dtype": task.dtype,
+                    "scalars": operator.scalar_values(task.scalars),
+                    "device": device,
+                    "target": detect(device).target,
+                }
+                try:
+                    with register_cap(cap):
+                        use = code_of(request, point.config).use
+                # the boundary to compilers: the point is tried, and says itself why it fails
+                except Exception as error:  # noqa: BLE001
+                    print(json.dumps({"refused": f"{error}"[:200]}), file=sys.stderr)
+                    continue
+                shared = use.shared_bytes if use else None
+                print(json.dumps([task.name, place, cap, shared, use.registers if use else None]), flush=True)
+
+
+def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict[tuple[str, int, int | None], int]:
+    """All points, `shares` processes at once. Shared memory in bytes by task, place and cap, of those that compiled."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder), "--compile-share", str(share), str(shares)],
+            stdout=subprocess.PIPE,
+            # of a point that ptxas refuses Triton prints the whole program
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for share in range(shares)
+    ]
+    until, found = time.monotonic() + limit_s, {}
+    for child in children:
+        try:
+            said, _ = child.communicate(timeout=max(1.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            said, _ = child.communicate()
+        for line in said.splitlines():
+            if line.startswith("["):
+                name, place, cap, shared, _ = json.loads(line)
+                found[name, place, cap] = shared
+    return found
+
+
+class Occupied:
+    """Multiprocessors that are taken: `with occupied(units, streaming=…)`."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder, "occupy.so")
+            source = Path(__file__).resolve().parent / "occupy.cu"
+            subprocess.run(
+                ["nvcc", "-shared", "-Xcompiler", "-fPIC", "-arch=native", "-O2", "-o", str(library), str(source)],
+                check=True,
+            )
+            self.library = ctypes.CDLL(str(library))
+        self.library.prepare.argtypes = [ctypes.c_longlong]
+        self.library.start.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_double]
+        self._asked(self.library.prepare(ROOM_BYTES))
+
+    @staticmethod
+    def _asked(code: int) -> None:
+        if code:
+            raise RuntimeError(f"CUDA answered {code}: the kernel beside the timed ones cannot run")
+
+    @contextlib.contextmanager
+    def __call__(self, units: int, *, streaming: bool = False) -> Iterator[None]:
+        self._asked(self.library.start(units, ROOM_BYTES if streaming else 0, BESIDE_S))
+        try:
+            until = time.monotonic() + 2
+            while self.library.seated() < 2 * units:
+                if time.monotonic() > until:
+                    raise RuntimeError(f"{self.library.seated()} of {2 * units} blocks found a seat")
+            yield
+        finally:
+            self._asked(self.library.stop())
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A candidate that runs: `replay` is `calls` calls."""
+
+    replay: Callable[[], Any]
+    calls: int
+    keep: Any
+
+
+def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]]) -> Captured:
+    """Calls in a CUDA graph, replayed twice so that nothing is left to load."""
+    import torch
+
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    call(copies[0])
+    begin.record()
+    call(copies[-1])
+    end.record()
+    end.synchronize()
+    calls = max(1, min(64, round(BATCH_S / max(begin.elapsed_time(end) / 1e3, 4e-6))))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in range(calls):
+            call(copies[step % len(copies)])
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    return Captured(graph.replay, calls, graph)
+
+
+def times(candidates: Mapping[Any, Captured], stream: Any, turns: int) -> dict[Any, float]:
+    """Median seconds of a call of each, all in turn. Waits for events alone: the device may be busy for good."""
+    import torch
+
+    samples: dict[Any, list[float]] = {name: [] for name in candidates}
+    with torch.cuda.stream(stream):
+        for _ in range(turns):
+            for name, one in candidates.items():
+                begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                begin.record(stream)
+                one.replay()
+                end.record(stream)
+                end.synchronize()
+                samples[name].append(begin.elapsed_time(end) / 1e3 / one.calls)
+    return {name: statistics.median(found) for name, found in samples.items()}
+
+
+def roof_call(task: Wanted, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """What the device gives at best for this work: PyTorch's product, or a copy of as many bytes."""
+    import torch
+
+    if task.operator == "matmul":
+        out = torch.empty((task.axes["m"], task.axes["n"]), dtype=tensors[0].dtype, device=tensors[0].device)
+        return lambda given: torch.matmul(given[0], given[1], out=out)
+    room = torch.empty_like(tensors[0])
+    return lambda given: room.copy_(given[0])
+
+
+def measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str, Any]:
+    """Times in every condition: {"conditions": {name: why}, "tasks": {name: {"labels", "conditions": …}}}."""
+    import direct
+    import torch
+
+    began = time.monotonic()
+    os.environ["TRITON_CACHE_DIR"] = str((folder / "triton").resolve())
+    shared = compile_all(folder, script, jobs, 0.5 * limit_s)
+    print(f"{len(shared)} points compiled in {time.monotonic() - began:.0f} s", flush=True)
+    occupied, stream = Occupied(), torch.cuda.Stream()
+    units = torch.cuda.get_device_properties(0).multi_processor_count
+    free: list[dict[str, Captured]] = []
+    plans = []
+    for task in tasks():
+        registry = load()
+        operator = registry.operator(task.operator)
+        scalars = operator.scalar_values(task.scalars)
+        points = points_of(task, detect("cuda"))
+        tensors = direct.tensors_for(operator, task.axes, task.dtype, scalars, "cuda", "contiguous")
+        copies = direct.copies_of(tensors)
+        eager = next(item for item in registry.implementations(task.operator) if item.backend == "torch")
+        answer = direct.prepared(operator, eager, tensors, task.axes, task.dtype, scalars)
+        expected = answer(tensors).clone()
+        candidates: dict[Any, dict[int, Captured]] = {None: {}, REGISTERS: {}}
+        reasons: dict[Any, dict[int, str]] = {None: {}, REGISTERS: {}}
+        for cap in (None, REGISTERS):
+            for place, point in enumerate(points):
+                if time.monotonic() - began > 0.75 * limit_s:
+                    reasons[cap][place] = "no time left"
+                    continue
+                if cap is not None and (task.name, place, cap) not in shared:
+                    reasons[cap][place] = f"does not compile with {cap} registers"
+                    continue
+                try:
+                    with register_cap(cap):
+                        candidates[cap][place] = _checked(operator, point, task, tensors, copies, scalars, expected)
+                except direct.kernel_errors() as error:
+                    reasons[cap][place] = direct.reason_of(error)
+        roof = capture(roof_call(task, tensors), copies)
+        plans.append((task, points, candidates, reasons, roof))
+        free.append({})
+        print(f"{task.name}: {len(candidates[None])} candidates, {len(candidates[REGISTERS])} capped, "
+              f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    found: dict[str, Any] = {"conditions": _conditions(units), "tasks": {}}
+    for task, points, candidates, reasons, roof in plans:
+        told: dict[str, Any] = {}
+        for name, beside, cap, most in (
+            ("original", None, None, None),
+            ("half the units", (units // 2, False), None, None),
+            ("a bandwidth hog", (HOG_UNITS, True), None, None),
+            ("capped registers", None, REGISTERS, None),
+            ("capped shared memory", None, None, SHARED_BYTES),
+        ):
+            mine = {
+                place: one
+                for place, one in candidates[cap].items()
+                if most is None or (shared.get((task.name, place, None)) or 0) <= most
+            }
+            with occupied(beside[0], streaming=beside[1]) if beside else contextlib.nullcontext():
+                seconds = times(mine, stream, TURNS)
+                final = sorted(seconds, key=lambda place: seconds[place])[:3]
+                old = told["original"]["best"] if "original" in told else None
+                again = {place: mine[place] for place in {*final, *([old] if old in mine else [])}}
+                precise = times({**again, "roof": roof}, stream, FINAL_TURNS)
+            roof_s = precise.pop("roof")
+            told[name] = {
+                "roof_s": roof_s,
+                "seconds": {str(place): {**seconds, **precise}[place] for place in seconds},
+                "best": min(precise, key=lambda place: precise[place]) if precise else None,
+                "refused": {
+                    **{str(place): reason for place, reason in reasons[cap].items()},
+                    **{
+                        str(place): "more shared memory than there is" for place in candidates[cap] if place not in mine
+                    },
+                },
+            }
+        found["tasks"][task.name] = {
+            "labels": [dict(point.label) for point in points],
+            "roof": "torch.matmul" if task.operator == "matmul" else "a copy of as many bytes",
+            "conditions": told,
+        }
+    return found
+
+
+def _conditions(units: int) -> dict[str, str]:
+    return {
+        "original": "nothing is taken",
+        "half the units": f"{units // 2} of {units} multiprocessors are held by blocks that sleep",
+        "a bandwidth hog": f"{HOG_UNITS} of {units} multiprocessors copy through {ROOM_BYTES >> 30} GiB all the time",
+        "capped registers": f"kernels are compiled with at most {REGISTERS} registers for a thread",
+        "capped shared memory": f"a block may have {SHARED_BYTES} bytes of shared memory",
+    }
+
+
+def _checked(
+    operator: Any, point: Point, task: Wanted, tensors: Any, copies: Any, scalars: Any, expected: Any
+) -> Captured:
+    import direct
+
+    call = direct.prepared(operator, point.implementation, tensors, task.axes, task.dtype, scalars, point.config)
+    if isinstance(call, str):
+        raise RuntimeError(call)
+    call(tensors).fill_(float("nan"))
+    if not direct.right(call(tensors), expected, task.dtype):
+        raise RuntimeError("not what PyTorch computes")
+    return capture(call, copies)

@@ -1,0 +1,49 @@
+"""What counts as recovered on a degraded device: against the original, and against what its roof left."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
+
+import degraded
+from degraded_page import page
+
+LABELS = [{"tile": 1}, {"tile": 2}, {"tile": 4}]
+
+
+def told(seconds: dict, roof_s: float, refused: dict | None = None) -> dict:
+    best = int(min(seconds, key=lambda place: seconds[place])) if seconds else None
+    now = {"seconds": seconds, "roof_s": roof_s, "best": best, "refused": refused or {}}
+    original = {"seconds": {"0": 1.0, "1": 2.0, "2": 3.0}, "roof_s": 0.9, "best": 0, "refused": {}}
+    task = {"labels": LABELS, "roof": "a <copy>", "conditions": {"original": original, "less": now}}
+    words = {"original": "all", "less": "<b>half</b>"}
+    return {"device": "some-device", "day": "2026-01-01", "conditions": words, "tasks": {"kernel": task}}
+
+
+def test_where_the_roof_kept_eighty_percent_so_must_the_kernel():
+    """The old choice lost more than half of its speed; another one keeps 90 %."""
+    (row,) = degraded.judged(told({"0": 2.5, "1": 1.1, "2": 3.0}, 0.9))
+    assert row["enough"] and row["new_choice"] == {"tile": 2}
+    assert abs(row["old_recovery"] - 0.4) < 1e-9 and abs(row["recovery"] - 1 / 1.1) < 1e-9
+    assert not degraded.judged(told({"0": 2.5, "1": 1.3}, 0.9))[0]["enough"]
+
+
+def test_where_the_roof_fell_further_what_it_left_is_asked():
+    """Half the roof: half the speed is all there is, and 0.4 is not 95 % of it."""
+    assert degraded.judged(told({"0": 2.05}, 1.8))[0]["enough"]
+    (row,) = degraded.judged(told({"0": 2.5}, 1.8))
+    assert not row["enough"] and abs(row["of_what_is_left"] - 0.8) < 1e-9
+
+
+def test_an_old_choice_that_no_longer_runs_is_said_and_the_search_goes_on():
+    """A cap on shared memory refuses the old winner: there is no time of it, and no 0.0 either."""
+    found = told({"1": 1.1}, 0.9, {"0": "more shared memory than there is"})
+    (row,) = degraded.judged(found)
+    assert row["old_s"] is None and row["old_refused"] and row["searched"] == 1.0
+    drawn = page(found, [row])
+    assert "refused" in drawn and "&lt;copy&gt;" in drawn and "<b>half</b>" not in drawn
+
+
+def test_nothing_that_runs_gives_no_row():
+    """No candidate left: there is no speed to judge, and the page says so by its absence."""
+    assert degraded.judged(told({}, 0.9, {"0": "broken", "1": "broken", "2": "broken"})) == []
