@@ -1,4 +1,8 @@
-"""A paged cache in tensor operations: pages gathered into contiguous keys and values, and who sees which of them."""
+"""A paged cache in tensor operations: pages gathered into contiguous keys and values, who sees which of them, and
+attention by its quotient, which packed sequences share.
+"""
+
+import math
 
 import torch
 from torch import Tensor
@@ -21,3 +25,23 @@ def seen_by_the_last(lengths: Tensor, queries: int, keys: int, window_left: int)
     distance = torch.arange(keys, device=lengths.device) - places[:, :, None]
     seen = distance <= 0
     return seen & (distance >= -window_left) if window_left >= 0 else seen
+
+
+def by_quotient(
+    q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None, scale: float, softcap: float
+) -> tuple[Tensor, Tensor]:
+    """Attention of tensors [batch, heads, rows, dim], and its log-sum-exp, by matrix products in float32.
+
+    Weights are divided by their own sum. Those made of a log-sum-exp carry its last digit as a factor, which is large
+    where scores are.
+    """
+    scores = (q.float() @ k.float().transpose(-1, -2)) * scale
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if seen is not None:
+        scores = scores.masked_fill(~seen, -math.inf)
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = (scores - top.masked_fill(top == -math.inf, 0.0)).exp()
+    total = weights.sum(dim=-1, keepdim=True)
+    out = (weights @ v.float()) / total.masked_fill(total == 0, 1.0)
+    return out.to(q.dtype), (top + total.log()).squeeze(-1)

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention_decode import gather, seen_by_the_last
+from opforge.device.torch.attention_decode import by_quotient, gather, seen_by_the_last
 
 SUPPORTS = {"splits_are_pytorchs": "not batch_invariant"}
 INACCURATE = "on a CPU (PyTorch 2.13) the log-sum-exp of 16-bit tensors is off by 3e-6: exponentials of 20 bits"
@@ -54,11 +54,5 @@ def run(
         lse = found[1][..., : group * queries].masked_fill(blind, -math.inf)
         out = found[0].masked_fill(blind[..., None], 0.0)
     else:
-        scores = (packed.float() @ k.float().transpose(-1, -2)) * factor
-        if softcap > 0:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~rows, -math.inf)
-        lse = scores.logsumexp(dim=-1)
-        weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
-        out = (weights @ v.float()).to(q.dtype)
+        out, lse = by_quotient(packed, k, v, rows, factor, softcap)
     return out.reshape(batch, heads, queries, width), lse.reshape(batch, heads, queries)
