@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.test_forge import failures
 
-from opforge.forge import generate, read_definition
+from opforge.cli.app import command_line
+from opforge.core.errors import UsageError
+from opforge.forge import files_of, from_formula, generate, read_definition
 from opforge.forge.families import layout_of
+from opforge.inspect import inspect_implementation
 from opforge.registry import load
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "definitions"
@@ -53,3 +60,73 @@ def test_the_folder_of_a_definition_passes_in_three_dtypes(name, tmp_path):
     assert failures(tmp_path, name, dtypes) == ({}, {"torch", "cpp", "triton"})
     cases = load((tmp_path,)).operator(name).cases
     assert any(0 in (size if isinstance(size, tuple) else (size,)) for case in cases for size in case.axes.values())
+
+
+# --- backends on request ----------------------------------------
+
+SMALL_SET = [name for name in NAMES if family(name) in ("elementwise", "rows")]
+DTYPES = ("float32", "float16", "bfloat16")
+
+
+def test_files_on_request_are_formatted_and_named_in_the_folder(tmp_path):
+    ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
+    for name in SMALL_SET:
+        generate(load(), definition(name), tmp_path, backends=("cuda", "tilelang", "ascend"))
+        backends = {item.backend for item in load((tmp_path,)).implementations(name)}
+        assert {"cuda", "tilelang"} <= backends
+        assert (tmp_path / name / f"{name}_ascend.py").is_file()
+        for path in (tmp_path / name).iterdir():
+            assert path.suffix == ".md" or max(map(len, path.read_text().splitlines())) <= 120, path
+    if ruff is None:
+        pytest.skip("no ruff here")
+    for job in (["format", "--check"], ["check", "--select", "E,F,W,UP,B"]):
+        words = [ruff, job[0], "--isolated", "--line-length", "120", *job[1:], str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_what_has_no_kernel_in_a_backend_is_refused_with_the_reason():
+    for backend in ("cuda", "tilelang"):
+        for name, kind in (("drawdown", "scans"), ("fused_linear", "products")):
+            with pytest.raises(UsageError, match=f"not for {kind}"):
+                files_of(definition(name), backends=(backend,))
+    for backend, text in (("cuda", "y = vectors[*lead, cols] * 2"), ("tilelang", "y = partial[*lead, cols] * 2")):
+        with pytest.raises(UsageError, match="means something in"):
+            files_of(from_formula("made", text), backends=(backend,))
+    answer = CliRunner().invoke(command_line(["new"]), ["new", "made", "--formula", "y = x * 2", "--backend", "cudda"])
+    assert isinstance(answer.exception, UsageError) and "cuda" in str(answer.exception)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.campaign if name == "score_gap" else pytest.mark.slow) for name in SMALL_SET],
+)
+def test_cuda_passes_in_the_emulator_and_tilelang_on_its_c_target(name, tmp_path):
+    generate(load(), definition(name), tmp_path, backends=("cuda", "tilelang"))
+    found, asked = failures(tmp_path, name, DTYPES, ("cuda", "tilelang"))
+    assert found == {}
+    assert asked == {"cuda", "tilelang"}
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("name", ["channel_waves", "layer_scaled", "broadcast_bias"])
+def test_files_on_request_compile_for_a_gpu(name, tmp_path):
+    generate(load(), definition(name), tmp_path, backends=("cuda", "tilelang"))
+    for item in load((tmp_path,)).implementations(name):
+        if item.backend in ("cuda", "tilelang"):
+            assert inspect_implementation(load((tmp_path,)), name, item.name, target="sm_90a", dtype="float16").kernels
+
+
+def test_the_file_for_an_npu_runs_where_there_is_a_triton(tmp_path):
+    """Here that is the interpreter: the wrapper asks nothing of CUDA. It has not run on an NPU."""
+    generate(load(), definition("tempered_softmax"), tmp_path, backends=("ascend",))
+    code = (
+        "import sys, torch; sys.path.insert(0, sys.argv[1])\n"
+        "from tempered_softmax_ascend import DEVICE, tempered_softmax\n"
+        "x, heat = torch.randn(2, 3, 37), torch.rand(2, 3)\n"
+        "torch.testing.assert_close(tempered_softmax(x, heat), torch.softmax(x * heat[..., None], -1))\n"
+        "assert tempered_softmax(x[:0], heat[:0]).shape == (0, 3, 37) and DEVICE == 'cpu'\n"
+    )
+    words = [sys.executable, "-c", code, str(tmp_path / "tempered_softmax")]
+    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, "TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr

@@ -455,7 +455,7 @@ def test_the_command_shows_writes_and_says_what_is_next(tmp_path):
     assert operator.cost({"lead": (2,), "cols": 3}, "float32").flops == 6
 
 
-def failures(home, name, dtypes):
+def failures(home, name, dtypes, backends=("torch", "cpp", "triton")):
     """The verdicts of a generated folder that are no Pass, and those that were asked for."""
     registry = load((home,))
     found, asked = {}, set()
@@ -463,7 +463,7 @@ def failures(home, name, dtypes):
         bench = CaseCache(registry=registry, operator=registry.operator(name), host=host, device="cpu")
         for implementation in registry.implementations(name):
             # torch.compile takes a minute and more, and its file is asked as torch_eager
-            if implementation.backend in ("torch", "cpp", "triton"):
+            if implementation.backend in backends:
                 asked.add(implementation.backend)
                 for dtype in dtypes:
                     verdict = verify(bench, implementation, dtype, effort=QUICK)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.shared import Json, print_json, settings
+from opforge.cli.shared import Json, checked, print_json, settings
 from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,6 +69,14 @@ def new(
         str,
         typer.Option(help="The definition document's language: en or zh. Default: that of the document that is read."),
     ] = "",
+    backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Write this backend's kernel too, beside PyTorch, Triton and C++: cuda, tilelang; ascend for a "
+            "wrapper of the Triton kernel on an NPU. May be given several times.",
+        ),
+    ] = None,
     show_ir: Annotated[
         bool, typer.Option("--show-ir", help="Print what the formula computes and costs, and write nothing.")
     ] = False,
@@ -78,6 +86,7 @@ def new(
     says in PyTorch, Triton and C++.
     """
     from opforge.forge import create, generate
+    from opforge.forge.generate import ON_REQUEST
 
     given = settings(context)
     folder = home or (*given.homes, Path("operators"))[0]
@@ -117,6 +126,7 @@ def new(
         definition = None
     else:
         asked = _definition(name, formula, definition, parameter or [])
+    backends = tuple(checked("backend", backend or [], ON_REQUEST))
     if show_ir:
         if asked is None:
             raise UsageError('--show-ir shows a formula. Add --formula "out = silu(x)" or --from FILE.')
@@ -129,11 +139,13 @@ def new(
             typer.echo(text)
         return
     if asked is None:
+        if backend:
+            raise UsageError("--backend adds a kernel to a definition. Say what to define: --formula or --from.")
         if lang:
             raise UsageError("--lang is the definition document's language. Say what to define: --formula or --from.")
         written = create(given.registry(), name, folder)
     else:
-        written = generate(given.registry(), asked, folder, lang or _language(definition), more)
+        written = generate(given.registry(), asked, folder, lang or _language(definition), more, backends)
     if json:
         print_json([str(path) for path in written])
         return

@@ -81,6 +81,33 @@ CPP = Dialect(
     number=_cpp_number,
     named="const float {name} = {text};",
 )
+CUDA = Dialect(
+    forms={
+        **CPP.forms,
+        **{name: (f"{name}f({{0}})", POSTFIX, (LOOSE,)) for name in ("exp", "tanh", "erf", "log", "sqrt", "rsqrt")},
+        **{name: (f"{name}f({{0}})", POSTFIX, (LOOSE,)) for name in ("sin", "cos", "floor", "ceil")},
+        "abs": ("fabsf({0})", POSTFIX, (LOOSE,)),
+        "maximum": ("opforge::larger({0}, {1})", POSTFIX, (LOOSE, LOOSE)),
+        "minimum": ("opforge::smaller({0}, {1})", POSTFIX, (LOOSE, LOOSE)),
+    },
+    number=_cpp_number,
+    named="const float {name} = {text};",
+)
+TILELANG = Dialect(
+    forms={
+        **_SHARED,
+        **_calls("T.NAME({0})", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "floor", "ceil"),
+        **_calls("NAME({0}, {1})", "maximum", "minimum"),
+        "sigmoid": ("logistic({0})", POSTFIX, (LOOSE,)),
+        "abs": ("magnitude({0})", POSTFIX, (LOOSE,)),
+        "where": ("T.if_then_else({0}, {1}, {2})", POSTFIX, (LOOSE, LOOSE, LOOSE)),
+        "and": ("both({0}, {1})", POSTFIX, (LOOSE, LOOSE)),
+        "or": ("either({0}, {1})", POSTFIX, (LOOSE, LOOSE)),
+        "not": ("negated({0})", POSTFIX, (LOOSE,)),
+    },
+    number=lambda value: f"T.float32({_python_number(value)})",
+    named="{name} = {text}",
+)
 TORCH = Dialect(
     forms={
         **_SHARED,

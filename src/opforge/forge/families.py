@@ -122,8 +122,8 @@ def operands_of(program: Program) -> Operands:
     if len(shapes[a]) < 2 or len(matrix) < 2 or value.over not in matrix or set(own) & set(shapes[b]):
         raise UsageError(
             f"{a}[{', '.join(shapes[a])}] @ {b}[{', '.join(shapes[b])}] is not generated: the last two axes of "
-            "the right side are the columns and the last axis of the left side, which has its rows before that. Axes of several "
-            f"matrices stand before these. {WAY_OUT}"
+            "the right side are the columns and the last axis of the left side, which has its rows before that. Axes "
+            f"of several matrices stand before these. {WAY_OUT}"
         )
     if any(axis.startswith("*") for axis in (*matrix, *(own if several else ()))) or set(matrix) & set(shapes[a][:-1]):
         raise UsageError(

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from opforge.forge.analysis import analysed, described
 from opforge.forge.definition import Definition
 from opforge.forge.document import document
-from opforge.forge.families import layout_of
-from opforge.forge.ir import shown
+from opforge.forge.families import Layout, layout_of
+from opforge.forge.ir import Program, shown
 from opforge.forge.new import checked_folder
+from opforge.forge.write_ascend import ascend_file
 from opforge.forge.write_cpp import cpp_file
+from opforge.forge.write_cuda import cuda_file
 from opforge.forge.write_four_files import four_files
 from opforge.forge.write_op import Case, one_line, op_text, workload_sizes
 from opforge.forge.write_product import product_files
+from opforge.forge.write_tilelang import tilelang_file
 from opforge.forge.write_torch import torch_text
 from opforge.forge.write_triton import triton_file
 from opforge.machine import descriptors
@@ -31,8 +34,21 @@ IDEAS = {
     "cpp_rows": "rows in float32 vectors, spread over the threads",
     "triton_product": "a block of the product per program, what is done to its sums while they are in registers",
     "cpp_product": "packed panels in cache, what is done to a register tile before it is stored",
+    "cuda_vectors": "16-byte vectors of elements, several in flight per thread",
+    "cuda_tiles": "a vector of the last axis per thread, what is broadcast read once for it",
+    "cuda_rows": "rows on chip: read once, reduced in registers or shared memory",
+    "tilelang_tiles": "a tile of rows and columns per block, an element per access",
+    "tilelang_rows": "rows a tile at a time, with one partial result for each column of it",
     "torch_eager": "the formula in PyTorch, in float32: the baseline",
 }
+WRITERS: Mapping[str, Callable[[Definition, Program, Layout], tuple[str, str]]] = {
+    "cuda": cuda_file,
+    "tilelang": tilelang_file,
+}
+"""Backends on request, and what writes their file."""
+ASCEND = "ascend"
+"""On request too: no implementation, but a function that launches the Triton kernel on an NPU."""
+ON_REQUEST = (*WRITERS, ASCEND)
 BROUGHT_IN = "a solution that came with the task, as it is"
 
 
@@ -44,10 +60,13 @@ class More:
     cases: tuple[Case, ...] = ()
 
 
-def files_of(definition: Definition, language: str = "en", more: More | None = None) -> dict[str, str]:
+def files_of(
+    definition: Definition, language: str = "en", more: More | None = None, backends: Sequence[str] = ()
+) -> dict[str, str]:
     """The folder's files by name. Raises UsageError, with the reason, where no family generates the program.
 
     language   of the definition document: "en" or "zh"
+    backends   what is written beside PyTorch, Triton and C++: names of ON_REQUEST
     """
     more = more or More()
     program = definition.program()
@@ -57,6 +76,10 @@ def files_of(definition: Definition, language: str = "en", more: More | None = N
     else:
         kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
     kernels["torch_eager.py"] = torch_text(definition, program, layout)
+    for name in backends:
+        if name != ASCEND:
+            file, text = WRITERS[name](definition, program, layout)
+            kernels[file] = text
     generated = tuple(name.split(".")[0] for name in kernels)
     implementations = (*generated, *(name.split(".")[0] for name in more.files))
     triton = next(name for name in implementations if name.startswith("triton_"))
@@ -66,20 +89,27 @@ def files_of(definition: Definition, language: str = "en", more: More | None = N
         "op.py": op_text(definition, program, layout, implementations, more.cases),
         "README.md": _readme(definition, implementations),
         **kernels,
+        **dict([ascend_file(definition, program, triton)] if ASCEND in backends else []),
         **more.files,
     }
 
 
 def generate(
-    registry: Registry, definition: Definition, home: Path, language: str = "en", more: More | None = None
+    registry: Registry,
+    definition: Definition,
+    home: Path,
+    language: str = "en",
+    more: More | None = None,
+    backends: Sequence[str] = (),
 ) -> tuple[Path, ...]:
     """Write `home/name/`, whole or not at all. The files written.
 
     language   of the definition document: "en" or "zh"
+    backends   what is written beside PyTorch, Triton and C++: names of ON_REQUEST
     Raises UsageError when the name is none for an operator or taken, or no family generates the formula.
     """
     folder = checked_folder(registry, definition.name, home)
-    files = files_of(definition, language, more)
+    files = files_of(definition, language, more, backends)
     home.mkdir(parents=True, exist_ok=True)
     # beside its place, so that one rename puts it there
     with tempfile.TemporaryDirectory(prefix=f".{definition.name}-", dir=home) as scratch:

@@ -87,7 +87,7 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
             body.append(f"    const float {name}_here = opforge::load_as_float({name}[row]);")
             numbers[name] = f"{name}_here"
     writer = Writer(program, CPP, TAKEN)
-    writer.known.update(_sources(program, numbers))
+    writer.known.update(sources(program, numbers))
     inner = program.axes[-1]
     lines: list[str] = []
 
@@ -127,7 +127,7 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
 
     def kept(root: int) -> None:
         """What a row has one of below a value, computed once for the row."""
-        below = [one for one in _row_values(program, root, inner) if one not in writer.known]
+        below = [one for one in row_values(program, root, inner) if one not in writer.known]
         for one, text in zip(below, writer.write(below), strict=True):
             _keep(writer, one, text)
         lines.extend(f"    {line}" for line in writer.lines)
@@ -139,7 +139,7 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
         if value.scans:
             scan(number, value)
         if value.reduces:
-            below = [one for one in _row_values(program, value.arguments[0], inner) if one not in writer.known]
+            below = [one for one in row_values(program, value.arguments[0], inner) if one not in writer.known]
             for one, text in zip(below, writer.write(below), strict=True):
                 _keep(writer, one, text)
             if number not in writer.known:
@@ -151,7 +151,7 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
             writer.lines.clear()
             lines.append(f"    {write.name}[row] = opforge::store_from_float<T>({text});")
             continue
-        below = [one for one in _row_values(program, write.value, inner) if one not in writer.known]
+        below = [one for one in row_values(program, write.value, inner) if one not in writer.known]
         for one, text in zip(below, writer.write(below), strict=True):
             _keep(writer, one, text)
         lines.extend(f"    {line}" for line in writer.lines)
@@ -179,7 +179,7 @@ def _keep(writer: Writer, number: int, text: str) -> None:
         writer.assigned(number, text, value)
 
 
-def _row_values(program: Program, root: int, inner: str) -> list[int]:
+def row_values(program: Program, root: int, inner: str) -> list[int]:
     """The values below `root` that a row has one of, nearest first, what they are made of left out."""
     found: dict[int, None] = {}
     waiting, seen = [root], set[int]()
@@ -196,7 +196,8 @@ def _row_values(program: Program, root: int, inner: str) -> list[int]:
     return sorted(found)
 
 
-def _sources(program: Program, names: dict[str, str]) -> dict[int, str]:
+def sources(program: Program, names: dict[str, str]) -> dict[int, str]:
+    """What stands for the inputs in `names`, by their values' numbers."""
     return {
         number: names[value.text]
         for number, value in enumerate(program.values)
@@ -204,7 +205,7 @@ def _sources(program: Program, names: dict[str, str]) -> dict[int, str]:
     }
 
 
-def _needed(program: Program, root: int, names: dict[str, str], reads: list[str]) -> list[str]:
+def needed(program: Program, root: int, names: dict[str, str], reads: list[str]) -> list[str]:
     """The inputs with elements of their own below `root`, in order of arguments; reductions stand for themselves."""
     found, waiting, seen = set[str](), [root], set[int]()
     while waiting:
@@ -221,18 +222,18 @@ def _needed(program: Program, root: int, names: dict[str, str], reads: list[str]
 
 
 def _given(program: Program, root: int, pointers: dict[str, str], reads: list[str]) -> str:
-    return ", ".join(pointers[name] for name in _needed(program, root, pointers, reads))
+    return ", ".join(pointers[name] for name in needed(program, root, pointers, reads))
 
 
 def _lambda(program: Program, root: int, pointers: dict[str, str], outer: Writer, indent: int) -> list[str]:
     """The lines of a lambda of the elements' floats; `outer` knows what a row has one of."""
     # in the order in which a call gives them: inputs, then what scans left
-    needed = _needed(program, root, pointers, list(dict.fromkeys([*dict(program.reads), *pointers])))
+    taken = needed(program, root, pointers, list(dict.fromkeys([*dict(program.reads), *pointers])))
     inner = Writer(program, CPP, {*TAKEN, *outer.taken})
-    inner.known = {**outer.known, **_sources(program, {name: name for name in needed})}
+    inner.known = {**outer.known, **sources(program, {name: name for name in taken})}
     text = inner.write([root])[0]
     captured = any(name in "\n".join([*inner.lines, text]) for name in _outside(program, outer))
-    head = f"[{'=' * captured}]({', '.join(f'float {name}' for name in needed)}) {{"
+    head = f"[{'=' * captured}]({', '.join(f'float {name}' for name in taken)}) {{"
     if not inner.lines and len(head) + len(text) + indent < 50:
         return [f"{head} return {text}; }}"]
     space = " " * indent
@@ -253,7 +254,7 @@ def _map(
     reads: list[str],
 ) -> list[str]:
     writer = Writer(program, CPP, TAKEN)
-    writer.known.update(_sources(program, numbers))
+    writer.known.update(sources(program, numbers))
     first, *rest = _lambda(program, root, pointers, writer, indent)
     lines = [f"{' ' * indent}{head}{first}", *rest]
     lines[-1] += f", {_given(program, root, pointers, reads)});"
