@@ -19,11 +19,8 @@ dtypes = ["float16", "bfloat16"]
 [supports]
 heads_fit_registers = "head_dim <= 256 and value_dim <= 256"
 lengths_fit_a_coordinate = "queries < 268435456 and keys < 268435456"
-no_padding = "not has_key_lengths"
 no_bias = "not has_bias"
 no_mask = "not has_mask"
-no_alibi = "not has_alibi_slopes"
-no_sinks = "not has_sinks"
 no_dropout = "dropout == 0"
 
 [space]
@@ -52,16 +49,17 @@ void attend(const opforge::TensorView& q, const opforge::TensorView& k, const op
   flash::forward_wgmma<T, BLOCK_N, STAGES, TURNS != 0, GROUPS>(q, k, v, out, lse, call, stream);
 }
 
-// key_lengths, bias, mask, alibi_slopes and sinks: refused by what the file supports
-using Absent = std::optional<opforge::TensorView>;
+using Given = std::optional<opforge::TensorView>;
 
-void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, Absent, Absent, Absent, Absent, Absent,
+// a bias and a mask are refused by what the file supports
+void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, Given key_lengths, Given, Given, Given alibi_slopes, Given sinks,
                opforge::TensorView out, opforge::TensorView lse, double scale, bool causal, int64_t window_left, int64_t window_right,
                int64_t alignment, double softcap, double, int64_t, int64_t) {
   opforge::check_device({"q", q});
   flash::check(q, k, v, out, lse);
   if (out.numel() == 0) return;
-  const flash::ForwardCall call = flash::call_of(q, k, v, out, scale, causal, window_left, window_right, alignment == 1, softcap);
+  flash::ForwardCall call = flash::call_of(q, k, v, out, scale, causal, window_left, window_right, alignment == 1, softcap);
+  flash::give_sides(call, q, key_lengths, alibi_slopes, sinks);
   switch (opforge::float_kind(q.dtype())) {
     case opforge::FloatKind::kFloat16: return attend<opforge::half_t>(q, k, v, out, lse, call, opforge::current_stream(q));
     case opforge::FloatKind::kBFloat16: return attend<opforge::bfloat16_t>(q, k, v, out, lse, call, opforge::current_stream(q));

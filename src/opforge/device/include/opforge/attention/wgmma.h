@@ -52,6 +52,9 @@ struct ForwardCall {
   float inner;                        // a cap's argument is inner * raw score; 0 without a cap
   bool transformed;                   // scores are capped, or multiplied before their maximum is taken (a negative factor)
   bool whole_stores;                  // rows of out begin at multiples of 16 bytes, and are whole vectors of them
+  const int* key_lengths;             // of each entry, or null; the next entry's is lengths_step further. Slopes and sinks of each head likewise
+  const float *slopes, *sinks;
+  int64_t lengths_step, slopes_step, sinks_step;
   int* taken;                         // tiles that blocks have taken beyond their first; null where all cost the same: then they are dealt out in turns
 };
 
@@ -73,10 +76,15 @@ struct KeyBlocks {
   int first, last;
 };
 template <typename S>
-__device__ __forceinline__ KeyBlocks key_blocks(const ForwardCall& call, int row0) {
+__device__ __forceinline__ KeyBlocks key_blocks(const ForwardCall& call, int row0, int keys) {
   const int top = row0 + call.shift, bottom = min(row0 + S::kBlockM, call.queries) - 1 + call.shift;
-  const int from = max(top - call.left, 0), to = min(bottom + call.right + 1, call.keys);
+  const int from = max(top - call.left, 0), to = min(bottom + call.right + 1, keys);
   return to > from ? KeyBlocks{from / S::kBlockN, (to - 1) / S::kBlockN} : KeyBlocks{0, -1};
+}
+
+/// Keys of an entry of the batch.
+__device__ __forceinline__ int keys_of(const ForwardCall& call, int entry) {
+  return call.key_lengths == nullptr ? call.keys : min(max(__ldg(call.key_lengths + entry * call.lengths_step), 0), call.keys);
 }
 
 /// A ring's slot and the parity of its phase.
@@ -125,7 +133,7 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorM
     if (at >= total) return;
     const Tile tile(call, at);
     const int row0 = tile.rows * S::kBlockM, entry = tile.head / call.heads, head = tile.head % call.heads, shared_head = head / call.group;
-    const KeyBlocks blocks = key_blocks<S>(call, row0);
+    const KeyBlocks blocks = key_blocks<S>(call, row0, keys_of(call, entry));
     if (blocks.last < blocks.first) continue;
     // a block's boxes into the slot of a ring that is free next
     const auto load = [&](Slot<S::kStages>& slot, Barrier* full, Barrier* empty, unsigned char* ring, auto boxes, const CUtensorMap* map, int block) {
@@ -192,9 +200,10 @@ __device__ __forceinline__ void weigh(float (&scores)[count], Running& running, 
   running.total[1] += parts[2] + parts[3];
 }
 
-/// Scores capped, or only multiplied: in units of log2 from here on.
+/// Scores capped, or only multiplied, and less by the slope times the distance: in units of log2 from here on. `col0` is the place of the block's
+/// first key, `position` that of the thread's first row.
 template <int count>
-__device__ __forceinline__ void transform(float (&scores)[count], float factor, float inner) {
+__device__ __forceinline__ void transform(float (&scores)[count], float factor, float inner, float slope, int col0, int position) {
   if (inner != 0.0f) {
     // tanh(x) = 1 - 2 / (exp(2x) + 1): right at both ends, where exp is 0 or infinite
 #pragma unroll
@@ -202,15 +211,19 @@ __device__ __forceinline__ void transform(float (&scores)[count], float factor, 
   }
 #pragma unroll
   for (int i = 0; i < count; ++i) scores[i] *= factor;
+  if (slope == 0.0f) return;
+  const int first = col0 + static_cast<int>(threadIdx.x) % 4 * 2 - position;
+#pragma unroll
+  for (int i = 0; i < count; ++i) scores[i] -= slope * fabsf(static_cast<float>(first + i / 4 * 8 + i % 2 - i / 2 % 2 * 8));
 }
 
 /// -inf where a key is not seen; `col0` is the place of the block's first key, `position` that of the thread's first row.
 template <int count>
-__device__ __forceinline__ void mask(float (&scores)[count], const ForwardCall& call, int col0, int position) {
+__device__ __forceinline__ void mask(float (&scores)[count], const ForwardCall& call, int keys, int col0, int position) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int first = static_cast<int>(threadIdx.x) % 4 * 2;
-    const int most = min(position + 8 * r + call.right, call.keys - 1) - col0 - first, least = position + 8 * r - call.left - col0 - first;
+    const int most = min(position + 8 * r + call.right, keys - 1) - col0 - first, least = position + 8 * r - call.left - col0 - first;
 #pragma unroll
     for (int i = 0; i < count; ++i) {
       if (i / 2 % 2 != r) continue;
@@ -321,20 +334,35 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
     hopper::hold(weights);
   };
 
+  int keys = 0;        // of the tile's entry
+  float slope = 0.0f;  // of the tile's head, in units of log2
   int row0 = 0, head = 0, block = 0, first = 0;  // the tile at hand; block: the last one whose scores were computed, first: the tile's last one
+  // a head's sink joins the sums of weights; -inf where there is none
+  const auto sink_of = [&](int of_head) {
+    return call.sinks == nullptr ? -INFINITY : __ldg(call.sinks + of_head % call.heads * call.sinks_step) * kLog2E;
+  };
   // rows of a tile, and the logarithms of their sums of weights
   const auto store = [&](int of_row0, int of_head, const Running& of) {
     const int row = of_row0 + row_in_tile;
+    const float sink = sink_of(of_head);
     float weight[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float total = of.total[r];
       total += __shfl_xor_sync(0xffffffffu, total, 1);
       total += __shfl_xor_sync(0xffffffffu, total, 2);
-      const bool nothing = total == 0.0f;
-      weight[r] = nothing ? 0.0f : 1.0f / total;
+      float top = total == 0.0f ? -INFINITY : of.top[r] * factor, part = 1.0f;
+      if (sink > -INFINITY) {
+        // both sums over the larger of the largest score and the sink
+        const float higher = fmaxf(top, sink);
+        part = exp2f(top - higher);
+        total = total * part + (sink == higher ? 1.0f : exp2f(sink - higher));
+        top = higher;
+      }
+      const bool nothing = top == -INFINITY;
+      weight[r] = nothing ? 0.0f : part / total;
       if (thread % 4 == 0 && row + 8 * r < call.queries)
-        lse[static_cast<int64_t>(of_head) * call.queries + row + 8 * r] = nothing ? -INFINITY : (of.top[r] * factor + log2f(total)) * kLn2;
+        lse[static_cast<int64_t>(of_head) * call.queries + row + 8 * r] = nothing ? -INFINITY : (top + log2f(total)) * kLn2;
     }
     store_rows<T>(sums, weight, out + static_cast<int64_t>(of_head) * call.queries * call.value_dim, call, row);
   };
@@ -350,13 +378,15 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
       const Tile tile(call, at);
       row0 = tile.rows * S::kBlockM;
       head = tile.head;
-      const KeyBlocks blocks = key_blocks<S>(call, row0);
+      keys = __shfl_sync(0xffffffffu, keys_of(call, head / call.heads), 0);
+      slope = call.slopes == nullptr ? 0.0f : __ldg(call.slopes + head % call.heads * call.slopes_step) * kLog2E;
+      const KeyBlocks blocks = key_blocks<S>(call, row0, keys);
       block = blocks.last;
       first = blocks.first;
       if (block >= first) return true;
       for (int r = 0; r < 2; ++r) {
         const int row = row0 + row_in_tile + 8 * r;
-        if (thread % 4 == 0 && row < call.queries) lse[static_cast<int64_t>(head) * call.queries + row] = -INFINITY;
+        if (thread % 4 == 0 && row < call.queries) lse[static_cast<int64_t>(head) * call.queries + row] = sink_of(head) * kLn2;
       }
       store_zeros<T>(out + static_cast<int64_t>(head) * call.queries * call.value_dim, call, row0 + row_in_tile);
     }
@@ -364,10 +394,10 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
   Running running{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
   float shrink[2];
   const auto soften = [&] {
-    if (call.transformed) transform(scores, call.factor, call.inner);
+    if (call.transformed) transform(scores, call.factor, call.inner, slope, block * S::kBlockN, row0 + row_in_tile + call.shift);
     // blocks of keys that all queries of this warpgroup see whole are not masked
-    const int top = row0 + group * 64 + call.shift, clear_to = min(call.keys, top + call.right + 1), clear_from = top + 63 - call.left;
-    if ((block + 1) * S::kBlockN > clear_to || block * S::kBlockN < clear_from) mask(scores, call, block * S::kBlockN, row0 + row_in_tile + call.shift);
+    const int top = row0 + group * 64 + call.shift, clear_to = min(keys, top + call.right + 1), clear_from = top + 63 - call.left;
+    if ((block + 1) * S::kBlockN > clear_to || block * S::kBlockN < clear_from) mask(scores, call, keys, block * S::kBlockN, row0 + row_in_tile + call.shift);
     weigh(scores, running, factor, shrink);
   };
   const auto release_keys = [&] {

@@ -60,6 +60,21 @@ inline ForwardCall call_of(const TensorView& q, const TensorView& k, const Tenso
   return call;
 }
 
+/// Lengths, slopes and sinks: what is not given is null.
+inline void give_sides(ForwardCall& call, const TensorView& q, const std::optional<TensorView>& key_lengths, const std::optional<TensorView>& slopes,
+                       const std::optional<TensorView>& sinks) {
+  const auto line = [](const std::optional<TensorView>& tensor, int64_t size, const char* name, int64_t* step) -> const void* {
+    if (!tensor) return nullptr;
+    OPFORGE_CHECK(tensor->ndim() == 1 && tensor->size(0) == size, ValueError, name, " must have one value for each entry or head");
+    *step = tensor->stride(0);
+    return tensor->data_ptr();
+  };
+  call.key_lengths = static_cast<const int*>(line(key_lengths, q.size(0), "key_lengths", &call.lengths_step));
+  call.slopes = static_cast<const float*>(line(slopes, q.size(1), "alibi_slopes", &call.slopes_step));
+  call.sinks = static_cast<const float*>(line(sinks, q.size(1), "sinks", &call.sinks_step));
+  call.transformed |= call.slopes != nullptr;
+}
+
 /// Rows behind one another, each filled up with zeros to `pitch` elements.
 template <typename T>
 __global__ void gather_rows(const T* source, T* target, int64_t elements, int64_t heads, int64_t length, int64_t dim, int64_t pitch, int64_t entry, int64_t head,
@@ -115,7 +130,7 @@ void launch_forward(const TensorView& q, const TensorView& k, const TensorView& 
   call.row_blocks = static_cast<int>(ceil_div(call.queries, S::kBlockM));
   OPFORGE_CHECK(call.row_blocks * static_cast<int64_t>(call.all_heads) < 1 << 30, ValueError, "more than 2^30 blocks of queries");
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes), "attend_wgmma");
-  const bool limited = call.left < kFar || call.right < kFar;
+  const bool limited = call.left < kFar || call.right < kFar || call.key_lengths != nullptr;
   const unsigned grid = static_cast<unsigned>(std::min<int64_t>(multiprocessors(), call.row_blocks * static_cast<int64_t>(call.all_heads)));
   // with masks tiles cost what they see, and who is done takes the next; without, turns are as good and need no counter
   const Scratch counter(limited && call.row_blocks * static_cast<int64_t>(call.all_heads) > grid ? sizeof(int) : 0, stream);
