@@ -13,7 +13,6 @@ from opforge import ops
 from opforge.core.attention_dropout import four_words, kept_of
 from opforge.core.attention_sides import NAMES, Sides
 from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
 from opforge.dispatch import Choice, Chooser, Function
 from opforge.registry import load
 
@@ -32,11 +31,7 @@ class Named(Chooser):
     def choose(self, operator, axes, dtype, scalars, device, layouts, manner=None):
         found = [item for item in self.registry.implementations(operator.name) if item.name == self.wanted]
         found += self.registry.implementations(operator.name)
-        config = found[0].default
-        if self.wanted == "cpp_blocked":
-            # one instruction set and few tiles: compiled in a third of the time
-            config = Config(values=(("KEYS", 64), ("TILES", 2), ("ISA", 1)))
-        return Choice(implementation=found[0], config=config, why="for this test", passed_over=())
+        return Choice(implementation=found[0], config=found[0].default, why="for this test", passed_over=())
 
 
 @pytest.fixture
