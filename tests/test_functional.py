@@ -229,3 +229,23 @@ def test_autocast_decides_as_in_pytorch(functional):
         for call in (lambda f: f.linear(x, w), lambda f: f.softmax(x.bfloat16(), dim=-1)):
             assert call(functional).dtype == call(torch_functional).dtype
         assert "autocast" in functional.linear.why(x, w).reason
+
+
+@pytest.mark.campaign  # it compiles a kernel
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("heads", [True, False])
+def test_attention_s_masks_are_lowered(on_kernels, kind, heads):
+    """Of every shape that PyTorch broadcasts; a mask that wants a gradient, and dropout, stay PyTorch's."""
+    make = torch.Generator().manual_seed(3)
+    lead = (2, 4) if heads else (2,)
+    q = torch.randn(*lead, 6, 8, generator=make)
+    k, v = (torch.randn(*lead, 9, 8, generator=make) for _ in range(2))
+    shapes = [(6, 9), (1, 9), (*lead, 6, 9), (2, *(1 for _ in lead[1:]), 6, 9)]
+    for shape in shapes:
+        mask = torch.rand(shape, generator=make) > 0.4 if kind == "bool" else torch.randn(shape, generator=make)
+        route = on_kernels.scaled_dot_product_attention.why(q, k, v, attn_mask=mask)
+        assert route.operator == "attention" and route.choice.implementation.backend == "cpp", route
+        mine = on_kernels.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        assert torch.allclose(mine, torch_functional.scaled_dot_product_attention(q, k, v, mask), atol=1e-5), shape
+    for named in ({"attn_mask": torch.zeros(6, 9, requires_grad=True)}, {"dropout_p": 0.5}):
+        assert not on_kernels.scaled_dot_product_attention.why(q, k, v, **named).operator

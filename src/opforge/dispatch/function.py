@@ -35,7 +35,7 @@ from opforge.dispatch.arguments import (
 from opforge.dispatch.autocast import cast, outside_autocast
 from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call_table
 from opforge.dispatch.choose import Choice, Chooser
-from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference
+from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference, in_form
 from opforge.dispatch.registration import register
 from opforge.dispatch.time_model import VECTOR_BYTES, Manner, manner_of
 from opforge.runner.kernel_arguments import prepare
@@ -93,8 +93,7 @@ class Function:
         # it is asked by plain parameters, and sizes of lists are none
         self._table_asked = bool(operator.list_axes)
         self._call: Callable[..., Any] = self._looked_up
-        # of each form of a call, by what is not given
-        self._backwards: dict[tuple[str, ...], Backward] = {}
+        self._backwards: dict[tuple[str, ...], Backward] = {}  # of each form of a call
         self.backward = self._backward()
         self._custom = self._register()
 
@@ -389,36 +388,7 @@ class Function:
 
     def backward_of(self, scalars: Mapping[str, ScalarValue]) -> Backward:
         """The backward pass of a call with these parameters."""
-        if self._one_form:
-            return self.backward
-        form = self._form(scalars)
-        if self.backward.wiring is None:
-            return Backward(operator=form)
-        absent = {name: value for name, value in scalars.items() if name.startswith("has_") and value is False}
-        key = tuple(sorted(absent))
-        if key not in self._backwards:
-            self._backwards[key] = self._joined(form, absent)
-        return self._backwards[key]
-
-    def _joined(self, form: Operator, absent: dict[str, Any]) -> Backward:
-        """The backward pass of calls of one form, of which `absent` says what is not given: by the gradient operator in
-        the same form, or by the reference where that operator cannot be told of an input.
-        """
-        gradient = function_of(str(self.operator.gradient), self.chooser)
-        known = {spec.name for spec in gradient.operator.inputs}
-        given = {spec.name for spec in form.inputs}
-        if any(spec.optional and spec.name in given - known for spec in self.operator.inputs):
-            return Backward(operator=form)
-        # an optional input that only the gradient operator has is never given
-        missing = [spec.name for spec in gradient.operator.inputs if spec.optional and spec.name not in given]
-        said = {f"has_{name}": False for name in missing}
-        gradient_form = formed(gradient.operator, said)
-        return Backward(
-            operator=form,
-            wiring=wire(form, gradient_form),
-            call=lambda *tensors, **scalars: gradient(*arguments(gradient_form, tensors), **scalars),
-            custom=lambda *tensors, **scalars: gradient._watched(tensors, {**scalars, **said}),
-        )
+        return self.backward if self._one_form else in_form(self.backward, self._form(scalars), self._backwards)
 
     def _backward(self) -> Backward:
         name = self.operator.gradient

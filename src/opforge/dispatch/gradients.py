@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from opforge.backends import torch_private
-from opforge.core.gradient import Wiring
+from opforge.core.call_form import arguments, formed
+from opforge.core.gradient import Wiring, wire
 from opforge.core.operator import Operator, ScalarValue
 
 _VMAP = torch_private.VMAP_KEY
@@ -118,6 +119,34 @@ class Backward:
                 if left[place]:
                     found[place] = gradient
         return tuple(found)
+
+
+def in_form(whole: Backward, form: Operator, known: dict[tuple[str, ...], Backward]) -> Backward:
+    """The backward pass of calls of one form: by the gradient operator in the same form, or by the reference where
+    there is none, or that operator cannot be told of an input that such calls are given.
+
+    whole   of the operator as its definition has it
+    known   those that were made before, by the names of their inputs
+    """
+    gradient: Any = whole.call
+    if gradient is None:
+        return Backward(operator=form)
+    given = tuple([spec.name for spec in form.inputs])
+    if given not in known:
+        names = {spec.name for spec in gradient.operator.inputs}
+        if any(spec.optional and spec.name not in names for spec in form.inputs):
+            known[given] = Backward(operator=form)
+        else:
+            optional = [spec.name for spec in gradient.operator.inputs if spec.optional]
+            absent = {f"has_{name}": False for name in optional if name not in given}
+            there = formed(gradient.operator, absent)
+            known[given] = Backward(
+                operator=form,
+                wiring=wire(form, there),
+                call=lambda *tensors, **scalars: gradient(*arguments(there, tensors), **scalars),
+                custom=lambda *tensors, **scalars: gradient._watched(tensors, {**scalars, **absent}),
+            )
+    return known[given]
 
 
 class Tracked(torch.autograd.Function):  # type: ignore[misc, unused-ignore]  # torch leaves it untyped

@@ -374,7 +374,7 @@ def scaled_dot_product_attention(
     return Lowered(
         "attention",
         (q, k, v),
-        scalars,
+        {**scalars, **beside},
         finish=lambda made: made[0] if query.ndim == 4 else made[0].squeeze(1),
     )
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from opforge.core.attention_dropout import kept_of
+from opforge.device.torch.attention_dropout import keep_factor
 
 
 class Beside(NamedTuple):
@@ -165,19 +165,6 @@ def by_products(
     if beside.sinks is not None:
         lse = lse.logaddexp(beside.sinks[:, None])
     weights = (scores - lse.masked_fill(lse == -math.inf, 0.0).unsqueeze(-1)).exp()
-    kept = keep_factor(q, k, beside)
-    if kept is not None:
-        weights = weights * kept
+    if beside.dropout:
+        weights = weights * keep_factor(q, k, beside.dropout, beside.seed, beside.offset)
     return (weights @ v.float().repeat_interleave(group, dim=1)).to(q.dtype), lse
-
-
-def keep_factor(q: Tensor, k: Tensor, beside: Beside) -> Tensor | None:
-    """0 for weights that are dropped, 1 / (1 - dropout) for the others: [batch, heads, queries, keys]."""
-    if not beside.dropout:
-        return None
-    entry, head, query, key = (
-        torch.arange(size, device=q.device).reshape(-1, *(1,) * (3 - place))
-        for place, size in enumerate((*q.shape[:3], k.shape[2]))
-    )
-    kept = kept_of(entry, head, query, key, beside.dropout, beside.seed, beside.offset)
-    return kept.float() * (1 / (1 - beside.dropout))

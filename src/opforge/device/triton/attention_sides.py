@@ -11,8 +11,6 @@ import torch
 import triton
 import triton.language as tl
 
-from opforge.core.philox import threshold
-
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
@@ -87,4 +85,4 @@ def arguments_of(
         "SINKS": sinks is not None,
         "DROPOUT": dropout > 0,
     }
-    return [*given, seed, threshold(dropout), offset, 1 / (1 - dropout)], flags
+    return [*given, seed, int(dropout * 4294967296.0), offset, 1 / (1 - dropout)], flags

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention import Beside, distances, keep_factor
+from opforge.device.torch.attention import distances
+from opforge.device.torch.attention_dropout import keep_factor
 
 
 def run(
@@ -57,8 +58,8 @@ def run(
         weights = weights.masked_fill(~mask, 0.0)
     middle = (arriving * out.float()).sum(dim=-1) - dlse
     inner, met = arriving @ wide_v.transpose(-1, -2), weights
-    kept = keep_factor(q, k, Beside(dropout=dropout, seed=seed, offset=offset))
-    if kept is not None:
+    if dropout:
+        kept = keep_factor(q, k, dropout, seed, offset)
         inner, met = inner * kept, weights * kept
     slopes = weights * (inner - middle.unsqueeze(-1))
     if softcap > 0:
