@@ -71,7 +71,6 @@ def test_the_widest_reach_is_taken_that_a_definition_bears():
         ("layernorm_backward", "torch_definition", "bfloat16"),
         ("rmsnorm_backward", "torch_eager", "float32"),
         ("linear_fp8", "torch_eager", "float16"),
-        ("linear_fp8", "torch_eager", "bfloat16"),
     ],
 )
 def test_honest_kernels_pass_on_rows_of_every_size(name, implementation, dtype):
