@@ -290,8 +290,8 @@ def _dtype(value: Any, operator: Operator, *_: Any) -> bool:
 
 FORMATS = ("float64", "float32", "float16", "bfloat16")
 DRAWN = (
-    "normal uniform large tiny offset skewed sparse constant_rows integers zeros ones exponents float16_range twins "
-    "special"
+    "normal uniform large tiny offset skewed sparse constant_rows integers zeros ones exponents float16_range "
+    "scaled scaled_half scaled_quarter twins special"
 )
 RULES: dict[tuple[str, str], Callable[..., Any]] = {
     **{("Operator", field): _cost for field in ("bytes_read", "bytes_written", "bytes_saved")},

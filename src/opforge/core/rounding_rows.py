@@ -170,7 +170,21 @@ def gradient_errors(row: RoundedRows, g: Any) -> Errors:
     of_slope = of_slope + few_ulps((g * size).square().sum(dim=-1, keepdim=True).sqrt() / count, 3.0, 1.0)
     of_h = row.of_mean.times(row.scale) + row.of_scale.times(h) + few_ulps(size, 2.0, 1.0)
     whole = of_level + of_slope.times(size) + of_h.times(slope) + few_ulps(g.abs() + level + size * slope, 2.0, 1.0)
-    return (whole + row.of_scale.times(g.abs() + level + h.abs() * slope)).times(row.scale)
+    lost = lost_below(row, g)
+    return (whole + row.of_scale.times(g.abs() + level + h.abs() * slope)).times(row.scale) + Errors(lost, lost)
+
+
+def lost_below(row: RoundedRows, g: Any) -> Any:
+    """What a gradient of a row, as in `gradient_errors`, may lose where a part of it lies below the smallest float32:
+    what x is multiplied by, and the cube of the scale that it may be made of (the derivative of a root), where x is
+    large.
+    """
+    g = finite(g)
+    products = g.abs() * row.size
+    least = products.amin(dim=-1, keepdim=True) if g.shape[-1] else products
+    cube, sums = row.scale**3, products.mean(dim=-1, keepdim=True)
+    lost = _flushed(g, row.scale) + _flushed(least, cube * row.size)
+    return (lost + _flushed(cube * sums, row.size) + _flushed(cube, sums * row.size)).expand(g.shape)
 
 
 def column_sum_errors(terms: Any, *carried: tuple[Any, Errors]) -> Errors:
@@ -195,7 +209,8 @@ def gradient_of_weight(row: RoundedRows, dy: Any) -> Errors:
     # the roundings of each term have random signs
     sizes = _columns(dy * row.scale * row.size).abs()
     each = few_ulps(sizes.sum(dim=-1) if sizes.shape[-1] <= FEW else sizes.square().sum(dim=-1).sqrt(), 3.0, 1.0)
-    return column_sum_errors(terms, (dy * row.scale, row.of_mean), (terms, row.of_scale)) + each
+    lost = _columns(_flushed(dy * row.scale, row.size) + _flushed(dy * row.size, row.scale)).sum(dim=-1)
+    return column_sum_errors(terms, (dy * row.scale, row.of_mean), (terms, row.of_scale)) + each + Errors(lost, lost)
 
 
 def _columns(values: Any) -> Any:

@@ -111,6 +111,23 @@ def _float16_range(shape: tuple[int, ...], largest: float, generator: Any) -> An
     return _log_uniform(shape, -14.0, math.log2(min(largest, FLOAT16_LARGEST)), generator)
 
 
+def _scaled(share: float) -> Callable[[tuple[int, ...], float, Any], Any]:
+    """Normal numbers, each row (along the last axis) times a power of two of its own: up to 2^reach and down to
+    2^-reach, every exponent as often as any other, where reach is this share of the format's largest exponent.
+    """
+
+    def make(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+        import torch
+
+        reach = int(share * math.log2(largest))
+        powers = torch.randint(
+            -reach, reach + 1, (*shape[:-1], 1) if shape else (), generator=generator, device=generator.device
+        )
+        return _normal(shape, largest, generator).double() * powers.double().exp2()
+
+    return make
+
+
 def _twins(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return _normal(shape, largest, generator)
 
@@ -220,7 +237,17 @@ SMALL = 8
 """Whole numbers up to this magnitude are drawn where a distribution is about ordinary values: sums of many stay in
 16 bits.
 """
-WIDE = ("large", "exponents", "float16_range", "special", "scattered", "skewed")
+WIDE = (
+    "large",
+    "exponents",
+    "scaled",
+    "scaled_half",
+    "scaled_quarter",
+    "float16_range",
+    "special",
+    "scattered",
+    "skewed",
+)
 """Distributions that are about the ends of a format: whole numbers of all magnitudes then, and sums that wrap."""
 
 
@@ -282,6 +309,9 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "ones": _ones,
     "exponents": _exponents,
     "float16_range": _float16_range,
+    "scaled": _scaled(7 / 8),
+    "scaled_half": _scaled(3 / 8),
+    "scaled_quarter": _scaled(1 / 4),
     "twins": _twins,
     "special": _special,
     "scattered": _scattered,

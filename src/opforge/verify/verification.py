@@ -163,6 +163,7 @@ class _Run:
                 if isinstance(prepared, Undefined):
                     self.undefined.append(prepared.reason)
                 else:
+                    current = prepared.case
                     failure = self._case(worker, prepared, 1.0)
                 # the extra runs have counted their own part
                 self.repeats.spent_s += time.perf_counter() - begun - (self.repeats.spent_s - extra)
@@ -296,7 +297,8 @@ class _Run:
             run_limit_s=self.bench.run_limit_s,
         )
         try:
-            if isinstance(alone.prepare_if_defined(case, self.dtype), Undefined):
+            prepared = alone.prepare_if_defined(case, self.dtype)
+            if isinstance(prepared, Undefined):
                 return None
             run = _Run(
                 bench=alone,
@@ -306,7 +308,7 @@ class _Run:
                 effort=EXACT,
                 progress=self.progress,
             )
-            failure = run.cases([case], ())
+            failure = run.cases([prepared.case], ())
             return failure if isinstance(failure, FAILURES) else None
         finally:
             alone.close()

@@ -44,9 +44,6 @@ def verify_shape(
     cases: CaseCache, implementation: Implementation, workload: Workload, dtype: str, config: Config | None
 ) -> Verdict:
     """The Verdict on an implementation at this shape alone: nobody's evidence that it is right at others."""
-    asked = [
-        case
-        for case in cases_at(cases.operator, workload, dtype)
-        if not isinstance(cases.prepare_if_defined(case, dtype), Undefined)
-    ]
+    prepared = (cases.prepare_if_defined(case, dtype) for case in cases_at(cases.operator, workload, dtype))
+    asked = [item.case for item in prepared if not isinstance(item, Undefined)]
     return as_baseline(implementation, verify(cases, implementation, dtype, cases=asked, config=config, effort=EFFORT))

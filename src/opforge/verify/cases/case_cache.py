@@ -11,7 +11,7 @@ from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.operator import Case, Operator
 from opforge.registry import Registry
 from opforge.runner import Arena, Host, allocate, distinct, fill, fresh_seed
-from opforge.verify.cases.extreme_values import EXTREMES, withstands
+from opforge.verify.cases.extreme_values import EXTREMES, NARROWER, has_room, withstands
 from opforge.verify.cases.hidden import Effort, hidden_cases
 from opforge.verify.cases.worker_pool import WorkerPool
 from opforge.verify.judging.pages import pages_kept
@@ -113,11 +113,15 @@ class CaseCache:
     def prepare_if_defined(self, case: Case, dtype: str) -> PreparedCase | Undefined:
         """As `prepare`, or why not where the reference itself refuses such axes, or float32 cannot bear such values: a
         drawn case may lie outside what is defined. What says nothing of the case is raised: EnvironmentLacks, OSError,
-        want of memory, and whatever a defect of opforge raises."""
+        want of memory, and whatever a defect of opforge raises. Of a distribution that has narrower ones it is
+        the widest that float32 can bear: the case of what comes back is then another one."""
         try:
             prepared = self.prepare(case, dtype)
             if case.distribution in EXTREMES and (case.name, dtype) not in self.withstands:
-                self.withstands[case.name, dtype] = withstands(self.operator, prepared.case, dtype, prepared.truth)
+                scaled = case.distribution in (*NARROWER, *NARROWER.values())
+                self.withstands[case.name, dtype] = (not scaled or has_room(prepared.truth)) and withstands(
+                    self.operator, prepared.case, dtype, prepared.truth
+                )
         except EnvironmentLacks:
             raise
         except _NOT_MEANT as error:
@@ -126,6 +130,10 @@ class CaseCache:
                 raise
             return Undefined(_in_a_line(error.__cause__ or error))
         if not self.withstands.get((case.name, dtype), True):
+            narrower = NARROWER.get(case.distribution)
+            if narrower is not None:
+                name = case.name.replace(case.distribution, narrower)
+                return self.prepare_if_defined(dataclasses.replace(case, name=name, distribution=narrower), dtype)
             return Undefined("float32 cannot bear its values")
         return prepared
 

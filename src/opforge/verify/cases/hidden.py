@@ -18,7 +18,7 @@ from opforge.core.errors import UsageError
 from opforge.core.operator import Case, Operator
 from opforge.core.shapes import AxisValue, tokens
 from opforge.core.tensors import shapes_of
-from opforge.verify.cases.extreme_values import EXTREMES, SCATTERED
+from opforge.verify.cases.extreme_values import EXTREMES, NARROWER, SCATTERED
 
 ZERO_SIZE = 0.10
 NOT_CONTIGUOUS = 0.08
@@ -34,7 +34,7 @@ GENERAL = (
     "sparse",
     "skewed",
     "twins",
-    *(kind for kind in EXTREMES if kind != SCATTERED),
+    *(kind for kind in EXTREMES if kind not in (SCATTERED, *NARROWER.values())),
 )
 """Distributions that every operator must bear. "large", "tiny", "offset", "constant_rows" and "special" are drawn only
 where
@@ -117,6 +117,16 @@ def elements(operator: Operator, case: Case) -> int:
     return max((math.prod(shape) for spec in specs for shape in shapes_of(spec, case.axes)), default=0)
 
 
+SHORT = 4
+"""Columns from which a row counts: the variance of one element is 0 whatever a kernel does."""
+
+
+def rows(operator: Operator, case: Case) -> int:
+    """Rows of at least SHORT elements, along the last axis, of the input of a case that has most of them."""
+    shapes = (shape for spec in operator.whole.inputs for shape in shapes_of(spec, case.axes))
+    return max((math.prod(shape[:-1]) for shape in shapes if shape and shape[-1] >= SHORT), default=0)
+
+
 def hidden_cases(
     operator: Operator, dtype: str, *, count: int, most_elements: int, source: random.Random | None = None
 ) -> tuple[Case, ...]:
@@ -127,10 +137,11 @@ def hidden_cases(
     """
     draw = source or random.SystemRandom()
     own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
-    kinds = [kind for kind in distributions(operator, dtype) if kind not in ("exponents", SCATTERED)]
+    kinds = [kind for kind in distributions(operator, dtype) if kind not in ("exponents", "scaled", SCATTERED)]
     draw.shuffle(kinds)
     # among the first, which are run whatever time is left
     kinds.insert(draw.randrange(2), "exponents")
+    kinds.insert(draw.randrange(3), "scaled")
     if any(case.distribution == "special" for case in own):
         kinds.insert(draw.randrange(3), SCATTERED)
     places = list(PLACES)
@@ -148,8 +159,8 @@ def hidden_cases(
     for number in range(count):
         empty = number >= count - zeros
         kind = kinds[number % len(kinds)]
-        # few elements have few exponents
-        tries = 6 if kind == "exponents" and not empty else 1
+        # few elements have few exponents, and few rows few powers of two
+        tries = {"exponents": 6, "scaled": 40}.get(kind, 1) if not empty else 1
         drawn = [
             axes
             for _ in range(tries)
@@ -157,7 +168,8 @@ def hidden_cases(
         ]
         if not drawn:
             continue
-        base, sizes = max(drawn, key=lambda item: elements(operator, Case(name="", axes=item[1], why="")))
+        measure = rows if kind == "scaled" else elements
+        base, sizes = max(drawn, key=lambda item: measure(operator, Case(name="", axes=item[1], why="")))
         layout = places[number] if number < len(places) and not empty else "contiguous"
         if count - zeros - irregular <= number < count - zeros:
             layout = draw.choice(layouts)

@@ -1,10 +1,9 @@
-"""Wrong where the largest value lies between 1e12 and 1e13, where a row of drawn values seldom ends.
+"""Wrong where the largest value lies between 1e12 and 1e13, where a row of values drawn one by one seldom ends.
 
 catalogue  M6
 guard      cases_hidden
 cases      normal hidden
 mode       verify
-expect     passes
 """
 
 import torch

@@ -8,6 +8,7 @@ from opforge.core.rounding_rows import (
     column_sum_errors,
     gradient_errors,
     gradient_of_weight,
+    lost_below,
     unscaled_sums,
     where_squares_fit,
 )
@@ -63,6 +64,8 @@ def shift_moves_nothing(inputs, outputs, scalars):
     dx, size = outputs["dx"], magnitude(inputs, outputs, scalars)["dx"]
     # 2^-8: each element is rounded to the output dtype, bfloat16 at the coarsest; 2^-25: to float16's subnormals
     slack = 2.0**-8 * dx.abs().sum(dim=-1) + (2.0**-14 * size + 2.0**-25).sum(dim=-1)
+    row = centred_row(inputs["x"], scalars["eps"])
+    slack = slack + lost_below(row, inputs["weight"] * inputs["dy"]).sum(dim=-1)
     excess = (dx.sum(dim=-1).abs() - slack).max().item()
     return None if excess <= 0 else f"the gradients of a row sum up to {excess:.3g} more than rounding explains"
 

@@ -3,7 +3,7 @@
 from opforge.core.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import gradient_errors, gradient_of_weight, row_of_squares, unscaled_sums
+from opforge.core.rounding_rows import gradient_errors, gradient_of_weight, lost_below, row_of_squares, unscaled_sums
 from opforge.core.workloads import RMS_NORMS
 
 
@@ -45,6 +45,7 @@ def scaling_moves_little(inputs, outputs, scalars):
     size = magnitude(inputs, outputs, scalars)["dx"]
     # 2^-8: each element is rounded to the output dtype, bfloat16 at the coarsest; 2^-25: to float16's subnormals
     slack = 2.0**-8 * (x * dx).abs().sum(dim=-1) + (x.abs() * (2.0**-14 * size + 2.0**-25)).sum(dim=-1)
+    slack = slack + (x.abs() * lost_below(row_of_squares(x, eps), g)).sum(dim=-1)
     excess = (((x * dx).sum(dim=-1) - expected).abs() - slack).max().item()
     return None if excess <= 0 else f"sum(x * dx) of a row is off by {excess:.3g} more than rounding explains"
 

@@ -1,0 +1,103 @@
+"""Rows of every size: what is wrong where a whole row lies in a narrow band of values is met, and not by luck."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from opforge.core.operator import Case
+from opforge.core.rounding_rows import centred_row, gradient_errors, lost_below
+from opforge.core.verdict import Pass
+from opforge.registry import load
+from opforge.runner import InProcess
+from opforge.runner.inputs import DISTRIBUTIONS
+from opforge.verify import CaseCache, verify
+from opforge.verify.cases.case_cache import Undefined
+from opforge.verify.cases.extreme_values import NARROWER
+from opforge.verify.cases.hidden import EXACT, QUICK, hidden_cases, rows
+
+HOME = Path(__file__).parent / "redteam" / "home"
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(("kind", "reach"), [("scaled", 111), ("scaled_half", 47), ("scaled_quarter", 31)])
+def test_each_row_has_a_power_of_two_of_its_own(kind, reach):
+    """Of values that are drawn one by one, the largest of a row is near the top of the range nearly always."""
+    values = DISTRIBUTIONS[kind]((4000, 16), LARGEST, torch.Generator().manual_seed(3))
+    powers = values.abs().amax(-1).log2()
+    assert bool(torch.isfinite(values).all())
+    assert powers.min() < -reach + 3 and powers.max() > reach - 2
+    # every band of two binades is met: each has 36 rows of 4000 or more
+    counts = torch.histc(powers.float(), bins=reach - 2, min=-reach + 2, max=reach - 2)
+    assert counts.min() > 5
+
+
+def test_hidden_cases_have_one_with_many_rows():
+    """Few rows are in few bands."""
+    registry = load([HOME])
+    for seed in range(4):
+        cases = hidden_cases(
+            registry.operator("rt_var"), "float32", count=6, most_elements=QUICK.elements, source=random.Random(seed)
+        )
+        scaled = [case for case in cases if case.distribution == "scaled"]
+        assert scaled and all(rows(registry.operator("rt_var"), case) >= 64 for case in scaled)
+
+
+def test_the_widest_reach_is_taken_that_a_definition_bears():
+    """A variance squares: of 2^111 nothing is left that float32 can hold, and of 2^47 everything."""
+    registry = load([HOME])
+    for name, kind in (("rt_softmax", "scaled"), ("rt_var", NARROWER["scaled"])):
+        operator = registry.operator(name)
+        cases = CaseCache(registry=registry, operator=operator, host=InProcess(), device="cpu")
+        case = Case(name="hidden_1_scaled", axes={"lead": (256,), "cols": 16}, why="drawn", distribution="scaled")
+        prepared = cases.prepare_if_defined(case, "float32")
+        assert prepared.case.distribution == kind and prepared.case.name == f"hidden_1_{kind}"
+        # asked again, for the next implementation, it is the same memory
+        assert cases.prepare_if_defined(case, "float32") is prepared
+        cases.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "implementation", "dtype"),
+    [
+        ("layernorm_backward", "torch_definition", "float32"),
+        ("layernorm_backward", "torch_definition", "bfloat16"),
+        ("rmsnorm_backward", "torch_eager", "float32"),
+        ("linear_fp8", "torch_eager", "float16"),
+    ],
+)
+def test_honest_kernels_pass_on_rows_of_every_size(name, implementation, dtype):
+    """Cubes of a scale, and what is stored between two passes, lie below the least number of a format on some rows:
+    who computes so is no cheat.
+    """
+    registry = load()
+    operator = registry.operator(name)
+    cases = CaseCache(registry=registry, operator=operator, host=InProcess(), device="cpu")
+    asked = []
+    for seed in range(8):
+        drawn = hidden_cases(operator, dtype, count=8, most_elements=1 << 12, source=random.Random(seed))
+        for case in (case for case in drawn if case.distribution == "scaled" and case.layout != "fenced"):
+            prepared = cases.prepare_if_defined(dataclasses.replace(case, name=f"{case.name}_{seed}"), dtype)
+            asked += [] if isinstance(prepared, Undefined) else [prepared.case]
+    found = verify(cases, registry.implementation(name, implementation), dtype, cases=asked, effort=EXACT)
+    cases.close()
+    assert len(asked) > 2 and isinstance(found, Pass), found
+
+
+def test_what_is_forgiven_on_a_row_is_what_float32_cannot_hold():
+    """On rows whose cubes fit, a gradient's bound is what it was: nothing is added."""
+    generator = torch.Generator().manual_seed(4)
+    x, g = (torch.randn(64, 32, generator=generator, dtype=torch.float64) for _ in range(2))
+    for power in (-8, 0, 8):
+        row = centred_row(x * 2.0**power, 1e-5)
+        errors = gradient_errors(row, g)
+        assert bool((lost_below(row, g) < 1e-3 * errors.typical).all())
+    far = centred_row(x * 2.0**45, 1e-5)
+    assert bool((lost_below(far, g) > gradient_errors(far, g).typical * 1e-3).any())
