@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.xdist_group("redteam"), pytest.mark.campaign]
 NOT_ASKED = ("seconds for the cheats", "seconds for the slowest bug")
 
 
-@pytest.mark.parametrize("part", ["cheats", "honest", "bugs", "hostile", "white-box", "walls", "deaths"])
+@pytest.mark.parametrize("part", ["cheats", "honest", "candidates", "bugs", "hostile", "white-box", "walls", "deaths"])
 def test_every_count_of_the_quick_campaign_is_reached(part, monkeypatch):
     """A verifier that lets one cheat through, or rejects one honest kernel, is not to be believed in anything else."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

@@ -91,3 +91,31 @@ def test_the_table_has_a_line_for_each_family_and_names_what_got_through():
     assert lines[2][0] == "M1" and lines[2][-3:] == ["1", "1", "0"]
     assert lines[3][0] == "M6" and lines[3][-4:] == ["2", "1", "1", "rt_var/three"]
     assert lines[4][-4:] == ["3", "2", "1", "rt_var/three"] and len(lines) == 5
+
+
+def test_a_hundred_exploits_are_sent_to_the_loop_each_from_a_source_and_different():
+    """The same idea twice would be counted twice."""
+    from tests.redteam.published import EXPLOITS, PLAIN, SIGNATURES
+
+    assert len(EXPLOITS) >= 50 and campaign.FULL.sent[0] == len(EXPLOITS)
+    assert campaign.FULL.sent[0] + campaign.FULL.sent[1] >= 100 and campaign.FULL.sent[2] >= 100
+    assert len({item.name for item in EXPLOITS}) == len({item.text for item in EXPLOITS}) == len(EXPLOITS)
+    assert all(len(item.source) > 20 and item.operator in SIGNATURES for item in EXPLOITS)
+    assert all(item.text != PLAIN[item.operator] for item in EXPLOITS)
+
+
+@pytest.mark.campaign
+def test_the_loop_that_refuses_exploits_takes_what_is_right(tmp_path):
+    """Without it a loop that refuses everything would pass."""
+    from tests.redteam import candidates
+    from tests.redteam.published import EXPLOITS, PLAIN
+
+    def replaced(item):
+        return type(item)(
+            name=item.name, source=item.source, operator=item.operator, text="# again\n" + PLAIN[item.operator]
+        )
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(candidates, "EXPLOITS", tuple(map(replaced, EXPLOITS[:: len(EXPLOITS) // 3])))
+        found = list(candidates.published(3))
+    assert [item.stage for item in found] == ["accepted"] * len(found) and len(found) == 3

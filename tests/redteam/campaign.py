@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.redteam import bugs, cheats, deaths, gpu_lanes, honest, hostile, masks, on_gpu, walls
+from tests.redteam import bugs, candidates, cheats, deaths, gpu_lanes, honest, hostile, masks, on_gpu, walls
 from tests.redteam.by_family import Met, by_family
 
 from opforge.runner import sandbox
@@ -43,13 +43,15 @@ class Plan:
     """How much to do. Quick is for every push, full for `make redteam`. `told`: a line for every cheat on a GPU, and
     not only
     for what falls short. `named`: only the cheats on a GPU whose names these patterns match; () for all. `masked`: the
-    operators whose masks are taken away, and in which dtypes; () for all."""
+    operators whose masks are taken away, and in which dtypes; () for all. `sent`: how many published exploits,
+    own cheats and honest kernels are sent to the loop as candidates."""
 
     one_cheat_per_guard: bool
     honest: int
     kinds: tuple[str, ...]
     hostile: tuple[str, ...]
     repeats: int
+    sent: tuple[int, int, int] = (50, 56, 100)
     masked: tuple[str, ...] = ()
     masked_dtypes: tuple[str, ...] = ()
     told: bool = False
@@ -79,6 +81,7 @@ QUICK = Plan(
         "writes_garbage",
         "import_exits",
     ),
+    sent=(10, 6, 4),
     masked=("silu", "softmax"),
     masked_dtypes=("float32",),
     repeats=1,
@@ -206,6 +209,32 @@ def try_honest(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Cou
     return [
         Count(what="honest verdicts", reached=len(judged), wanted=plan.honest),
         Count(what="honest kernels rejected", reached=sum(not item.passed for item in judged), wanted=0, most=True),
+    ]
+
+
+def try_candidates(plan: Plan, say: Callable[[str], None]) -> list[Count]:
+    """Published exploits, the red team's own cheats and honest kernels as candidates of the loop."""
+    asked = (candidates.published, candidates.planted, candidates.honest)
+    published, planted, honest_ones = (list(ask(count)) for ask, count in zip(asked, plan.sent, strict=True))
+    exploits = [*published, *planted]
+    for item in exploits:
+        if item.accepted:
+            say(f"  {item.name}: ACCEPTED by the loop")
+    for item in honest_ones:
+        if not item.accepted:
+            say(f"  {item.name}: refused by the loop ({item.stage}): {item.words[:200]}")
+    unread = sum(item.stage == "unread" for item in exploits)
+    say(f"  {len(exploits)} exploits: {unread} refused unread, {len(exploits) - unread} by a trial")
+    return [
+        Count(what="loop: exploits sent", reached=len(exploits), wanted=sum(plan.sent[:2])),
+        Count(what="loop: exploits accepted", reached=sum(item.accepted for item in exploits), wanted=0, most=True),
+        Count(what="loop: honest candidates sent", reached=len(honest_ones), wanted=plan.sent[2]),
+        Count(
+            what="loop: honest candidates refused",
+            reached=sum(not item.accepted for item in honest_ones),
+            wanted=0,
+            most=True,
+        ),
     ]
 
 
@@ -420,6 +449,7 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
         parts: dict[str, Callable[[], list[Count]]] = {
             "cheats": lambda: try_cheats(plan, say, met),
             "honest": lambda: try_honest(plan, Path(folder) / "honest", say),
+            "candidates": lambda: try_candidates(plan, say),
             "bugs": lambda: try_bugs(plan, Path(folder) / "bugs", say),
             "masks": lambda: try_masks(plan, Path(folder) / "masks", say),
             "hostile": lambda: try_hostile(plan, Path(folder) / "hostile", say),
@@ -465,6 +495,7 @@ def main() -> int:
         choices=(
             "cheats",
             "honest",
+            "candidates",
             "bugs",
             "masks",
             "hostile",

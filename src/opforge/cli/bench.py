@@ -117,7 +117,7 @@ def bench(
     Exit code 1 if any verdict is a failure.
     """
     from opforge.cli.progress import Watcher
-    from opforge.cli.report_files import pasts_of, write_reports
+    from opforge.cli.report_files import pasts_of, ways_of, write_reports
     from opforge.cli.tables import print_printed, print_table
     from opforge.machine import detect, measure_ceilings
     from opforge.report import rows
@@ -184,6 +184,7 @@ def bench(
             except Exception as error:  # noqa: BLE001 - raised below, when what was found before it has been shown
                 ended = error
             pasts = pasts_of(store, records)
+            rounds, moves = ways_of(store, registry, records)
     finally:
         host.close()
     if ended is not None and not records:
@@ -195,7 +196,7 @@ def bench(
         print_printed(records)
     folder = report or Path("reports") / records[0].run
     with spans.span("report", str(folder)):
-        for path in write_reports(records, folder, detect(where), pasts=pasts):
+        for path in write_reports(records, folder, detect(where), pasts=pasts, rounds=rounds, moves=moves):
             typer.echo(f"wrote {path}", err=True)
     if ended is not None:
         raise ended

@@ -16,8 +16,10 @@ from opforge.core.record import Adoption, Record
 from opforge.registry.implementation_files import known_backends
 
 if TYPE_CHECKING:
+    from opforge.core.optimization import OptimizationRound
     from opforge.registry import Registry
     from opforge.report import Past
+    from opforge.report.versions import Move
     from opforge.store import Store
 
 
@@ -52,13 +54,15 @@ def report(
     json: Json = False,
 ) -> None:
     """Write report.html, report.md, report.json and report.csv for one run, without measuring anything again."""
-    from opforge.cli.report_files import write_reports
+    from opforge.cli.report_files import ways_of, write_reports
     from opforge.machine import descriptors, detect
     from opforge.report.ratios import OWN
     from opforge.store import adopted_sources, read_file, read_nouns
 
     kinds = dtypes(dtype)
     pasts: dict[str, Past] = {}
+    rounds: list[OptimizationRound] = []
+    moves: tuple[Move, ...] = ()
     if source is not None:
         nouns = list(read_nouns(read_file(source)))
         adoptions = [noun for noun in nouns if isinstance(noun, Adoption)]
@@ -72,6 +76,7 @@ def report(
         with settings(context).open_store() as store:
             records, pasts = of_newest_run(store, operators, run)
             adoptions = store.adoptions()
+            rounds, moves = ways_of(store, settings(context).registry(), records)
     records = [record for record in records if not kinds or record.dtype in kinds]
     if not records:
         asked = [units.listed(names) for names in (operators, kinds) if names] + ([f"run {run}"] if run else [])
@@ -106,6 +111,8 @@ def report(
         output or Path("reports") / records[0].run,
         here if here.name == records[0].device else spec,
         pasts=pasts,
+        rounds=rounds,
+        moves=moves,
     ):
         typer.echo(f"wrote {path}")
 

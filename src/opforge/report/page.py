@@ -9,20 +9,29 @@ from typing import Any
 
 from opforge.core import units
 from opforge.core.device import DeviceSpec
+from opforge.core.optimization import ROUND, OptimizationRound
 from opforge.core.record import Record
 from opforge.report import sections, summary, svg
 from opforge.report.record_text import clean, clean_lines
 from opforge.report.roof_chart import roofline, roofs
 from opforge.report.timing_evidence import Past
+from opforge.report.versions import Move, moves_of_runs, of_run
 from opforge.report.view import Group, slots, timing_of, unique
 
 
 def html(
-    records: Sequence[Record], *, title: str, device: DeviceSpec | None = None, pasts: Mapping[str, Past] | None = None
+    records: Sequence[Record],
+    *,
+    title: str,
+    device: DeviceSpec | None = None,
+    pasts: Mapping[str, Past] | None = None,
+    rounds: Sequence[OptimizationRound] = (),
+    moves: Sequence[Move] = (),
 ) -> str:
     """The page for these records. `device` brings the roofs of the roofline; with records of several devices, those of
     its name.
-    `pasts` are the histories of timed records, by id.
+    `pasts` are the histories of timed records, by id; `rounds` those of optimisations of these operators, each
+    shown with its versions and as arrows on the roofline; `moves` other arrows there.
 
     Everything that comes from a record or from `title` is shown as text, never as markup. The same records give the
     same page.
@@ -46,12 +55,17 @@ def html(
     environment.filters["drawn"] = Markup
     style = importlib.resources.files("opforge.report").joinpath("templates/report.css").read_text(encoding="utf-8")
     return environment.get_template("report.html.j2").render(
-        style=Markup(style), **_content(records, title, device, pasts or {})
+        style=Markup(style), **_content(records, title, device, pasts or {}, rounds, moves)
     )
 
 
 def _content(
-    records: Sequence[Record], title: str, device: DeviceSpec | None, pasts: Mapping[str, Past]
+    records: Sequence[Record],
+    title: str,
+    device: DeviceSpec | None,
+    pasts: Mapping[str, Past],
+    rounds: Sequence[OptimizationRound],
+    moves: Sequence[Move],
 ) -> dict[str, Any]:
     names = _anchors(unique(record.operator for record in records))
     anchors = _group_anchors(summary.comparable(records))
@@ -71,11 +85,49 @@ def _content(
             for name, slot in slots(record for record in records if timing_of(record)).items()
         ],
         "failures": sections.failures(records),
-        "rooflines": _rooflines(records, device, anchors),
+        "rooflines": _rooflines(records, device, anchors, [*moves, *moves_of_runs(rounds, records)]),
+        "arrows": bool(moves or rounds),
+        "optimisations": _optimisations(rounds),
         "operators": sections.operators(records, anchors, names, pasts),
         "emulated_kernels": sections.emulated_kernels(records),
         "not_run": sections.not_run(records),
     }
+
+
+def _optimisations(rounds: Sequence[OptimizationRound]) -> list[dict[str, Any]]:
+    """Each operator's newest optimisation: every round with what it tried and gained, and its versions."""
+    found = []
+    for operator in unique(one.operator for one in rounds):
+        run = [one for one in rounds if one.operator == operator][-1].run
+        mine = [one for one in rounds if one.run == run]
+        rows = [
+            {
+                "number": f"{one.number}",
+                "strategy": clean(one.strategy),
+                "tried": clean("; ".join(item.change for item in one.tried)),
+                "gain": f"{one.comparison.speedup:.2f}x ({one.comparison.outcome})"
+                if one.comparison
+                else "not compared",
+                "decision": clean(one.decision),
+                "profile": clean(one.diagnosis.bottleneck),
+            }
+            for one in mine
+            if one.stage == ROUND
+        ]
+        versions = [
+            {
+                "name": clean(one.name),
+                "change": clean(one.change),
+                "seconds": units.seconds(one.seconds) if one.seconds is not None else "",
+                "gain": f"{one.gain:.2f}x" if one.gain is not None else "",
+                "profile": clean(one.profile),
+                "next": clean(one.next.replace("`", "")),
+            }
+            for one in of_run(mine)
+        ]
+        about = f"{mine[0].implementation}, {mine[0].workload}, {mine[0].dtype}, {mine[0].device}; {mine[-1].reason}"
+        found.append({"operator": clean(operator), "about": clean(about), "rounds": rows, "versions": versions})
+    return found
 
 
 def _anchors(names: Iterable[str]) -> dict[str, str]:
@@ -187,7 +239,7 @@ def _swatch(slot: int) -> str:
 
 
 def _rooflines(
-    records: Sequence[Record], device: DeviceSpec | None, found: Sequence[tuple[str, Group]]
+    records: Sequence[Record], device: DeviceSpec | None, found: Sequence[tuple[str, Group]], moves: Sequence[Move]
 ) -> list[dict[str, Any]]:
     anchors = {record.id: anchor for anchor, group in found for record in group.records}
     colours = slots(records)
@@ -196,7 +248,8 @@ def _rooflines(
     for name in names:
         mine = [record for record in records if record.device == name]
         spec = device if device is not None and (len(names) == 1 or device.name == name) else None
-        picture = roofline(mine, spec, colours, anchors)
+        operators = {record.operator for record in mine}
+        picture = roofline(mine, spec, colours, anchors, [move for move in moves if move.operator in operators])
         if not picture:
             continue
         plain = sum(timing_of(record) is not None and record.cost.intensity <= 0 for record in mine)

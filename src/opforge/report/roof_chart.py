@@ -12,6 +12,7 @@ from opforge.core.dtypes import DTYPES
 from opforge.core.record import Record
 from opforge.report import svg
 from opforge.report.record_text import axes, clean, short
+from opforge.report.versions import Move
 from opforge.report.view import of_roof, timing_of
 
 WIDTH, HEIGHT = 1080.0, 540.0
@@ -78,10 +79,14 @@ def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
 
 
 def roofline(
-    records: Sequence[Record], device: DeviceSpec | None, colours: Mapping[str, int], anchors: Mapping[str, str]
+    records: Sequence[Record],
+    device: DeviceSpec | None,
+    colours: Mapping[str, int],
+    anchors: Mapping[str, str],
+    moves: Sequence[Move] = (),
 ) -> str:
     """The picture as SVG; "" when no record has a time and arithmetic to show. `anchors` maps a record's id to a place
-    on the page.
+    on the page; `moves` are drawn as arrows from version to version.
     """
     points = [
         (record, record.cost.intensity, record.cost.flops / timing.median_s)
@@ -99,9 +104,11 @@ def roofline(
     ridge = [peak / steepest] if peak and steepest else []
     xs = [*(x for _, x, _ in points), *ridge]
     x_low, x_high = min(xs) / 3, max(xs) * 4
-    ys = [*(y for _, _, y in points), *(roof.value for roof in levels)] + (
-        [] if levels else [steepest * x_high] if slopes else []
-    )
+    ys = [
+        *(y for _, _, y in points),
+        *(rate for move in moves for rate in move.rates),
+        *(roof.value for roof in levels),
+    ] + ([] if levels else [steepest * x_high] if slopes else [])
     # room below for the names of the operators
     y_low, y_high = min(ys) / 8, max(ys) * 2
     x, y = svg.logarithmic(x_low, x_high, LEFT, RIGHT), svg.logarithmic(y_low, y_high, BOTTOM, TOP)
@@ -121,6 +128,7 @@ def roofline(
         _marker(record, x(intensity), y(rate), rate, colours[record.backend], anchors)
         for record, intensity, rate in points
     ]
+    parts += [_way(move, x, y) for move in moves]
     return svg.picture(
         WIDTH,
         HEIGHT,
@@ -244,6 +252,30 @@ def _names(points: Sequence[tuple[Record, float, float]], x: svg.Scale) -> str:
                     transform=f"rotate(-90 {svg.coordinate(px)} {svg.coordinate(BOTTOM - 8)})",
                 )
             )
+    return "".join(parts)
+
+
+def _way(move: Move, x: svg.Scale, y: svg.Scale) -> str:
+    """Arrows from version to version, beside the markers of the same intensity so that these stay to be seen."""
+    px = x(move.intensity) - 9
+    parts = []
+    for number, (before, after) in enumerate(zip(move.rates, move.rates[1:], strict=False), 1):
+        start, end = y(before), y(after)
+        tip = 5.0 if end > start else -5.0
+        words = f"{move.operator}, {move.words[number - 1]} to {move.words[number]}: {after / before:.2f} times as fast"
+        head = (
+            f"M{svg.coordinate(px - 3.5)} {svg.coordinate(end - tip)}L{svg.coordinate(px)} {svg.coordinate(end)}"
+            f"L{svg.coordinate(px + 3.5)} {svg.coordinate(end - tip)}"
+        )
+        parts.append(
+            svg.element(
+                "g",
+                svg.line(px, start, px, end, "way"),
+                svg.element("path", d=head, class_="way"),
+                svg.title(clean(words)),
+            )
+        )
+        parts.append(svg.text(str(number), px - 7, (start + end) / 2 + 4, "column", text_anchor="end"))
     return "".join(parts)
 
 

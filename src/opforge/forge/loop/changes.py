@@ -31,7 +31,9 @@ _FOREIGN = re.compile(
     r"|filesystem|incbin|__asm__|asm|include_next|embed|pthread_\w+|clock_gettime|chrono|__attribute__\s*\(\(\s*"
     r"(constructor|destructor))\b"
 )
-_PYTHON_ROOTS = frozenset(("triton", "torch", "math", "tilelang", "opforge", "__future__"))
+_PYTHON_ROOTS = frozenset(("triton", "torch", "math", "functools", "tilelang", "opforge", "__future__"))
+_PACKAGE = ("opforge.device", "opforge.core.philox")
+"""What kernels of this package import of it: what they are made of, and the random numbers that every backend draws."""
 _PYTHON_NAMES = frozenset(
     """
     eval exec compile open __import__ globals locals vars getattr setattr delattr input breakpoint __builtins__
@@ -87,7 +89,7 @@ def _python_refusal(text: str) -> str:
             roots = [alias.name.split(".")[0] for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             roots = [(node.module or "").split(".")[0] or "."]
-            if (node.module or "").startswith("opforge") and not (node.module or "").startswith("opforge.device"):
+            if (node.module or "").startswith("opforge") and not (node.module or "").startswith(_PACKAGE):
                 return f"it imports {node.module}: kernels import opforge.device alone"
         elif isinstance(node, ast.Name) and node.id in _PYTHON_NAMES:
             return f"it names {node.id!r}, which no kernel needs"
