@@ -107,11 +107,15 @@ def attended(q: Any, k: Any, v: Any, sides: Sides, scalars: dict[str, Any]) -> t
     return (weights if kept is None else weights * kept) @ for_heads(q, v), lse.squeeze(-1)
 
 
-def in_parts(function: Callable[..., Sequence[Any]], *tensors: Any, sides: Sides, scalars: dict[str, Any]) -> list[Any]:
+def in_parts(
+    function: Callable[..., Sequence[Any]], *tensors: Any, scalars: dict[str, Any], sides: Sides | None = None
+) -> list[Any]:
     """`function(q, k, v, *others, sides, scalars)` on a part of the batch, the heads and the queries at a time, so that
-    not all scores are in memory at once. `others` and results begin with q's batch, heads and queries.
+    not all scores are in memory at once. `others` and results begin with q's batch, heads and queries. `sides` None:
+    nothing is given beside them.
     """
     q, k, queries = tensors[0], tensors[1], tensors[0].shape[2]
+    sides = sides or Sides.of(q, {})
     if q.shape[0] * q.shape[1] * queries * k.shape[2] <= TOGETHER:
         return list(function(*tensors, sides, scalars))
     group = q.shape[1] // k.shape[1]
@@ -192,6 +196,8 @@ def _errors(
     carried = (large * factor) @ v.abs() + size * shared
     usual_carried = ((usual * factor).square() @ squares + out.square() * usual_shared).sqrt()
     products = product_errors(met, v, cut=dtype != "float32")
+    # exponentials and products of a GPU are 0 below float32's least normal number
+    vanishing = 2.0**-126 * (((weights < 2.0**-120) & seen).to(v) @ v.abs() + 1)
     half = HALF_STEP[dtype]
     spread = (met.square() @ squares).sqrt()
     of_weights = half * (size + (INDEPENDENT * spread).minimum(met @ v.abs()))
@@ -205,7 +211,11 @@ def _errors(
     if sunk is not None:
         lse_size = lse_size + sunk.squeeze(-1).abs()
     return (
-        carried + products.largest + of_weights + (sum_large + 5 * EPSILON * (kept is not None) + 3 * EPSILON) * size,
+        carried
+        + vanishing
+        + products.largest
+        + of_weights
+        + (sum_large + 5 * EPSILON * (kept is not None) + 3 * EPSILON) * size,
         (usual_carried.square() + products.typical**2 + usual_of_weights.square()).sqrt()
         + (sum_usual + EPSILON) * size,
         shared.squeeze(-1) + sum_large + 3 * EPSILON * lse_size,

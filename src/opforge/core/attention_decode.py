@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from opforge.core.attention import CONSTRAINTS, PARAMETERS, attention_errors, for_heads, in_parts, scores_of
+from opforge.core.attention import CONSTRAINTS, PARAMETERS, attended, attention_errors, in_parts
 from opforge.core.operator import Constraint, Scalar, ScalarValue, Workload
 from opforge.core.rounding import Errors, few_ulps
 from opforge.core.shapes import AxisValue
@@ -132,21 +132,6 @@ def gathered(
     )
 
 
-def attended_in_any_format(
-    q: Any, k: Any, v: Any, first: int, queries: int, scalars: dict[str, Any]
-) -> tuple[Any, Any]:
-    """core.attention.attended, in float32 and 16 bits too: extremes are asked where the definition bears them there."""
-    scores = scores_of(q, for_heads(q, k), first, queries, scalars)
-    top = scores.detach().amax(dim=-1, keepdim=True)
-    top = top.masked_fill(top == -math.inf, 0.0)
-    weights = (scores - top).exp()
-    total = weights.sum(dim=-1, keepdim=True)
-    nothing = total == 0
-    total = total.masked_fill(nothing, 1.0)
-    lse = (top + total.log()).masked_fill(nothing, -math.inf)
-    return (weights / total) @ for_heads(q, v), lse.squeeze(-1)
-
-
 def decoded(q: Any, k_pages: Any, v_pages: Any, block_table: Any, lengths: Any, scalars: dict[str, Any]) -> Any:
     """(out, lse), one sequence after another; one without keys gives 0 and -inf."""
     out = q.new_zeros((*q.shape[:3], v_pages.shape[-1]))
@@ -156,7 +141,7 @@ def decoded(q: Any, k_pages: Any, v_pages: Any, block_table: Any, lengths: Any, 
         if length and q.shape[1] and q.shape[2]:
             k, v = gathered(k_pages, v_pages, block_table, length, number, q.shape[2], scalars["window_left"])
             part = slice(number, number + 1)
-            out[part], lse[part] = in_parts(attended_in_any_format, q[part], k, v, scalars=plain)
+            out[part], lse[part] = in_parts(attended, q[part], k, v, scalars=plain)
     return out, lse
 
 
@@ -182,7 +167,7 @@ def decode_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: str
         )
         given = {"q": q[part], "k": k, "v": v}
         found = attention_errors(given, {name: tensor[part] for name, tensor in outputs.items()}, plain, dtype)
-        sizes = in_parts(attended_in_any_format, q[part], k, v.abs(), scalars=plain)[0]
+        sizes = in_parts(attended, q[part], k, v.abs(), scalars=plain)[0]
         found["out"] = found["out"] + few_ulps(sizes, 3.0, 1.0)
         for name, errors in found.items():
             whole[name][0][part], whole[name][1][part] = errors.largest, errors.typical

@@ -8,8 +8,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from opforge.core.attention import PARAMETERS, attention_errors, in_parts
-from opforge.core.attention_decode import attended_in_any_format
+from opforge.core.attention import PARAMETERS, attended, attention_errors, in_parts
 from opforge.core.operator import Constraint, ScalarValue, Workload
 from opforge.core.rounding import Errors
 from opforge.core.shapes import AxisValue
@@ -112,7 +111,7 @@ def varlen_attended(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
     out = q.new_zeros((q.shape[0], q.shape[1], v.shape[2]))
     lse = q.new_full((q.shape[1], q.shape[0]), -math.inf)
     for rows, *tensors in _each(q, k, v, cu_seqlens_q, cu_seqlens_k):
-        found = in_parts(attended_in_any_format, *tensors, scalars=_plain(scalars))
+        found = in_parts(attended, *tensors, scalars=_plain(scalars))
         out[rows], lse[:, rows] = found[0][0].transpose(0, 1), found[1][0]
     return out, lse
 

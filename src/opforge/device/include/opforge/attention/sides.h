@@ -48,6 +48,7 @@ struct Sides {
   uint32_t offset = 0, least = 0;
   float grow = 1.0f;
 
+  Sides() = default;
   Sides(const TensorView& q, const TensorView& k, const Given& lengths_, const Given& bias_, const Given& mask_, const Given& slopes_,
         const Given& sinks_, int64_t shift_, double dropout, int64_t seed_, int64_t offset_)
       : shift(shift_), drops(dropout > 0.0), seed(static_cast<uint64_t>(seed_)), offset(static_cast<uint32_t>(offset_)),
