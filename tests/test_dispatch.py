@@ -9,6 +9,7 @@ import torch
 
 import simulated
 from opforge.backends.shared_code import source_sha256
+from opforge.core.call_form import formed
 from opforge.core.errors import UsageError
 from opforge.core.gradient import wire
 from opforge.core.operator import Case, Operator, TensorSpec
@@ -262,7 +263,8 @@ def small_inputs(operator):
     case = min(plain, key=lambda case: abs(sum(torch.Size(full(spec, case)).numel() for spec in operator.inputs) - 200))
     arena = allocate(operator, case, "float32")
     fill(arena, operator, case, 7)
-    found = [arena.tensors("input")[spec.name].clone() for spec in operator.inputs]
+    there = formed(operator, operator.scalar_values(case.scalars))
+    found = [arena.tensors("input")[spec.name].clone() for spec in there.inputs]
     arena.close()
     return [tensor.double() if tensor.is_floating_point() else tensor for tensor in found], operator.scalar_values(
         case.scalars
@@ -288,9 +290,9 @@ def test_a_gradient_operator_is_the_derivative_of_its_forward(registry, name):
     derivative of the other.
     """
     operator = registry.operator(name)
-    gradient = registry.operator(operator.gradient)
-    wiring = wire(operator, gradient)
     tensors, scalars = small_inputs(operator)
+    operator, gradient = (formed(item, scalars) for item in (operator, registry.operator(operator.gradient)))
+    wiring = wire(operator, gradient)
     leaves = [tensor for tensor, place in zip(tensors, wiring.gives, strict=True) if place is not None]
     assert leaves, "it gives the gradient of no input"
     for leaf in leaves:
