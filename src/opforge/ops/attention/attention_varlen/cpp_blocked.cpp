@@ -74,7 +74,7 @@ void attend(const TensorView& q, const TensorView& k, const TensorView& v, const
     const opforge::attention::Reach reach(queries, keys, causal, left, right, bottom_right);
     opforge::attention::forward_any<T, KEYS, TILES, ISA>(TensorView(&q_rows.tensor), TensorView(&k_rows.tensor),
                                                          TensorView(&v_rows.tensor), rows.data(), sums.data(), reach,
-                                                         factor, cap);
+                                                         opforge::attention::Sides<T>(), factor, cap);
     for (int64_t h = 0; h < heads; ++h) {
       std::copy(sums.begin() + h * queries, sums.begin() + (h + 1) * queries, lse + h * total + q0);
       for (int64_t i = 0; i < queries; ++i)
