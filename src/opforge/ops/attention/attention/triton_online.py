@@ -14,5 +14,5 @@ from opforge.device.triton.attention import DEFAULT as DEFAULT, LIMITS as LIMITS
 LAYOUTS = ("contiguous", "rows", "strided")
 
 
-def launch(*tensors, **given):
-    launch_forward(*tensors, SPLIT=False, **given)
+def launch(q, k, v, key_lengths, bias, mask, alibi_slopes, sinks, out, lse, **given):
+    launch_forward(q, k, v, key_lengths, bias, mask, alibi_slopes, sinks, out, lse, SPLIT=False, **given)
