@@ -26,7 +26,9 @@ COPIES_BYTES = 192 << 20
 def tensors_for(
     operator: Any, axes: Mapping[str, Any], dtype: str, scalars: Mapping[str, Any], device: str, layout: str
 ) -> list[Any]:
-    """Random inputs of a call; `layout` as a Workload says it, for all inputs or one word for each."""
+    """Random inputs of a call, None for optional ones; `layout` as a Workload says it, for all inputs or one word for
+    each.
+    """
     import torch
 
     from opforge.core.expr import evaluate
@@ -36,6 +38,9 @@ def tensors_for(
     words = layout.split()
     found = []
     for place, spec in enumerate(operator.inputs):
+        if spec.optional:
+            found.append(None)
+            continue
         kind = getattr(torch, spec.dtype_for(dtype, scalars))
         shape = full_shape(spec.shape, axes)
         if spec.below is not None:
@@ -77,6 +82,8 @@ def prepared(
     mode = backend(implementation.backend).execution_mode(device)
     if not isinstance(mode, Native):
         return str(mode)
+    asked, absent = scalars, {f"has_{spec.name}": False for spec in operator.inputs if spec.optional}
+    scalars = {**scalars, **absent}
     answer = implementation.accepts(axes, dtype, scalars)
     if isinstance(answer, Rejected):
         return answer.reason
@@ -89,6 +96,8 @@ def prepared(
     ]
     if implementation.backend not in ("torch", "compile", "library"):
         for spec, tensor in zip(operator.inputs, tensors, strict=True):
+            if tensor is None:
+                continue
             flat = collapse(tensor, spec.shape, axes)
             layout = "none" if isinstance(flat, Rejected) else layout_of(flat)
             if layout != "contiguous" and layout not in implementation.layouts:
@@ -105,11 +114,14 @@ def prepared(
         ),
     )
     if kernel.allocates:
-        return lambda given: kernel.run(given, (), scalars)
+        return lambda given: kernel.run(given, (), asked)
 
     def call(given: Sequence[Any]) -> Any:
-        flat = [collapse(tensor, spec.shape, axes) for spec, tensor in zip(operator.inputs, given, strict=True)]
-        kernel.run(flat, flat_out, scalars)
+        flat = [
+            None if tensor is None else collapse(tensor, spec.shape, axes)
+            for spec, tensor in zip(operator.inputs, given, strict=True)
+        ]
+        kernel.run(flat, flat_out, asked)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     return call
@@ -119,13 +131,15 @@ def copies_of(tensors: Sequence[Any]) -> list[list[Any]]:
     """These tensors and copies of them, in the same layouts, enough to fit no cache together."""
     import torch
 
-    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
     count = max(2, min(48, math.ceil(COPIES_BYTES / max(1, size))))
     found = [list(tensors)]
     for _ in range(count - 1):
         found.append(
             [
-                torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
+                tensor
+                if tensor is None
+                else torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(
                     tensor
                 )
                 for tensor in tensors
