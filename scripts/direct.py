@@ -82,8 +82,8 @@ def prepared(
     mode = backend(implementation.backend).execution_mode(device)
     if not isinstance(mode, Native):
         return str(mode)
-    asked, absent = scalars, {f"has_{spec.name}": False for spec in operator.inputs if spec.optional}
-    scalars = {**scalars, **absent}
+    absent = {f"has_{spec.name}": False for spec in operator.inputs if spec.optional}
+    asked, scalars = {name: scalars[name] for name in scalars if name not in absent}, {**scalars, **absent}
     answer = implementation.accepts(axes, dtype, scalars)
     if isinstance(answer, Rejected):
         return answer.reason
