@@ -101,7 +101,10 @@ def row(registry: Any, operator: Any, workload: Any, axes: Any, options: Any) ->
         sizes |= {"batch": count, "queries": length, "keys": length}
         shapes = [(count, heads, length, axes["head_dim"]) for heads in (axes["kv_heads"] * axes["group"],)]
         shapes += [(count, axes["kv_heads"], length, axes[dim]) for dim in ("head_dim", "value_dim")]
-        given = [torch.randn(shape, device=options.device).to(getattr(torch, dtype)) for shape in shapes]
+        given: list[torch.Tensor | None] = [
+            torch.randn(shape, device=options.device).to(getattr(torch, dtype)) for shape in shapes
+        ]
+        given += [None] * (len(plain.inputs) - len(given))  # nothing is given beside them
         try:
             item = registry.implementation("attention", "triton_twoloops")
             same = {name: value for name, value in scalars.items() if name in plain.scalar_values({})}

@@ -81,7 +81,7 @@ def test_a_sentence_becomes_a_definition(server, text):
         (fenced("formula: out = __import__('os')\ninputs: {x: cols}\n"), "column"),
         (fenced("a: &a [1, 2]\nb: *a\n"), "alias"),
         (fenced("x: \x1b[31m\n"), "no YAML"),
-        (fenced('inputs: {a: "b m k", w: "b k n_of"}\nformula: c = a @ w\n'), "@"),
+        (fenced('inputs: {a: "b m k", w: "m k n_of"}\nformula: c = a @ w\n'), "@"),
     ],
     ids=["function", "axis", "truncated", "field", "words", "python", "alias", "control", "family"],
 )

@@ -92,6 +92,7 @@ def test_a_point_that_takes_its_process_along_has_failed_and_the_others_are_meas
     assert known[1]["failed"] == "launch" and "-9" in known[1]["reason"]
 
 
+@pytest.mark.campaign
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kernels are compiled with g++ here")
 def test_every_point_is_measured_once_and_checked(tmp_path, monkeypatch, capsys):
     """A kernel that computes something else gets no time, however fast it is."""

@@ -33,7 +33,7 @@ def ascend_file(definition: Definition, program: Program, kernel: str) -> tuple[
     tensors = [(one, axes) for one, axes in program.reads] + [(write.name, write.axes) for write in program.writes]
     passed = [f"collapsed({one}, {_kept(axes)})" for one, axes in tensors]
     passed += [*(f"{one}={one}" for one in parameters), '**getattr(kernel, "DEFAULT", {})']
-    body += [f"if {program.writes[0].name}.numel() > 0:", call("    kernel.launch", passed, 0).replace("\n", "\n    ")]
+    body += [f"if {program.writes[0].name}.numel() > 0:", call("kernel.launch", passed, 8)[4:]]
     results = ", ".join(write.name for write in program.writes)
     return f"{name}_ascend.py", (
         f'"""{name} on an NPU: `{kernel}` beside this file, launched where its tensors are.\n\n'

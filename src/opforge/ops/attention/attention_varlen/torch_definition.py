@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention import seen_by
+from opforge.device.torch.attention import Beside, seen_by
 from opforge.device.torch.attention_decode import by_quotient
 
 NOT_COMPILED = "offsets are read on the host: a loop over sequences of sizes that only they tell"
@@ -36,7 +36,7 @@ def run(
         if rows.stop == rows.start or columns.stop == columns.start or not q.shape[1]:
             continue
         packed = [tensor.transpose(0, 1)[None] for tensor in (q[rows], k[columns], v[columns])]
-        seen = seen_by(packed[0], packed[1], causal, window_left, window_right, alignment)
+        seen = seen_by(packed[0], packed[1], Beside(), causal, window_left, window_right, alignment)
         k_all, v_all = (kept.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for kept in packed[1:])
         found = by_quotient(packed[0], k_all, v_all, seen, factor, softcap)
         out[rows], lse[:, rows] = found[0][0].transpose(0, 1), found[1][0]

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention import attend_with_lse, seen_by
+from opforge.device.torch.attention import Beside, attend_with_lse, seen_by
 from opforge.device.torch.attention_decode import by_quotient
 
 NOT_COMPILED = "offsets are read on the host: a loop over sequences of sizes that only they tell"
@@ -51,9 +51,9 @@ def run(
         packed = [tensor.transpose(0, 1)[None] for tensor in (q[rows], k[columns], v[columns])]
         found = None
         if softcap <= 0:
-            found = attend_with_lse(*packed, factor, causal, window_left, window_right, alignment)
+            found = attend_with_lse(*packed, Beside(), factor, causal, window_left, window_right, alignment)
         if found is None:
-            seen = seen_by(packed[0], packed[1], causal, window_left, window_right, alignment)
+            seen = seen_by(packed[0], packed[1], Beside(), causal, window_left, window_right, alignment)
             k_all, v_all = (kept.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for kept in packed[1:])
             found = by_quotient(packed[0], k_all, v_all, seen, factor, softcap)
         out[rows], lse[:, rows] = found[0][0].transpose(0, 1), found[1][0]

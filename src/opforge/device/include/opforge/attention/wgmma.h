@@ -24,12 +24,13 @@ using hopper::kBox;
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 constexpr int kFar = 1 << 29;  // a window without a limit reaches this far; lengths are below it
 
-/// Sizes of a kernel: queries of 64 * kConsumers at a time against kBlockN keys, head dimensions up to kD and kE.
-template <typename T, int kD_, int kE_, int kBlockN_, int kConsumers_, int kStages_, bool kTurns_>
+/// Sizes of a kernel: queries of 64 * kConsumers at a time against kBlockN keys, head dimensions up to kD and kE.  kSides: lengths, slopes or sinks
+/// are given; a kernel that asks for them in each tile is 8 % slower without them.
+template <typename T, int kD_, int kE_, int kBlockN_, int kConsumers_, int kStages_, bool kTurns_, bool kSides_>
 struct ForwardShape {
   using Element = T;
   static constexpr int kD = kD_, kE = kE_, kBlockN = kBlockN_, kConsumers = kConsumers_, kStages = kStages_;
-  static constexpr bool kTurns = kTurns_;
+  static constexpr bool kTurns = kTurns_, kSides = kSides_;
   static constexpr int kBlockM = 64 * kConsumers, kThreads = 128 * (kConsumers + 1);
   static constexpr int kBoxesD = kD / kBox, kBoxesE = kE / kBox;
   static constexpr int kAhead = 2;  // tiles that the copying thread may have taken before the others have done with them
@@ -83,8 +84,9 @@ __device__ __forceinline__ KeyBlocks key_blocks(const ForwardCall& call, int row
 }
 
 /// Keys of an entry of the batch.
+template <typename S>
 __device__ __forceinline__ int keys_of(const ForwardCall& call, int entry) {
-  return call.key_lengths == nullptr ? call.keys : min(max(__ldg(call.key_lengths + entry * call.lengths_step), 0), call.keys);
+  return !S::kSides || call.key_lengths == nullptr ? call.keys : min(max(__ldg(call.key_lengths + entry * call.lengths_step), 0), call.keys);
 }
 
 /// A ring's slot and the parity of its phase.
@@ -133,7 +135,7 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorM
     if (at >= total) return;
     const Tile tile(call, at);
     const int row0 = tile.rows * S::kBlockM, entry = tile.head / call.heads, head = tile.head % call.heads, shared_head = head / call.group;
-    const KeyBlocks blocks = key_blocks<S>(call, row0, keys_of(call, entry));
+    const KeyBlocks blocks = key_blocks<S>(call, row0, keys_of<S>(call, entry));
     if (blocks.last < blocks.first) continue;
     // a block's boxes into the slot of a ring that is free next
     const auto load = [&](Slot<S::kStages>& slot, Barrier* full, Barrier* empty, unsigned char* ring, auto boxes, const CUtensorMap* map, int block) {
@@ -334,12 +336,12 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
     hopper::hold(weights);
   };
 
-  int keys = 0;        // of the tile's entry
-  float slope = 0.0f;  // of the tile's head, in units of log2
+  int keys = call.keys;  // of the tile's entry
+  float slope = 0.0f;    // of the tile's head, in units of log2
   int row0 = 0, head = 0, block = 0, first = 0;  // the tile at hand; block: the last one whose scores were computed, first: the tile's last one
   // a head's sink joins the sums of weights; -inf where there is none
   const auto sink_of = [&](int of_head) {
-    return call.sinks == nullptr ? -INFINITY : __ldg(call.sinks + of_head % call.heads * call.sinks_step) * kLog2E;
+    return !S::kSides || call.sinks == nullptr ? -INFINITY : __ldg(call.sinks + of_head % call.heads * call.sinks_step) * kLog2E;
   };
   // rows of a tile, and the logarithms of their sums of weights
   const auto store = [&](int of_row0, int of_head, const Running& of) {
@@ -378,8 +380,10 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
       const Tile tile(call, at);
       row0 = tile.rows * S::kBlockM;
       head = tile.head;
-      keys = __shfl_sync(0xffffffffu, keys_of(call, head / call.heads), 0);
-      slope = call.slopes == nullptr ? 0.0f : __ldg(call.slopes + head % call.heads * call.slopes_step) * kLog2E;
+      if constexpr (S::kSides) {
+        keys = __shfl_sync(0xffffffffu, keys_of<S>(call, head / call.heads), 0);
+        slope = call.slopes == nullptr ? 0.0f : __ldg(call.slopes + head % call.heads * call.slopes_step) * kLog2E;
+      }
       const KeyBlocks blocks = key_blocks<S>(call, row0, keys);
       block = blocks.last;
       first = blocks.first;

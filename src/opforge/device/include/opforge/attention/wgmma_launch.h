@@ -152,35 +152,43 @@ constexpr int fitting(int wanted, int d, int e, int consumers, int stages) {
 }
 
 /// The shape of a kernel for head dimensions to D and E: blocks of at most kBlockN keys in rings of kStages, or of kDefaultStages where that is 0.
-template <typename T, int D, int E, int kBlockN, int kConsumers, int kStages, int kDefaultStages, bool kTurns>
-using Fitted = ForwardShape<T, D, E, fitting(kBlockN, D, E, kConsumers, kStages ? kStages : kDefaultStages), kConsumers, kStages ? kStages : kDefaultStages, kTurns>;
+template <typename T, int D, int E, int kBlockN, int kConsumers, int kStages, int kDefaultStages, bool kTurns, bool kSides>
+using Fitted =
+    ForwardShape<T, D, E, fitting(kBlockN, D, E, kConsumers, kStages ? kStages : kDefaultStages), kConsumers, kStages ? kStages : kDefaultStages, kTurns, kSides>;
 
 /// Attention of 16-bit tensors.
 ///
 /// kBlockN   keys of a block at the most; 0: by head dimension and the number of keys
 /// kStages   blocks of keys, and of values, that shared memory holds; 0: by head dimension and the number of keys
 /// kGroups   warpgroups that multiply, for head dimensions to 64: 2 or 3; 0: by the number of queries
-template <typename T, int kBlockN, int kStages, bool kTurns, int kGroups>
-void forward_wgmma(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out, const TensorView& lse, const ForwardCall& call, cudaStream_t stream) {
+template <typename T, int kBlockN, int kStages, bool kTurns, int kGroups, bool kSides>
+void forward_wgmma_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out, const TensorView& lse, const ForwardCall& call, cudaStream_t stream) {
   const int64_t d = q.size(3), e = v.size(3), queries = call.queries, keys = call.keys;
   constexpr int kNarrow = kBlockN == 0 ? 128 : kBlockN, kWide = kBlockN == 0 ? 176 : kBlockN;
   if (d <= 64 && e <= 64) {
     // blocks of 192 queries leave much of the last one empty where there are few: 1024 are 6 of 192, or 8 of 128
     const bool wasteful = ceil_div(queries, 192) * 192 * 20 > ceil_div(queries, 128) * 128 * 21;
     if constexpr (kGroups != 3)
-      if (kGroups == 2 || wasteful) return launch_forward<Fitted<T, 64, 64, kNarrow, 2, kStages, 3, kTurns>>(q, k, v, out, lse, call, stream);
-    if constexpr (kGroups != 2) launch_forward<Fitted<T, 64, 64, kNarrow, 3, kStages, 3, kTurns>>(q, k, v, out, lse, call, stream);
+      if (kGroups == 2 || wasteful) return launch_forward<Fitted<T, 64, 64, kNarrow, 2, kStages, 3, kTurns, kSides>>(q, k, v, out, lse, call, stream);
+    if constexpr (kGroups != 2) launch_forward<Fitted<T, 64, 64, kNarrow, 3, kStages, 3, kTurns, kSides>>(q, k, v, out, lse, call, stream);
     return;
   }
   if (d <= 128 && e <= 128) {
     // blocks of 176 keys leave more of the last one empty, and more of those on a mask's edge
     if constexpr (kBlockN == 0)
-      if (keys <= 2048) return launch_forward<Fitted<T, 128, 128, 128, 2, kStages, 3, kTurns>>(q, k, v, out, lse, call, stream);
-    return launch_forward<Fitted<T, 128, 128, kWide, 2, kStages, 2, kTurns>>(q, k, v, out, lse, call, stream);
+      if (keys <= 2048) return launch_forward<Fitted<T, 128, 128, 128, 2, kStages, 3, kTurns, kSides>>(q, k, v, out, lse, call, stream);
+    return launch_forward<Fitted<T, 128, 128, kWide, 2, kStages, 2, kTurns, kSides>>(q, k, v, out, lse, call, stream);
   }
-  if (d <= 192 && e <= 128) return launch_forward<Fitted<T, 192, 128, kNarrow, 2, kStages, 2, kTurns>>(q, k, v, out, lse, call, stream);
+  if (d <= 192 && e <= 128) return launch_forward<Fitted<T, 192, 128, kNarrow, 2, kStages, 2, kTurns, kSides>>(q, k, v, out, lse, call, stream);
   OPFORGE_CHECK(d <= 256 && e <= 256, ValueError, "head dimensions of ", d, " and ", e, " are more than 256");
-  launch_forward<ForwardShape<T, 256, 256, 80, 2, 2, kTurns>>(q, k, v, out, lse, call, stream);
+  launch_forward<ForwardShape<T, 256, 256, 80, 2, 2, kTurns, kSides>>(q, k, v, out, lse, call, stream);
+}
+
+template <typename T, int kBlockN, int kStages, bool kTurns, int kGroups>
+void forward_wgmma(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& out, const TensorView& lse, const ForwardCall& call, cudaStream_t stream) {
+  const bool sides = call.key_lengths != nullptr || call.slopes != nullptr || call.sinks != nullptr;
+  if (sides) return forward_wgmma_with<T, kBlockN, kStages, kTurns, kGroups, true>(q, k, v, out, lse, call, stream);
+  forward_wgmma_with<T, kBlockN, kStages, kTurns, kGroups, false>(q, k, v, out, lse, call, stream);
 }
 
 }  // namespace attention
