@@ -23,8 +23,8 @@ def ascend_file(definition: Definition, program: Program, kernel: str) -> tuple[
         for at, axis in enumerate(axes):
             if axis.startswith("*"):
                 end = f"{one}.ndim - {len(axes) - before - 1}"
-                start = str(before) if before else ""
-                sizes.setdefault(axis, f"*{one}.shape[{start}:{end}]")
+                start = f"{before} " if before else ""
+                sizes.setdefault(axis, f"*{one}.shape[{start}: {end}]")
             else:
                 sizes.setdefault(axis, f"{one}.shape[{at if at < before else at - len(axes)}]")
     for write in program.writes:
