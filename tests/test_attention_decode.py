@@ -2,6 +2,10 @@
 
 import random
 import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -91,10 +95,26 @@ def folder(tmp_path_factory):
 
 
 def named(folder, kernel, *tensors, **scalars):
-    """A call of that kernel, in this process."""
-    if kernel.startswith("triton"):
-        import opforge.backends.triton_interpreter  # noqa: F401
-    return call_named(folder, kernel, *tensors, **scalars)
+    """A call of that kernel; of Triton's in a process of its own: it decides at its import whether it interprets."""
+    if not kernel.startswith("triton"):
+        return call_named(folder, kernel, *tensors, **scalars)
+    with tempfile.TemporaryDirectory() as place:
+        given, found = Path(place) / "given", Path(place) / "found"
+        torch.save((str(folder), kernel, tensors, scalars), given)
+        done = subprocess.run([sys.executable, "-c", APART, given, found], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return torch.load(found)
+
+
+APART = """
+import sys
+from pathlib import Path
+import opforge.backends.triton_interpreter
+import torch
+from opforge.dispatch.named_call import call_named
+folder, kernel, tensors, scalars = torch.load(sys.argv[1])
+torch.save(call_named(Path(folder), kernel, *tensors, **scalars), sys.argv[2])
+"""
 
 
 def renamed(folder):
@@ -258,7 +278,6 @@ def test_ranges_that_are_none_are_refused(spec, words):
 
 
 def test_parts_fill_the_processors_and_keep_their_keys():
-    import opforge.backends.triton_interpreter  # noqa: F401
     from opforge.device.triton.attention_decode import LEAST, MOST, splits_for
 
     draw = random.Random(1)

@@ -284,6 +284,7 @@ def test_what_does_not_fit_is_refused(front_door, wrong, words):
         front_door.attention(*given(torch.float32), **wrong)
 
 
+@pytest.mark.campaign
 def test_lengths_beyond_the_keys_are_all_of_them_and_below_zero_none(computed_by, interpreted):
     """A call does not look at values: kernels must not read past the keys either."""
     tensors = given(torch.float32)
