@@ -4,6 +4,7 @@ catalogue  M6
 guard      cases_hidden
 cases      normal hidden
 mode       verify
+expect     passes
 """
 
 import torch
