@@ -21,7 +21,7 @@ _EXPORT = re.compile(r"OPFORGE_EXPORT\(\s*(\w+)\s*,\s*(\w+)\s*\)")
 _STANDARD = frozenset(
     """
     algorithm array atomic cfloat climits cmath cstddef cstdint cstring functional limits memory numeric tuple
-    type_traits utility vector cuda_runtime.h cuda_fp16.h cuda_bf16.h immintrin.h omp.h
+    optional type_traits utility vector cuda_runtime.h cuda_fp16.h cuda_bf16.h immintrin.h omp.h
     """.split()  # noqa: SIM905
 )
 _DIRECTIVES = frozenset("define undef if ifdef ifndef else elif endif pragma error".split())  # noqa: SIM905
