@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,8 @@ def register_cap(most: int | None) -> Iterator[None]:
 
 def compile_share(share: int, shares: int, device: str) -> None:
     """A compiling process: every `shares`th point of all tasks, with and without the cap; a line for each."""
+    import direct
+
     from opforge.tuning.point_compiler import code_of
 
     number = 0
@@ -103,37 +106,49 @@ def compile_share(share: int, shares: int, device: str) -> None:
                 try:
                     with register_cap(cap):
                         use = code_of(request, point.config).use
-                # the boundary to compilers: the point is tried, and says itself why it fails
-                except Exception as error:  # noqa: BLE001
-                    print(json.dumps({"refused": f"{error}"[:200]}), file=sys.stderr)
+                except direct.kernel_errors() as error:
+                    refused = {"task": task.name, "place": place, "cap": cap, "refused": direct.reason_of(error)}
+                    print(json.dumps(refused), flush=True)
                     continue
                 shared = use.shared_bytes if use else None
                 print(json.dumps([task.name, place, cap, shared, use.registers if use else None]), flush=True)
 
 
 def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict[tuple[str, int, int | None], int]:
-    """All points, `shares` processes at once. Shared memory in bytes by task, place and cap, of those that compiled."""
+    """All points, `shares` processes at once. Shared memory in bytes by task, place and cap, of those that compiled.
+    The reasons of the others are printed, each with how often it came; what compilers said is in `compilers.log`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    log = (folder / "compilers.log").open("w", encoding="utf-8")
     children = [
         subprocess.Popen(
             [sys.executable, str(script), str(folder), "--compile-share", str(share), str(shares)],
             stdout=subprocess.PIPE,
             # of a point that ptxas refuses Triton prints the whole program
-            stderr=subprocess.DEVNULL,
+            stderr=log,
             text=True,
         )
         for share in range(shares)
     ]
-    until, found = time.monotonic() + limit_s, {}
+    until, found, reasons = time.monotonic() + limit_s, {}, Counter[str]()
     for child in children:
         try:
             said, _ = child.communicate(timeout=max(1.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
             said, _ = child.communicate()
+            reasons["its process was ended for want of time"] += 1
         for line in said.splitlines():
             if line.startswith("["):
                 name, place, cap, shared, _ = json.loads(line)
                 found[name, place, cap] = shared
+            elif line.startswith("{"):
+                reasons[json.loads(line)["refused"]] += 1
+        if child.returncode > 0:
+            reasons[f"a compiling process ended with {child.returncode}; see {log.name}"] += 1
+    log.close()
+    for reason, count in reasons.most_common():
+        print(f"not compiled: {count} x {reason}", flush=True)
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,8 +106,9 @@ def timed(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]],
         graph.replay()
         torch.cuda.synchronize()
         chosen = graph.replay
-    except direct.kernel_errors():
+    except direct.kernel_errors() as error:
         torch.cuda.synchronize()
+        print(f"no graph of it, so calls are timed: {direct.reason_of(error)}", file=sys.stderr, flush=True)
     return [between(chosen) / batch for _ in range(SAMPLES)]
 
 

@@ -1,20 +1,15 @@
 """Decoding against a paged cache: what its cases have, what is read, the split of a sequence, and a user's calls."""
 
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
+from tests.named_kernels import named, renamed
 
 from opforge.core.attention_decode import POISON, poisoned
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, TensorSpec
 from opforge.core.verdict import Mismatch
-from opforge.dispatch.named_call import call_named
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition
@@ -91,37 +86,7 @@ def test_the_table_is_poisoned_where_no_query_sees(window):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The operator under another name, whose kernels can be called by theirs."""
-    return renamed(tmp_path_factory.mktemp("home") / "attention_decode_copy")
-
-
-def named(folder, kernel, *tensors, **scalars):
-    """A call of that kernel; of Triton's in a process of its own: it decides at its import whether it interprets."""
-    if not kernel.startswith("triton"):
-        return call_named(folder, kernel, *tensors, **scalars)
-    with tempfile.TemporaryDirectory() as place:
-        given, found = Path(place) / "given", Path(place) / "found"
-        torch.save((str(folder), kernel, tensors, scalars), given)
-        done = subprocess.run([sys.executable, "-c", APART, given, found], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return torch.load(found)
-
-
-APART = """
-import sys
-from pathlib import Path
-import opforge.backends.triton_interpreter
-import torch
-from opforge.dispatch.named_call import call_named
-folder, kernel, tensors, scalars = torch.load(sys.argv[1])
-torch.save(call_named(Path(folder), kernel, *tensors, **scalars), sys.argv[2])
-"""
-
-
-def renamed(folder):
-    shutil.copytree(OPERATOR.folder, folder)
-    definition = (folder / "op.py").read_text()
-    (folder / "op.py").write_text(definition.replace('name="attention_decode"', f'name="{folder.name}"'))
-    return folder
+    return renamed(OPERATOR, tmp_path_factory.mktemp("home") / "attention_decode_copy")
 
 
 KERNELS = ["triton_splitkv", "cpp_blocked", "cuda_splitkv", "torch_definition"]
@@ -164,7 +129,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_kernel_that_reads_other_keys_is_refused(wrong, tmp_path, host):
-    folder = renamed(tmp_path / "attention_decode_wrong")
+    folder = renamed(OPERATOR, tmp_path / "attention_decode_wrong")
     source = (folder / "torch_definition.py").read_text()
     assert WRONG[wrong][0] in source
     (folder / "torch_definition.py").write_text(source.replace(*WRONG[wrong]))

@@ -1,18 +1,13 @@
 """Packed sequences: what their cases have, which block belongs to which, and what no other sequence may change."""
 
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 import torch
+from tests.named_kernels import named, renamed
 
 from opforge.core.operator import Case
 from opforge.core.verdict import Mismatch
-from opforge.dispatch.named_call import call_named
 from opforge.registry import load
 from opforge.runner import allocate, fill
 from opforge.verify import CaseCache, verify
@@ -59,37 +54,7 @@ def test_each_sequence_has_what_attention_gives_it_alone(alignment):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The operator under another name, whose kernels can be called by theirs."""
-    return renamed(tmp_path_factory.mktemp("home") / "attention_varlen_copy")
-
-
-def named(folder, kernel, *tensors, **scalars):
-    """A call of that kernel; of Triton's in a process of its own: it decides at its import whether it interprets."""
-    if not kernel.startswith("triton"):
-        return call_named(folder, kernel, *tensors, **scalars)
-    with tempfile.TemporaryDirectory() as place:
-        given, found = Path(place) / "given", Path(place) / "found"
-        torch.save((str(folder), kernel, tensors, scalars), given)
-        done = subprocess.run([sys.executable, "-c", APART, given, found], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return torch.load(found)
-
-
-APART = """
-import sys
-from pathlib import Path
-import opforge.backends.triton_interpreter
-import torch
-from opforge.dispatch.named_call import call_named
-folder, kernel, tensors, scalars = torch.load(sys.argv[1])
-torch.save(call_named(Path(folder), kernel, *tensors, **scalars), sys.argv[2])
-"""
-
-
-def renamed(folder):
-    shutil.copytree(OPERATOR.folder, folder)
-    definition = (folder / "op.py").read_text()
-    (folder / "op.py").write_text(definition.replace('name="attention_varlen"', f'name="{folder.name}"'))
-    return folder
+    return renamed(OPERATOR, tmp_path_factory.mktemp("home") / "attention_varlen_copy")
 
 
 @pytest.mark.parametrize("kernel", ["triton_varlen", "cpp_blocked", "torch_eager"])
@@ -117,7 +82,7 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_kernel_that_mixes_sequences_up_is_refused(wrong, tmp_path, host):
-    folder = renamed(tmp_path / "attention_varlen_wrong")
+    folder = renamed(OPERATOR, tmp_path / "attention_varlen_wrong")
     source = (folder / "torch_definition.py").read_text()
     assert WRONG[wrong][0] in source
     (folder / "torch_definition.py").write_text(source.replace(*WRONG[wrong]))

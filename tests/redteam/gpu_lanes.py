@@ -115,6 +115,7 @@ def serve(device: str) -> None:
             began = time.monotonic()
             try:
                 holds, words = ask(team, known, task)
+            # the boundary to hostile code: what it raises is the answer's reason, and never counts as caught
             except Exception as error:
                 holds, words = False, f"{type(error).__name__}: {str(error)[:300]}"
             print(json.dumps([holds, words, round(time.monotonic() - began, 2)]), flush=True)
