@@ -9,49 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from opforge.core.attention_dropout import kept_of
-from opforge.core.operator import Constraint, Scalar, TensorSpec
+from opforge.core.operator import Constraint, Scalar
 
-BESIDE = (
-    TensorSpec(
-        name="key_lengths",
-        shape="batch",
-        dtype="int32",
-        optional=True,
-        below="keys + 1",
-        about="how many keys each entry of the batch has: none sees those past them",
-    ),
-    TensorSpec(
-        name="bias",
-        shape="batch kv_heads*group queries keys",
-        optional=True,
-        about="is added to the scores after scale and softcap; a view expanded over batch or heads is taken as it is",
-    ),
-    TensorSpec(
-        name="mask",
-        shape="batch kv_heads*group queries keys",
-        dtype="bool",
-        optional=True,
-        below="2",
-        about="False: the key is not seen; a view expanded over batch or heads is taken as it is",
-    ),
-    TensorSpec(
-        name="alibi_slopes",
-        shape="kv_heads*group",
-        dtype="float32",
-        optional=True,
-        about="slope * |distance of the key from the query's position| is taken from the scores of a head",
-    ),
-    TensorSpec(
-        name="sinks",
-        shape="kv_heads*group",
-        dtype="float32",
-        optional=True,
-        about="a score of each head that joins the denominator, and so lse, and has no value",
-    ),
-)
-"""The optional inputs of attention and of its gradient."""
+ABOUT = {
+    "key_lengths": "how many keys each entry of the batch has: none sees those past them",
+    "bias": "is added to the scores after scale and softcap; a view expanded over batch or heads is taken as it is",
+    "mask": "False: the key is not seen; a view expanded over batch or heads is taken as it is",
+    "alibi_slopes": "slope * |distance of the key from the query's position| is taken from the scores of a head",
+    "sinks": "a score of each head that joins the denominator, and so lse, and has no value",
+}
+"""What the optional inputs do, in the order of the definitions."""
 
-NAMES = tuple(spec.name for spec in BESIDE)
+NAMES = tuple(ABOUT)
 
 DROPOUT = (
     Scalar(name="dropout", default=0.0, about="the probability that a weight is dropped; others grow by 1 / (1 - it)"),

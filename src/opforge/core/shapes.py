@@ -8,6 +8,7 @@ size, and is 0 where that is. Kernels never see a variadic axis: it is collapsed
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -18,6 +19,7 @@ Axes = Mapping[str, AxisValue]
 Shape = tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=4096)
 def tokens(shape: str) -> tuple[str, ...]:
     """The tokens of a shape expression.
 
@@ -27,6 +29,7 @@ def tokens(shape: str) -> tuple[str, ...]:
     return tuple(shape.split())
 
 
+@functools.lru_cache(maxsize=4096)
 def factors(token: str) -> tuple[str, ...]:
     """What is multiplied in one token that is not variadic.
 

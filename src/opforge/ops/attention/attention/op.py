@@ -2,7 +2,7 @@
 
 from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
 from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
-from opforge.core.attention_sides import BESIDE, NAMES, Sides
+from opforge.core.attention_sides import ABOUT, NAMES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 
@@ -34,7 +34,27 @@ operator = Operator(
             name="k", shape="batch kv_heads keys head_dim", about="head h of q reads head h // group of k and v"
         ),
         TensorSpec(name="v", shape="batch kv_heads keys value_dim"),
-        *BESIDE,
+        TensorSpec(
+            name="key_lengths",
+            shape="batch",
+            dtype="int32",
+            optional=True,
+            below="keys + 1",
+            about=ABOUT["key_lengths"],
+        ),
+        TensorSpec(name="bias", shape="batch kv_heads*group queries keys", optional=True, about=ABOUT["bias"]),
+        TensorSpec(
+            name="mask",
+            shape="batch kv_heads*group queries keys",
+            dtype="bool",
+            optional=True,
+            below="2",
+            about=ABOUT["mask"],
+        ),
+        TensorSpec(
+            name="alibi_slopes", shape="kv_heads*group", dtype="float32", optional=True, about=ABOUT["alibi_slopes"]
+        ),
+        TensorSpec(name="sinks", shape="kv_heads*group", dtype="float32", optional=True, about=ABOUT["sinks"]),
     ),
     outputs=(
         TensorSpec(name="out", shape="batch kv_heads*group queries value_dim"),

@@ -3,7 +3,7 @@
 from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, in_parts
 from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
 from opforge.core.attention_gradients import differentiated, gradient_errors
-from opforge.core.attention_sides import BESIDE, NAMES, Sides
+from opforge.core.attention_sides import ABOUT, NAMES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 
@@ -51,7 +51,27 @@ operator = Operator(
         ),
         TensorSpec(name="dout", shape="batch kv_heads*group queries value_dim", about="the gradient of out"),
         TensorSpec(name="dlse", shape="batch kv_heads*group queries", dtype="float32", about="the gradient of lse"),
-        *BESIDE,
+        TensorSpec(
+            name="key_lengths",
+            shape="batch",
+            dtype="int32",
+            optional=True,
+            below="keys + 1",
+            about=ABOUT["key_lengths"],
+        ),
+        TensorSpec(name="bias", shape="batch kv_heads*group queries keys", optional=True, about=ABOUT["bias"]),
+        TensorSpec(
+            name="mask",
+            shape="batch kv_heads*group queries keys",
+            dtype="bool",
+            optional=True,
+            below="2",
+            about=ABOUT["mask"],
+        ),
+        TensorSpec(
+            name="alibi_slopes", shape="kv_heads*group", dtype="float32", optional=True, about=ABOUT["alibi_slopes"]
+        ),
+        TensorSpec(name="sinks", shape="kv_heads*group", dtype="float32", optional=True, about=ABOUT["sinks"]),
     ),
     outputs=(
         TensorSpec(name="dq", shape="batch kv_heads*group queries head_dim"),
