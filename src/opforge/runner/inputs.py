@@ -113,17 +113,21 @@ def _float16_range(shape: tuple[int, ...], largest: float, generator: Any) -> An
 
 def _scaled(share: float) -> Callable[[tuple[int, ...], float, Any], Any]:
     """Normal numbers, each row (along the last axis) times a power of two of its own: up to 2^reach and down to
-    2^-reach, every exponent as often as any other, where reach is this share of the format's largest exponent.
+    2^-reach, where reach is this share of the format's largest exponent. Exponents are spread evenly over the rows, in
+    an order and from a beginning that are drawn: a band of sizes that is as wide as the whole range over the rows has
+    a row in it.
     """
 
     def make(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
         import torch
 
         reach = int(share * math.log2(largest))
-        powers = torch.randint(
-            -reach, reach + 1, (*shape[:-1], 1) if shape else (), generator=generator, device=generator.device
-        )
-        return _normal(shape, largest, generator).double() * powers.double().exp2()
+        rows, device = math.prod(shape[:-1]), generator.device
+        begin = torch.rand((), generator=generator, device=device, dtype=torch.float64)
+        places = (torch.randperm(rows, generator=generator, device=device) + begin) / max(1, rows)
+        powers = (places * (2 * reach + 1)).floor() - reach
+        values = _normal(shape, largest, generator).double()
+        return values * powers.exp2().reshape((*shape[:-1], 1) if shape else ())
 
     return make
 

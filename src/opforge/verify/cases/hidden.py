@@ -9,6 +9,7 @@ element, about 8 % not contiguous.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,13 @@ SHORT = 4
 """Columns from which a row counts: the variance of one element is 0 whatever a kernel does."""
 
 
+ROWS = 128
+"""Rows of every size lie a binade and a half apart then: float32's range, as far as anything is squared in it, has 97
+binades, and 223 where nothing is."""
+SHORTER = (7, 16, 5)
+"""Columns of such rows: as many as vectors and blocks have, or not."""
+
+
 def rows(operator: Operator, case: Case) -> int:
     """Rows of at least SHORT elements, along the last axis, of the input of a case that has most of them."""
     shapes = (shape for spec in operator.whole.inputs for shape in shapes_of(spec, case.axes))
@@ -139,11 +147,10 @@ def hidden_cases(
     own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
     kinds = [kind for kind in distributions(operator, dtype) if kind not in ("exponents", "scaled", SCATTERED)]
     draw.shuffle(kinds)
-    # among the first, which are run whatever time is left
-    kinds.insert(draw.randrange(2), "exponents")
-    kinds.insert(draw.randrange(3), "scaled")
-    if any(case.distribution == "special" for case in own):
-        kinds.insert(draw.randrange(3), SCATTERED)
+    # first, and run whatever time is left
+    first = ["exponents", "scaled", *([SCATTERED] if any(case.distribution == "special" for case in own) else ())]
+    draw.shuffle(first)
+    kinds[:0] = first
     places = list(PLACES)
     draw.shuffle(places)
     # channels last means something for four axes; elsewhere it would be one more contiguous case
@@ -160,7 +167,7 @@ def hidden_cases(
         empty = number >= count - zeros
         kind = kinds[number % len(kinds)]
         # few elements have few exponents, and few rows few powers of two
-        tries = {"exponents": 6, "scaled": 40}.get(kind, 1) if not empty else 1
+        tries = 6 if kind in ("exponents", "scaled") and not empty else 1
         drawn = [
             axes
             for _ in range(tries)
@@ -170,6 +177,8 @@ def hidden_cases(
             continue
         measure = rows if kind == "scaled" else elements
         base, sizes = max(drawn, key=lambda item: measure(operator, Case(name="", axes=item[1], why="")))
+        if kind == "scaled" and not empty:
+            sizes = _with_rows(operator, dtype, base, sizes, most_elements)
         layout = places[number] if number < len(places) and not empty else "contiguous"
         if count - zeros - irregular <= number < count - zeros:
             layout = draw.choice(layouts)
@@ -278,22 +287,57 @@ def _drawn_axes(
                 if isinstance(value, tuple)
                 else 0
             )
-        try:
-            axes = operator.completed(axes, operator.scalar_values(base.scalars))
-            if operator.violated(axes, dtype, operator.scalar_values(base.scalars)) is not None:
-                continue
-            candidate = Case(name="", axes=axes, why="")
-            size = elements(operator, candidate)
-            work = operator.cost(axes, dtype).flops
-        except (UsageError, ArithmeticError, IndexError, TypeError):
-            # an expression that cannot be evaluated for these axes is a constraint told in another way
-            continue
-        if size <= most and work <= 512 * most and (size == 0 or not empty) and (empty or size > 0):
-            # zero-size: some tensor is empty; elsewhere none is
-            shapes = [math.prod(shape) for spec in operator.inputs for shape in shapes_of(spec, axes)]
-            if empty == (0 in shapes):
-                return base, axes
+        fitting = _fitting(operator, dtype, base, axes, most, empty)
+        if fitting is not None:
+            return base, fitting
     return None
+
+
+def _fitting(
+    operator: Operator, dtype: str, base: Case, axes: dict[str, AxisValue], most: int, empty: bool
+) -> dict[str, AxisValue] | None:
+    """These axes with those that follow from them; None where they break a constraint, are more than `most` elements or
+    too much work for them, or where a tensor is empty and none should be, or the other way round.
+    """
+    try:
+        axes = operator.completed(axes, operator.scalar_values(base.scalars))
+        if operator.violated(axes, dtype, operator.scalar_values(base.scalars)) is not None:
+            return None
+        size = elements(operator, Case(name="", axes=axes, why=""))
+        work = operator.cost(axes, dtype).flops
+    except (UsageError, ArithmeticError, IndexError, TypeError):
+        # an expression that cannot be evaluated for these axes is a constraint told in another way
+        return None
+    if size <= most and work <= 512 * most and (size == 0 or not empty) and (empty or size > 0):
+        # zero-size: some tensor is empty; elsewhere none is
+        shapes = [math.prod(shape) for spec in operator.inputs for shape in shapes_of(spec, axes)]
+        if empty == (0 in shapes):
+            return axes
+    return None
+
+
+def _with_rows(
+    operator: Operator, dtype: str, base: Case, axes: dict[str, AxisValue], most: int
+) -> dict[str, AxisValue]:
+    """Axes with ROWS rows, or as many as there may be: one axis larger and another one smaller than in these, which are
+    what comes back where that gives no more. A band of sizes that few rows lie apart by is missed.
+    """
+    best, reached = axes, rows(operator, Case(name="", axes=axes, why=""))
+    pairs = itertools.product(operator.free_axes, operator.free_axes)
+    for (more, less), count, columns in itertools.product(pairs, (ROWS, ROWS // 2, ROWS // 4), SHORTER):
+        if reached >= ROWS:
+            break
+        one_list = more == less and isinstance(axes[more], tuple)
+        if reached >= count or (more == less and not one_list):
+            continue
+        changed: dict[str, AxisValue] = {more: (count, columns)} if one_list else {}
+        for name, size in () if one_list else ((more, count), (less, columns)):
+            changed[name] = (size,) if isinstance(axes[name], tuple) else size
+        sizes = _fitting(operator, dtype, base, {**axes, **changed}, most, empty=False)
+        found = rows(operator, Case(name="", axes=sizes, why="")) if sizes is not None else 0
+        if sizes is not None and found > reached:
+            best, reached = sizes, found
+    return best
 
 
 def leading_axis(operator: Operator) -> str | None:

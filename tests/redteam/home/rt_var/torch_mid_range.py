@@ -4,7 +4,6 @@ catalogue  M6
 guard      cases_hidden
 cases      normal hidden
 mode       verify
-expect     passes
 """
 
 import torch
