@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from opforge.core.errors import EnvironmentLacks
+from opforge.core.operator import Case
 from opforge.core.record import from_json, to_json
 from opforge.core.verdict import Broken, Crash, LibraryFallback, Pass
 from opforge.registry import load
-from opforge.runner import Isolated, sandbox
+from opforge.runner import InProcess, Isolated, sandbox
 from opforge.runner.arena import Arena
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Limits
@@ -209,6 +210,33 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
         assert torch.isnan(arena.tensor("y")).any()
     finally:
         arena.close()
+
+
+@pytest.mark.parametrize("works_on", [False, True])
+def test_an_answer_that_comes_after_the_call_is_found_however_late_the_worker_is_stopped(works_on):
+    """On a busy machine milliseconds lie between the end of a call and the stop of its process, enough for a thread."""
+    registry = load([Path(__file__).parent / "redteam" / "home"])
+    operator = registry.operator("rt_relu")
+    cases = CaseCache(registry=registry, operator=operator, host=InProcess(), device="cpu")
+    prepared = cases.prepare(Case(name="one", axes={"shape": (64, 64)}, why="plain"), "float32")
+    unseen = cases.twins(prepared)
+    arena = prepared.arena
+
+    def ask(question):
+        for offset, *values in question.places:
+            content = values[question.contents[-1]]
+            arena.bytes()[offset : offset + len(content)] = torch.tensor(list(content), dtype=torch.uint8)
+        early = arena.checksum()
+        arena.tensor("y").copy_(arena.tensor("x").relu())
+        left = early if works_on else arena.checksum()
+        return Samples(samples=(1e-5,) * len(question.contents), batch=1, left=left)
+
+    candidate = SimpleNamespace(ask=ask, launch=1, timer="host", inaccurate="")
+    try:
+        found = audit.in_row(candidate, 1e-5, unseen, operator, "none")
+        assert (isinstance(found, Broken) and "after the call had returned" in found.reason) if works_on else not found
+    finally:
+        cases.close()
 
 
 @pytest.mark.parametrize(

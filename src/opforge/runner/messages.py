@@ -111,11 +111,14 @@ class Seen:
 class Samples(Answer):
     """Seconds per call, the calls in a sample, and the seconds of the calls before. `seen` is the parent's own, and
     comes from no worker.
+
+    left   of what was `collected`, the checksum of the outputs as the last call left them (Arena.checksum)
     """
 
     samples: tuple[float, ...]
     batch: int
     lead_s: Number = 0.0
+    left: int | None = None
     seen: Seen | None = None
 
 

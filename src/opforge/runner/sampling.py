@@ -90,7 +90,7 @@ def sample(
     fds: Sequence[int] = (),
     ready: RunFunction = lambda: None,
     same: RunFunction = lambda: None,
-    collect: RunFunction = lambda: None,
+    collect: Callable[[], int | None] = lambda: None,
 ) -> Samples | Unfit | Unlike:
     """The answer to Sample: seconds per call by `timer`, with the batch that was really taken.
 
@@ -101,13 +101,12 @@ def sample(
 
     ready   makes again what is made of the inputs before a call, where they are said to have changed
     same    does as much where they were written and have not changed
-    collect puts what the last call left into the arena, where a SampleRequest asks for it
+    collect puts what the last call left into the arena, where a SampleRequest asks for it, and gives its checksum
     """
     if fds:
         taken = sample_requests.sampler()(rotation.runs[0], ready, same, fds[0], rotation.whole.data_ptr())
-        if taken.collected:
-            collect()
-        return Samples(samples=tuple(taken.samples), batch=taken.batch, lead_s=taken.led)
+        left = collect() if taken.collected else None
+        return Samples(samples=tuple(taken.samples), batch=taken.batch, lead_s=taken.led, left=left)
     run, whole = rotation.runs[0], rotation.whole
     batch, count, timer = question.batch, question.count, question.timer
     if question.written:

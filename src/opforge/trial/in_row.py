@@ -41,6 +41,7 @@ APART, APART_S = 1.35, 2e-6
 """What a call may take more in a graph where another kernel comes between two of them: overlap with its neighbour, and
 its own way to the device.
 """
+WORKS_ON = "after timing: its outputs changed after the call had returned: work goes on that no clock sees"
 ROW_S = 0.02
 """Seconds of calls in a row before the one that is judged, at most: a turn's lead and more (timing.measure)."""
 
@@ -93,6 +94,8 @@ def in_row(
             return Broken(
                 case=again.case, dtype=again.dtype, reason=f"after timing: {answer.reason}", isolation=isolation
             )
+        if not on_device and answer.left != first.arena.checksum():
+            return Broken(case=again.case, dtype=again.dtype, reason=WORKS_ON, isolation=isolation)
         outcome = judge(again, operator, isolation, measured=False)
         if isinstance(outcome, Mismatch) and not tolerated(candidate, outcome, again):
             return replace(
