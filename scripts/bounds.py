@@ -2,11 +2,13 @@
 
     python scripts/bounds.py [SEED] [K...]
     python scripts/bounds.py repeated [SEED]
+    python scripts/bounds.py returning [SEED]
 
 For each length and distribution: the worst element and the root mean square, in units of eps * sqrt(k) * peak, of
 honest orders of summation; of a tensor core that cuts off ("tensor core": 16 products at a time, one digit more than
 float32), in units of eps * k * peak; and of TF32 factors, added exactly. `repeated`: sums of exp(x - max(x)) for x
-in 16 bits, in units of eps * sqrt(sum of squares of how often each value occurs) / LANES.
+in 16 bits, in units of eps * sqrt(sum of squares of how often each value occurs) / LANES. `returning`: sums of n
+terms that return in the same order c times, in units of eps * sqrt(c * n) * peak (core/attention_decode.py).
 """
 
 from __future__ import annotations
@@ -108,9 +110,28 @@ def repeated(seed: int) -> int:
     return 0
 
 
+def returning(seed: int) -> int:
+    """A round of few terms again and again, one after another and by 8 accumulators: what errors of one round add up
+    to.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for one_round in (1, 2, 5, 16, 40):
+        for count in (256, 4096, 16384):
+            times = count // one_round
+            terms = DISTRIBUTIONS["normal"]((400, one_round), 1.0, generator).double().repeat(1, times)
+            peak = peak_of_products(terms, terms.new_ones(terms.shape[-1], 1))[0].squeeze(-1)
+            unit, words = EPSILON * (times * terms.shape[-1]) ** 0.5 * peak, []
+            for name, order in (("one after another", in_turn), ("8 lanes", lambda terms: lanes(terms, 8))):
+                share = (order(terms).double() - terms.sum(dim=-1)).abs() / unit
+                words.append(f"{name} {share.max().item():.3f}/{share.square().mean().sqrt().item():.3f}")
+            print(f"n = {terms.shape[-1]:5} c = {times:5}", "  ".join(words), flush=True)
+    return 0
+
+
 def main() -> int:
-    if sys.argv[1:2] == ["repeated"]:
-        return repeated(int((sys.argv[2:] or ["0"])[0]))
+    for word, measure in (("repeated", repeated), ("returning", returning)):
+        if sys.argv[1:2] == [word]:
+            return measure(int((sys.argv[2:] or ["0"])[0]))
     seed, lengths = int((sys.argv[1:] or ["0"])[0]), [int(word) for word in sys.argv[2:]] or LENGTHS
     generator = torch.Generator().manual_seed(seed)
     for k in lengths:

@@ -27,7 +27,8 @@ from opforge.backends import Missing, backend
 from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
 from opforge.cli.progress import Watcher, tracing
-from opforge.core.errors import OpforgeError
+from opforge.core.errors import EnvironmentLacks, OpforgeError
+from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
 from opforge.core.timing_terms import CALL
@@ -68,6 +69,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=0.25, help="seconds of measuring for each row")
     parser.add_argument("--operators", nargs="*", default=[])
     parser.add_argument("--dtype", nargs="*", default=[], help="default: all")
+    parser.add_argument("--backend", nargs="*", default=[], help="default: all; on a CPU: those that are timed there")
     parser.add_argument(
         "--share", default="0/1", help="i/n: every n-th batch from the i-th, for n devices side by side"
     )
@@ -93,7 +95,11 @@ def main() -> int:
     begun = time.monotonic()
     registry = load(())
     names = asked.operators or list(registry.names())
-    device = detect(asked.device).name
+    try:
+        device = detect(asked.device).name
+    except EnvironmentLacks as error:
+        print(error, file=sys.stderr)
+        return 3
     hashes: dict[tuple[str, str], str] = {}
     cache = "warm" if asked.device == "cpu" else "cold"
 
@@ -109,11 +115,7 @@ def main() -> int:
         return bool(code) and program_sha256(registry.implementation(*key)) == code
 
     def able(operator: str) -> list[str]:
-        return [
-            item.name
-            for item in registry.implementations(operator)
-            if not isinstance(backend(item.backend).execution_mode(asked.device), Missing)
-        ]
+        return [item.name for item in able_here(registry, operator, asked)]
 
     options = BenchOptions(device=asked.device)
 
@@ -149,6 +151,16 @@ def main() -> int:
         return renew(store, registry, mine, asked, begun)
 
 
+def able_here(registry: Registry, operator: str, asked: argparse.Namespace) -> list[Implementation]:
+    """The implementations that can be asked on the device, of the backends that are asked for."""
+    return [
+        item
+        for item in registry.implementations(operator)
+        if not isinstance(backend(item.backend).execution_mode(asked.device), Missing)
+        and (not asked.backend or item.backend in asked.backend)
+    ]
+
+
 def prepare_side_by_side(mine: list[Batch], asked: argparse.Namespace) -> None:
     """Prepare the operators of these batches, `asked.prepare` of them at a time, those with most rows first. What is
     not done when the time is up is verified while it is renewed.
@@ -163,7 +175,7 @@ def prepare_side_by_side(mine: list[Batch], asked: argparse.Namespace) -> None:
             print(f"prepare {name}: not begun for want of time", flush=True)
             return
         words = ["--operators", name, "--device", asked.device, "--limit", f"{left:.0f}", "--prepare-only"]
-        for option, values in (("--dtype", asked.dtype), ("--need", asked.need)):
+        for option, values in (("--dtype", asked.dtype), ("--backend", asked.backend), ("--need", asked.need)):
             words += [option, *map(str, values)] if values else []
         words += [option for option, given in (("--again", asked.again), ("--grid", asked.grid)) if given]
         child = subprocess.Popen([sys.executable, __file__, *words], stdin=subprocess.DEVNULL, start_new_session=True)
@@ -193,9 +205,8 @@ def prepare(store: Store, registry: Registry, mine: list[Batch], asked: argparse
                 wanted = [dtype for dtype in operator.dtypes if not asked.dtype or dtype in asked.dtype]
                 left = [
                     item
-                    for item in registry.implementations(name)
-                    if not isinstance(backend(item.backend).execution_mode(asked.device), Missing)
-                    and any((name, item.name, dtype) not in stands for dtype in wanted)
+                    for item in able_here(registry, name, asked)
+                    if any((name, item.name, dtype) not in stands for dtype in wanted)
                 ]
                 options = BenchOptions(
                     device=asked.device,
@@ -264,6 +275,7 @@ def renew(store: Store, registry: Registry, mine: list[Batch], asked: argparse.N
                     options = BenchOptions(
                         device=asked.device,
                         dtypes=batch.dtypes,
+                        backends=tuple(asked.backend),
                         workloads=batch.workloads,
                         calls=batch.calls,
                         plan=plan,

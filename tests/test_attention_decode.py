@@ -252,3 +252,43 @@ def test_parts_fill_the_processors_and_keep_their_keys():
         assert 1 <= splits <= MOST and (splits == 1 or (splits - 1) * LEAST < keys)
         if 1 < splits < MOST and splits * LEAST < keys:
             assert programs * splits >= waves * 132 > programs * (splits - 1)
+
+
+def bounds_of(q, k, v, table, counts):
+    scalars = OPERATOR.scalar_values({})
+    named_inputs = dict(zip((spec.name for spec in OPERATOR.inputs), (q, k, v, table, counts), strict=True))
+    out, lse = OPERATOR.reference(q, k, v, table, counts, **scalars)
+    return OPERATOR.tolerance.errors(named_inputs, {"out": out, "lse": lse}, scalars, "float32")
+
+
+def test_where_a_score_leaves_float32_anything_that_is_not_finite_is_right_and_nowhere_else():
+    """An honest kernel makes inf - inf of it; the other sequence has no such excuse, nor has a key that nobody sees."""
+    most = torch.finfo(torch.float32).max
+    q, k, v, table, counts = given([5, 5])
+    quiet = bounds_of(q, k, v, table, counts)
+    assert all(bool((quiet[name].reached < most).all()) for name in ("out", "lse"))
+    q[0], k[table[0, 0], 2] = 1e25, 1e25
+    k[table[1, 0], 6] = 1e30  # behind the second sequence's last key
+    loud = bounds_of(q, k, v, table, counts)
+    for name in ("out", "lse"):
+        assert bool((loud[name].reached[0] > most).all()), name
+        assert bool((loud[name].reached[1] < most).all()), name
+
+
+def test_pages_that_return_let_errors_add_up_and_others_do_not():
+    """A sequence of one page 64 times: float32 sums of its returning terms are rounded to one side, 8 times as far."""
+    q, k, v, table, counts = given([64 * PAGE], room=0)
+    alone = torch.full_like(table, int(table[0, 0]))
+    # bringing the sums of splits together has roundings of its own, a tenth of the whole
+    assert 1.0 <= _beyond_plain(q, k, v, table, counts) < 1.25
+    assert 8.0 <= _beyond_plain(q, k, v, alone, counts) < 10.0
+
+
+def _beyond_plain(q, k, v, table, counts):
+    """How far the bound of a sequence is above that of plain attention over its keys, gathered: the median."""
+    gathered = [cache_of(pages, table[0], int(counts[0])) for pages in (k, v)]
+    scalars = PLAIN.scalar_values({"causal": True, "alignment": "bottom_right"})
+    out, lse = PLAIN.reference(q, *gathered, *(None,) * 5, **scalars)
+    inputs = dict(zip(("q", "k", "v"), (q, *gathered), strict=True))
+    plain = PLAIN.tolerance.errors(inputs, {"out": out, "lse": lse}, scalars, "float32")["out"]
+    return float((bounds_of(q, k, v, table, counts)["out"].largest / plain.largest).median())

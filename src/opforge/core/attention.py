@@ -10,7 +10,7 @@ from typing import Any
 
 from opforge.core.attention_sides import DROPOUT, LIMITS_OF_DROPOUT, Sides
 from opforge.core.operator import Constraint, Scalar
-from opforge.core.rounding import EPSILON, Errors, few_ulps, positive_sum, product_errors
+from opforge.core.rounding import EPSILON, Errors, few_ulps, finite, positive_sum, product_errors
 
 PARAMETERS = (
     Scalar(name="scale", default=0.0, about="a factor of all scores; 0 means 1 / sqrt(head_dim)"),
@@ -139,12 +139,15 @@ def attention_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: 
     """Of out and lse. A score carries what its product and a few operations do, a weight exp(score - max) that as a
     relative error, and half a step of a 16-bit format, in which it meets v; the sums of weights and of weighted v have
     their own. An error that all weights of a row share moves out by nothing, so what counts is v's distance from out.
+
+    A score of a key that is seen may leave float32, and so may the sum of weights of up to 1 times the values that are
+    seen, which is divided afterwards: then an infinity or NaN is right.
     """
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     sliced = (q, k, v, outputs["out"], outputs["lse"])
     sides = Sides.of(q, inputs)
     found = in_parts(lambda *given: _errors(*given, dtype=dtype), *sliced, sides=sides, scalars=scalars)
-    return {"out": Errors(found[0], found[1]), "lse": Errors(found[2], found[3])}
+    return {"out": Errors(*found[:3]), "lse": Errors(*found[3:])}
 
 
 HALF_STEP = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
@@ -159,11 +162,15 @@ them has a standard deviation of 0.41 on average, so this is seven of theirs: of
 
 
 def score_errors(q: Any, k: Any, sides: Sides, scalars: dict[str, Any], dtype: str) -> Errors:
-    """Absolute errors of scores in float32, k having q's heads. exp2 takes them times log2(e), rounded."""
-    raw = product_errors(q * scale_of(q, scalars), k.transpose(-1, -2), cut=dtype != "float32")
-    size = ((q @ k.transpose(-1, -2)) * scale_of(q, scalars)).abs()
+    """Absolute errors of scores in float32, k having q's heads. exp2 takes them times log2(e), rounded. Products may be
+    scaled before they are added up, or afterwards.
+    """
+    scale = scale_of(q, scalars)
+    raw = product_errors(q * scale, k.transpose(-1, -2), cut=dtype != "float32")
+    size = ((q @ k.transpose(-1, -2)) * scale).abs()
     of_cap = 4.0 * scalars["softcap"] if scalars["softcap"] > 0 else 0.0
-    found = Errors(raw.largest, raw.typical) + few_ulps(size + of_cap, 3.0, 1.0)
+    reached = raw.reached * max(1.0, 1.0 / abs(scale))
+    found = Errors(raw.largest, raw.typical, reached) + few_ulps(size + of_cap, 3.0, 1.0)
     added = sides.added(q, k.shape[-2], scalars)
     # each term is a product or two, and is added to what is there already
     return found if added is None else found + few_ulps(size + of_cap + added[1], 2.5, 1.0)
@@ -210,6 +217,11 @@ def _errors(
     lse_size = lse.abs().nan_to_num(posinf=0.0) + top.squeeze(-1).abs().nan_to_num(posinf=0.0) + 1
     if sunk is not None:
         lse_size = lse_size + sunk.squeeze(-1).abs()
+    # not `seen`: a weight may be 0 because a score left float32
+    looked_at = scores != -math.inf
+    highest = of_score.reached.masked_fill(~looked_at, 0.0).amax(dim=-1)
+    # weights up to 1 before they are divided by their sum
+    added_up = looked_at.to(v) @ finite(v).abs() * (1 / (1 - scalars["dropout"]))
     return (
         carried
         + vanishing
@@ -218,6 +230,8 @@ def _errors(
         + (sum_large + 5 * EPSILON * (kept is not None) + 3 * EPSILON) * size,
         (usual_carried.square() + products.typical**2 + usual_of_weights.square()).sqrt()
         + (sum_usual + EPSILON) * size,
+        added_up.maximum(highest.unsqueeze(-1)),
         shared.squeeze(-1) + sum_large + 3 * EPSILON * lse_size,
         usual_shared.sqrt().squeeze(-1) + sum_usual + EPSILON * lse_size,
+        highest,
     )

@@ -118,15 +118,15 @@ def varlen_attended(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any
 
 def varlen_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: str) -> dict[str, Errors]:
     """Those of attention, sequence by sequence."""
-    whole = {name: (tensor.new_zeros(tensor.shape), tensor.new_zeros(tensor.shape)) for name, tensor in outputs.items()}
+    whole = {name: Errors(*(tensor.new_zeros(tensor.shape) for _ in range(3))) for name, tensor in outputs.items()}
     given = (inputs[name] for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"))
     for rows, q, k, v in _each(*given):
         results = {"out": _heads_first(outputs["out"][rows]), "lse": outputs["lse"][:, rows].unsqueeze(0)}
         found = attention_errors({"q": q, "k": k, "v": v}, results, _plain(scalars), dtype)
-        for kind, errors in enumerate(("largest", "typical")):
-            whole["out"][kind][rows] = getattr(found["out"], errors)[0].transpose(0, 1)
-            whole["lse"][kind][:, rows] = getattr(found["lse"], errors)[0]
-    return {name: Errors(*both) for name, both in whole.items()}
+        for kind in ("largest", "typical", "reached"):
+            getattr(whole["out"], kind)[rows] = getattr(found["out"], kind)[0].transpose(0, 1)
+            getattr(whole["lse"], kind)[:, rows] = getattr(found["lse"], kind)[0]
+    return whole
 
 
 _CAUSAL: dict[str, ScalarValue] = {"causal": True}

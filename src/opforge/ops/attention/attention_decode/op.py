@@ -98,6 +98,8 @@ operator = Operator(
     unit="matrix",
     tolerance=Tolerance(
         errors=errors,
+        # where scores are small, the queries that share a head of keys average the same values with the same weights
+        shared="group * queries",
         about="scores and sums in float32; weights may be rounded to the dtype before they meet v",
     ),
     laws=(
