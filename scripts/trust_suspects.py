@@ -1,14 +1,21 @@
 """Whether honest times are called suspect: ceilings and times taken while other processes have the processors, and
 times taken afterwards, by ceilings of the busy hour. A part of scripts/trust.py.
+
+By itself it works in slices: `python scripts/trust_suspects.py FOLDER --limit 240`, again and again until its 100 times
+are there. The folder keeps the busy ceilings and what was found. Other work on this machine counts as load.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -57,38 +64,78 @@ class Asked:
 
 def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -> Iterator[tuple[str, str, str, bool]]:
     """Name, what is wanted, what was found, and whether it holds: under load, and then without it."""
-    import torch
-
     from opforge.machine import measure_ceilings
-    from opforge.registry import load as registry_of
-    from opforge.runner import Isolated
 
     least, later = (24, 8) if quick else (100, 30)
     operators = QUICK if quick else tuple(SHAPES)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        # as many threads as a user has: those that wait for each other on busy processors are what is asked about
-        threads = os.cpu_count() or 1
-        stack.enter_context(patch.dict(os.environ, {"OMP_NUM_THREADS": str(threads)}))
-        stack.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(threads)
-        # ceilings of their own: those that this machine has stay as they are, and compiled kernels are found
-        stack.enter_context(patch("opforge.machine.saved_ceilings.cache_folder", lambda: folder))
-        host = stack.enter_context(Isolated())
-        registry = registry_of([])
+    with tempfile.TemporaryDirectory() as folder, benching(Path(folder)) as (registry, host):
         with load(LOAD):
             measure_ceilings("cpu")
             busy = _until(least, registry, host, operators)
         yield f"honest times at load {LOAD}", f"0 of {least} suspect or refused", busy.words(), _clean(busy, least)
         # another run, as a user starts it later
-        stack.enter_context(patch.dict("opforge.machine.ceilings._RENEWED", clear=True))
-        calm = _until(later, registry, host, operators)
+        with patch.dict("opforge.machine.ceilings._RENEWED", clear=True):
+            calm = _until(later, registry, host, operators)
         yield (
             f"the same afterwards, by ceilings of load {LOAD}",
             f"0 of {later} suspect or refused",
             calm.words(),
             _clean(calm, later),
         )
+
+
+@contextmanager
+def benching(folder: Path) -> Iterator[tuple[Registry, Host]]:
+    """A registry and a host; ceilings are kept in `folder`, so that those of this machine stay as they are."""
+    import torch
+
+    from opforge.registry import load as registry_of
+    from opforge.runner import Isolated
+
+    with ExitStack() as stack:
+        # as many threads as a user has: those that wait for each other on busy processors are what is asked about
+        threads = os.cpu_count() or 1
+        stack.enter_context(patch.dict(os.environ, {"OMP_NUM_THREADS": str(threads)}))
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads)
+        # compiled kernels are found all the same
+        stack.enter_context(patch("opforge.machine.saved_ceilings.cache_folder", lambda: folder))
+        yield registry_of([]), stack.enter_context(Isolated())
+
+
+def main() -> int:
+    """One slice; 1 when a time was called suspect, or an honest kernel was refused."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no operator is begun")
+    parser.add_argument("--times", type=int, default=100)
+    given = parser.parse_args()
+    from trust import load
+
+    from opforge.machine import measure_ceilings
+
+    given.folder.mkdir(parents=True, exist_ok=True)
+    state, ends = given.folder / "found.json", time.monotonic() + given.limit
+    found, at = Asked(), 0
+    if state.exists():
+        kept = json.loads(state.read_text(encoding="utf-8"))
+        at = kept.pop("at")
+        found = Asked(**kept)
+    proven: dict[VerifiedKey, Pass] = {}
+    others = int(os.getloadavg()[0])
+    with benching(given.folder) as (registry, host), load(max(0, LOAD - others)):
+        if not (given.folder / "machine").exists():
+            measure_ceilings("cpu")
+        while found.times < given.times and time.monotonic() < ends:
+            name = tuple(SHAPES)[at % len(SHAPES)]
+            began = time.monotonic()
+            _bench(found, proven, registry, host, name)
+            at += 1
+            state.write_text(json.dumps({**asdict(found), "at": at}), encoding="utf-8")
+            print(
+                f"{name}: {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}; {found.words()}", flush=True
+            )
+    return int(bool(found.suspect or found.refused))
 
 
 def _clean(found: Asked, least: int) -> bool:
@@ -135,3 +182,7 @@ def _bench(found: Asked, proven: dict[VerifiedKey, Pass], registry: Registry, ho
             elif not isinstance(record.verdict, Unsupported):
                 words = getattr(record.verdict, "reason", "") or getattr(record.verdict, "cause", "")
                 found.refused.append(f"{told}: {type(record.verdict).__name__} {words}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

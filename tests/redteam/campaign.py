@@ -20,7 +20,7 @@ CHEATS_LIMIT_S = 180.0
 GPU_CHEATS_S = 170.0
 GPU_LIMIT_S = 240.0
 """Nineteen cheats took 100 s; there are three times as many, most of them beside each other."""
-LEFT = 0
+LEFT = 1
 """Cheats of the white-box part that get through, as docs/isolation.md says."""
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from opforge.runner.interpreted_stores import stores
 from opforge.runner.write_ledger import Ledger, foreign_names, tensors_of
 
 LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter", "InterpretedFunction"))
@@ -55,13 +56,13 @@ def traced(run: Callable[[], Any], ledger: Ledger | None = None, launched: set[s
                 for name in foreign_names(args[0].fn):
                     ledger._found(f"its kernel {args[0].fn.__name__} calls {name}, which no device can run")
             ledger.inside = True
-            try:
-                return original(*args, **kwargs)
-            finally:
-                ledger.inside = False
-                with dispatch._disable_current_modes():
-                    for tensor in given:
-                        ledger.wrote(tensor)
+            with stores() as stored:
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    ledger.inside = False
+                    with dispatch._disable_current_modes():
+                        ledger.ran(given, stored)
 
         return launch
 

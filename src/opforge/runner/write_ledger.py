@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from opforge.runner.interpreted_stores import Stores
+
 FOREIGN = ("numpy", "torch", "ctypes", "scipy", "cffi", "tvm_ffi", "threading", "subprocess", "mmap")
 """Modules that a kernel's own code has no use for: compiled for a device, it could not call them."""
 
@@ -62,6 +64,21 @@ class Ledger:
             if now.numel() != before.numel() or not torch.equal(now, before):
                 self._found(f"memory changed while none of its kernels ran ({when})")
                 self.wrote(tensor)
+
+    def ran(self, tensors: Sequence[Any], stored: Stores | None) -> None:
+        """A kernel was interpreted on these tensors: what changed is where the interpreter itself stored. Then their
+        memory is known again.
+        """
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            known = self.contents.get(storage.data_ptr()) if tensor.device.type == "cpu" else None
+            if known is not None and stored is not None:
+                changed = _bytes(storage) != known[1]
+                if bool(changed.any()) and bool(
+                    (changed & ~stored.written(storage.data_ptr(), storage.nbytes())).any()
+                ):
+                    self._found("memory changed during a launch where its kernel stored nothing")
+            self.wrote(tensor)
 
     def _threads(self, when: str) -> None:
         running = len(sys._current_frames())

@@ -1,11 +1,14 @@
 // The loop that calls are timed in, outside Python: a kernel written in Python finds no frame of it, and no list that the samples
-// are kept in. What to do is read from a pipe that only the parent writes, and is gone from it before the first call.
+// are kept in. What to do is read from a pipe that only the parent writes, and is gone from it before the first call. Its numbers
+// are kept under a pad of random bits, so that a kernel which looks over the stack above its own frame finds none of them.
 
+#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 extern "C" {
@@ -39,8 +42,33 @@ std::int64_t now_ns() {
   return std::int64_t{1000000000} * time.tv_sec + time.tv_nsec;
 }
 
-bool called(Object* callable, std::int64_t times) {
-  for (std::int64_t at = 0; at < times; ++at) {
+// A request whose numbers stand in memory under a pad alone: no number of it is in a register, or on the stack, while a kernel runs.
+class Covered {
+ public:
+  explicit Covered(const Shape& shape) {
+    std::uint64_t bits = 0;
+    if (getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) bits = 0x9e3779b97f4a7c15;
+    pad_ = bits;
+    const std::int64_t plain[] = {shape.lead, shape.batch, shape.count, shape.collected, shape.places};
+    for (int number = 0; number < 5; ++number) numbers_[number] = static_cast<std::uint64_t>(plain[number]) ^ pad_;
+  }
+  std::int64_t lead() const { return number(0); }
+  std::int64_t batch() const { return number(1); }
+  std::int64_t count() const { return number(2); }
+  std::int64_t collected() const { return number(3); }
+  std::int64_t places() const { return number(4); }
+
+  std::vector<Place> at;
+  std::vector<char> contents;
+  std::vector<double> samples;
+
+ private:
+  std::int64_t number(int which) const { return static_cast<std::int64_t>(numbers_[which] ^ pad_); }
+  volatile std::uint64_t pad_ = 0, numbers_[5] = {};
+};
+
+bool called(Object* callable, const Covered& request, std::int64_t (Covered::*times)() const) {
+  for (std::int64_t at = 0; at < (request.*times)(); ++at) {
     Object* result = PyObject_CallNoArgs(callable);
     if (result == nullptr) return false;
     Py_DecRef(result);
@@ -59,9 +87,24 @@ bool read_all(int descriptor, void* target, std::size_t size) {
   return true;
 }
 
-bool read_shape(int descriptor, Shape* shape) {
-  return read_all(descriptor, shape, sizeof(Shape)) && shape->batch >= 1 && shape->count >= 0 && shape->count <= kMostSamples &&
-         shape->lead >= 0 && shape->places >= 0 && shape->places <= kMostSamples;
+// The request, and nothing of it left on the stack; none where it cannot be read.
+__attribute__((noinline)) std::unique_ptr<Covered> read_request(int descriptor, std::int64_t* written, std::int64_t room) {
+  Shape shape{};
+  const bool whole = read_all(descriptor, &shape, sizeof(Shape)) && shape.batch >= 1 && shape.count >= 0 && shape.count <= kMostSamples && shape.lead >= 0 &&
+                     shape.places >= 0 && shape.places <= kMostSamples && shape.count < room;
+  std::unique_ptr<Covered> request;
+  if (whole) {
+    *written = shape.written;
+    request = std::make_unique<Covered>(shape);
+    request->at.resize(static_cast<std::size_t>(shape.places));
+    request->contents.resize(static_cast<std::size_t>(shape.places != 0 ? shape.count : 0));
+    request->samples.reserve(static_cast<std::size_t>(shape.count));
+    if (!read_all(descriptor, request->at.data(), request->at.size() * sizeof(Place)) ||
+        !read_all(descriptor, request->contents.data(), request->contents.size()))
+      request.reset();
+  }
+  explicit_bzero(&shape, sizeof(Shape));
+  return request;
 }
 
 void write(const std::vector<Place>& places, char* memory, char which) {
@@ -74,26 +117,29 @@ void write(const std::vector<Place>& places, char* memory, char which) {
 // calls in each sample and whether the last result is asked for; -1 where a call raised, -2 where the shape cannot be read or has more samples than `room`.
 extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Object* run, Object* ready, Object* same, int descriptor, double* seconds,
                                                                               std::int64_t room, std::int64_t* told, char* memory) {
-  Shape shape{};
-  if (!read_shape(descriptor, &shape) || shape.count >= room) return -2;
-  if (shape.written != 0 && !called(shape.written == 1 ? ready : same, 1)) return -1;
-  std::vector<Place> places(static_cast<std::size_t>(shape.places));
-  std::vector<char> contents(shape.places != 0 ? static_cast<std::size_t>(shape.count) : 0);
-  if (!read_all(descriptor, places.data(), places.size() * sizeof(Place)) || !read_all(descriptor, contents.data(), contents.size())) return -2;
-  std::vector<double> samples;
-  samples.reserve(static_cast<std::size_t>(shape.count));
-  const std::int64_t began = now_ns();
-  if (!called(run, shape.lead)) return -1;
-  const double led = 1e-9 * static_cast<double>(now_ns() - began);
-  for (std::int64_t at = 0; at < shape.count; ++at) {
-    if (!contents.empty()) write(places, memory, contents[static_cast<std::size_t>(at)]);
-    const std::int64_t start = now_ns();
-    if (!called(run, shape.batch)) return -1;
-    samples.push_back(1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(shape.batch));
+  std::int64_t written = 0;
+  const std::unique_ptr<Covered> request = read_request(descriptor, &written, room);
+  if (request == nullptr) return -2;
+  Object* first = written == 1 ? ready : same;
+  const bool asked = written != 0;
+  written = 0;
+  if (asked) {
+    Object* result = PyObject_CallNoArgs(first);
+    if (result == nullptr) return -1;
+    Py_DecRef(result);
   }
-  for (std::size_t at = 0; at < samples.size(); ++at) seconds[at] = samples[at];
-  seconds[samples.size()] = led;
-  told[0] = shape.batch;
-  told[1] = shape.collected;
-  return shape.count;
+  const std::int64_t began = now_ns();
+  if (!called(run, *request, &Covered::lead)) return -1;
+  const double led = 1e-9 * static_cast<double>(now_ns() - began);
+  for (std::int64_t at = 0; at < request->count(); ++at) {
+    if (request->places() != 0) write(request->at, memory, request->contents[static_cast<std::size_t>(at)]);
+    const std::int64_t start = now_ns();
+    if (!called(run, *request, &Covered::batch)) return -1;
+    request->samples.push_back(1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(request->batch()));
+  }
+  for (std::size_t at = 0; at < request->samples.size(); ++at) seconds[at] = request->samples[at];
+  seconds[request->samples.size()] = led;
+  told[0] = request->batch();
+  told[1] = request->collected();
+  return request->count();
 }
