@@ -21,8 +21,10 @@ from opforge.runner import InProcess, Isolated, sandbox
 from opforge.runner.arena import Arena
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Limits
+from opforge.runner.interpreted_stores import Stores
 from opforge.runner.messages import Samples
 from opforge.runner.tamper_detection import replaced, snapshot
+from opforge.runner.write_ledger import Ledger
 from opforge.trial import audit
 from opforge.trial.unseen_content import write
 from opforge.verify import CaseCache, verify
@@ -210,6 +212,31 @@ def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
         assert torch.isnan(arena.tensor("y")).any()
     finally:
         arena.close()
+
+
+def test_what_an_interpreter_stored_is_known_to_the_byte():
+    """Masked lanes store nothing; an atomic operation stores; what lies outside of a tensor is another's."""
+    numpy = pytest.importorskip("numpy")
+    kept = Stores()
+    base, lanes = 4096, numpy.array([[4096, 4100], [4104, 8192]], dtype=numpy.uint64)
+    kept.kept.append((lanes, numpy.array([[True, False], [True, True]]), 4))
+    kept.kept.append((numpy.array([4110], dtype=numpy.uint64), None, 2))
+    assert kept.written(base, 20).nonzero().flatten().tolist() == [0, 1, 2, 3, 8, 9, 10, 11, 14, 15]
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_memory_that_changes_during_a_launch_without_a_store_is_somebody_elses(beside):
+    """A profiler, a signal's handler or an object's method may write while a kernel is interpreted."""
+    y, kept = torch.zeros(4), Stores()
+    book = Ledger([y], threads=99)
+    y[:2] = 1.0
+    kept.kept.append(([y.data_ptr(), y.data_ptr() + 4], None, 4))
+    if beside:
+        y[3] = 1.0
+    book.ran([y], kept)
+    assert bool(book.evidence) == beside
+    book.check([y], "afterwards")
+    assert bool(book.evidence) == beside
 
 
 @pytest.mark.parametrize("works_on", [False, True])
