@@ -2,13 +2,13 @@
 // are kept in. What to do is read from a pipe that only the parent writes, and is gone from it before the first call. Its numbers
 // are kept under a pad of random bits, so that a kernel which looks over the stack above its own frame finds none of them.
 
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <random>
 #include <vector>
 
 extern "C" {
@@ -46,11 +46,14 @@ std::int64_t now_ns() {
 class Covered {
  public:
   explicit Covered(const Shape& shape) {
-    std::uint64_t bits = 0;
-    if (getrandom(&bits, sizeof(bits), 0) != static_cast<ssize_t>(sizeof(bits))) bits = 0x9e3779b97f4a7c15;
-    pad_ = bits;
-    const std::int64_t plain[] = {shape.lead, shape.batch, shape.count, shape.collected, shape.places};
-    for (int number = 0; number < 5; ++number) numbers_[number] = static_cast<std::uint64_t>(plain[number]) ^ pad_;
+    std::random_device bits;
+    pad_ = std::uint64_t{bits()} << 32 | bits();
+    // one by one: an array of them would be left on the stack
+    numbers_[0] = static_cast<std::uint64_t>(shape.lead) ^ pad_;
+    numbers_[1] = static_cast<std::uint64_t>(shape.batch) ^ pad_;
+    numbers_[2] = static_cast<std::uint64_t>(shape.count) ^ pad_;
+    numbers_[3] = static_cast<std::uint64_t>(shape.collected) ^ pad_;
+    numbers_[4] = static_cast<std::uint64_t>(shape.places) ^ pad_;
   }
   std::int64_t lead() const { return number(0); }
   std::int64_t batch() const { return number(1); }
@@ -103,7 +106,7 @@ __attribute__((noinline)) std::unique_ptr<Covered> read_request(int descriptor, 
         !read_all(descriptor, request->contents.data(), request->contents.size()))
       request.reset();
   }
-  explicit_bzero(&shape, sizeof(Shape));
+  for (std::size_t byte = 0; byte < sizeof(Shape); ++byte) reinterpret_cast<volatile char*>(&shape)[byte] = 0;
   return request;
 }
 
