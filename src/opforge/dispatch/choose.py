@@ -167,7 +167,8 @@ class Chooser:
                     passed_over=tuple(passed_over),
                 )
             config = picked.guess.nearest.config
-            if isinstance(item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars), Rejected):
+            bounds = known.device.bounds()
+            if isinstance(item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, bounds), Rejected):
                 config = item.default
             return Choice(implementation=item, config=config, why=picked.words, passed_over=tuple(passed_over))
         why = (
