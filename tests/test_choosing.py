@@ -13,10 +13,10 @@ from opforge.backends.shared_code import source_sha256
 from opforge.core.implementation import Config
 from opforge.core.shape_classes import PREFIX, shape_grid
 from opforge.dispatch import Chooser, beliefs as knowing, choose as choosing, installation as holding
-from opforge.dispatch.beliefs import manner_as
-from opforge.dispatch.time_model import Model, TimedCall, layout_word, manner_of, pick, place_of
 from opforge.machine import descriptors
 from opforge.registry import load
+from opforge.roofline.time_model import Model, TimedCall, layout_word, manner_of, pick, place_of
+from opforge.runner.manner import manner_as
 from opforge.store import Fact, shipped as shipping
 from opforge.store.shipped import day_of, packed, shipped
 

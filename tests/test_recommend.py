@@ -9,6 +9,7 @@ from opforge.core.errors import UsageError
 from opforge.core.record import to_json
 from opforge.machine import descriptors, device_named, problems
 from opforge.registry import load
+from opforge.roofline.time_model import Weights
 from opforge.store.shipped import shipped
 from opforge.tuning.recommend import held_out, recommend
 
@@ -34,13 +35,13 @@ def test_the_predicted_winner_of_a_product_is_right_on_shapes_that_were_left_out
 
 def test_the_error_that_is_stated_depends_on_how_shapes_are_weighed():
     """Whoever chooses the weights on other operators must get the same question answered for each of them."""
-    operator, there = load().operator("matmul"), device_named("h200")
-    facts = shipped("matmul", "nvidia-h200")
-    stated = held_out(operator, "bfloat16", facts, there)
+    registry, there = load(), device_named("h200")
+    operator, facts = registry.operator("matmul"), shipped("matmul", "nvidia-h200")
+    stated = held_out(registry, operator, "bfloat16", facts, there)
     assert stated == recommended().held_out
-    nearest_alone = held_out(operator, "bfloat16", facts, there, power=50.0)
+    nearest_alone = held_out(registry, operator, "bfloat16", facts, there, Weights(nearest=1, caution=0.0))
     assert nearest_alone.shapes == stated.shapes and nearest_alone.right < stated.right
-    assert held_out(operator, "bfloat16", facts[:2], there) is None
+    assert held_out(registry, operator, "bfloat16", facts[:2], there) is None
 
 
 def test_a_slower_memory_leaves_the_predicted_order_as_it_was():
