@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from opforge.core.errors import UsageError
+from opforge.core.implementation import Rejected
 from opforge.core.record import to_json
 from opforge.machine import descriptors, device_named, problems
 from opforge.registry import load
@@ -76,6 +77,19 @@ def test_less_bandwidth_and_fewer_units_are_no_faster(tmp_path):
     answer = recommended(str(tmp_path / "mine.json"))
     assert (answer.device, answer.measured_on) == ("my-chip", "nvidia-h200")
     assert answer.predicted[0].seconds > 5 * here
+
+
+def test_a_chip_with_less_shared_memory_is_not_given_what_cannot_run_there(tmp_path):
+    """cuda_wgmma's default and all that was timed of it need more than 100 KiB; tiles that go by the shape do not."""
+    spec = replace(device_named("h200"), name="my-chip", shared_bytes_per_block=100 << 10)
+    (tmp_path / "mine.json").write_text(json.dumps(to_json(spec)))
+    here, there = recommended(), recommended(str(tmp_path / "mine.json"))
+    assert "cuda_wgmma" in {item.implementation for item in here.predicted}
+    assert "cuda_wgmma" not in {item.implementation for item in there.predicted} and len(there.predicted) > 2
+    for item in there.predicted:
+        kernel = load().implementation("matmul", item.implementation)
+        answer = kernel.allows(item.config, MATMUL, "bfloat16", 2, {"precision": "ieee"}, spec.bounds())
+        assert not isinstance(answer, Rejected), item
 
 
 def test_every_shipped_descriptor_is_one():

@@ -79,21 +79,37 @@ def recommend(
         and item.arch in ("", spec.target)
         and not isinstance(item.accepts(axes, dtype, scalars), Rejected)
     }
-    usable = _usable(operator, facts)
-    seen = _telling(operator, usable, dtype, scalars)
+    telling = _telling(operator, _usable(operator, facts), dtype, scalars)
+
+    def allowed(item: Implementation, config: Config) -> bool:
+        answer = item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
+        return set(config.as_dict()) == set(item.default.as_dict()) and not isinstance(answer, Rejected)
+
+    # times of configs that the device can't run say nothing, unless its default is there in their place
+    fitting = [fact for fact in telling if fact.implementation in known]
+    there = {fact.implementation for fact in fitting if allowed(known[fact.implementation], fact.config)}
+    seen = [
+        fact
+        for fact in fitting
+        if allowed(known[fact.implementation], fact.config)
+        or (
+            fact.implementation not in there and allowed(known[fact.implementation], known[fact.implementation].default)
+        )
+    ]
     model = Model(operator, known.values(), _timed(operator, seen, measured_on))
     place = place_of(operator, axes, dtype, scalars, manner_as(operator, axes, dtype, scalars, "contiguous"), spec)
     predicted = []
     for name, implementation in known.items():
         guess = model.guess(name, place)
         if guess is not None:
-            config = _allowed(implementation, guess.nearest.config, axes, dtype, scalars, spec)
+            measured = guess.nearest.config
+            config = measured if allowed(implementation, measured) else implementation.default
             shapes = len({str(item.axes) for item in seen if item.implementation == name})
             predicted.append(Predicted(implementation=name, config=config, seconds=guess.seconds, shapes=shapes))
     if not predicted:
         raise UsageError(
             f"No time of {operator.name} in {dtype} on {measured_on.name} is known for an implementation that takes "
-            f"this call. Measure one: opforge bench {operator.name} --dtype {dtype}"
+            f"this call and fits {spec.name}. Measure one: opforge bench {operator.name} --dtype {dtype}"
         )
     predicted.sort(key=lambda item: item.seconds)
     return Recommendation(
@@ -142,21 +158,6 @@ def _place(operator: Operator, fact: Fact, spec: DeviceSpec, places: dict[str, P
         manner = manner_as(operator, fact.axes, fact.dtype, scalars, fact.layout)
         places[key] = place_of(operator, fact.axes, fact.dtype, scalars, manner, spec)
     return places[key]
-
-
-def _allowed(
-    implementation: Implementation,
-    config: Config,
-    axes: Axes,
-    dtype: str,
-    scalars: dict[str, ScalarValue],
-    spec: DeviceSpec,
-) -> Config:
-    """The config where every limit allows it for this call on this device, else the default."""
-    if set(config.as_dict()) != set(implementation.default.as_dict()):
-        return implementation.default
-    answer = implementation.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
-    return implementation.default if isinstance(answer, Rejected) else config
 
 
 def held_out(
