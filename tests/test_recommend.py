@@ -92,6 +92,21 @@ def test_a_chip_with_less_shared_memory_is_not_given_what_cannot_run_there(tmp_p
         assert not isinstance(answer, Rejected), item
 
 
+def test_a_sheet_without_a_rate_for_vectors_of_a_dtype_bounds_by_the_one_of_float32():
+    """An MI300X's softmax of 64 MiB took 982 us by a made-up rate; memory gives 13 us."""
+    registry = load()
+    operator, facts = registry.operator("softmax"), shipped("softmax", "nvidia-h200")
+    call = (registry, operator, {"lead": (4096,), "cols": 4096}, "bfloat16")
+    answer = recommend(*call, device_named("mi300x"), facts, device_named("h200"))
+    assert 1e-5 < answer.predicted[0].seconds < 4e-5
+
+
+def test_cuda_kernels_are_not_recommended_for_another_makers_device():
+    """nvcc makes nothing that runs there; Triton's kernels are compiled for it."""
+    there = {item.implementation.partition("_")[0] for item in recommended("mi300x").predicted}
+    assert "cuda" not in there and "triton" in there
+
+
 def test_every_shipped_descriptor_is_one():
     """Nine devices, each with where its numbers come from."""
     known = descriptors()

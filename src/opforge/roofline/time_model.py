@@ -118,11 +118,13 @@ def place_of(
     cost = operator.cost(axes, dtype, scalars)
     form = operator.compute_dtype_of(dtype, scalars)
     bandwidth = device.nominal_bytes_per_s or _rate(device, "copy") or FALLBACK_BYTES_PER_S
-    named = form if operator.unit == "matrix" else f"vector_{form}"
+    # arithmetic of vectors is float32 where a sheet says nothing of the dtype
+    names = (form,) if operator.unit == "matrix" else (f"vector_{form}", "vector_float32")
     peak = (
-        device.nominal_flops_per_s.get(named)
+        next((rate for name in names if (rate := device.nominal_flops_per_s.get(name))), 0.0)
         or _rate(device, f"matrix_{form}" if operator.unit == "matrix" else "vector_float32")
-        or FALLBACK_FLOPS_PER_S
+        # of a sheet that says the bandwidth alone, the bandwidth is the bound
+        or (math.inf if device.nominal_bytes_per_s else FALLBACK_FLOPS_PER_S)
     )
     least_s = max(cost.bytes / bandwidth, cost.flops / peak) + LAUNCH_S
     sizes = {

@@ -21,6 +21,9 @@ from opforge.store.evidence_facts import Fact
 WITHIN = 1.05
 """A predicted winner counts as right where it takes at most so many times as long as the true one."""
 
+ONLY_ON = {"cuda": "sm_", "cpp": "host"}
+"""How the target of a device begins that a backend's kernels are compiled for, where they are for one sort alone."""
+
 LEAST_SHAPES = 5
 """So many shapes are needed before an error is stated."""
 
@@ -77,6 +80,7 @@ def recommend(
         for item in registry.implementations(operator.name)
         if item.backend not in COMPARED_WITH
         and item.arch in ("", spec.target)
+        and spec.target.startswith(ONLY_ON.get(item.backend, ""))
         and not isinstance(item.accepts(axes, dtype, scalars), Rejected)
     }
     telling = _telling(operator, _usable(operator, facts), dtype, scalars)
