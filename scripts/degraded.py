@@ -210,7 +210,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=float, default=180.0, help="seconds on a GPU, about")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds on a GPU, about")
     parser.add_argument("--jobs", type=int, default=processors(), help="compilers at once")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     parser.add_argument("--compile-share", type=int, nargs=2, help=argparse.SUPPRESS)
