@@ -122,7 +122,7 @@ def cpu_tasks() -> list[Wanted]:
     return [product, attention]
 
 
-def cpu_condition() -> dict[str, Any]:
+def cpu_condition(turns: int) -> dict[str, Any]:
     """Of this process as it was started: every candidate's seconds and the roof's, all in turn."""
     import direct
     import torch
@@ -140,7 +140,7 @@ def cpu_condition() -> dict[str, Any]:
             out = torch.empty_like(answer)
             calls: dict[Any, Any] = {"roof": lambda given, out=out: torch.matmul(*given, out=out)}
         else:
-            calls = {"roof": lambda given: torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)}
+            calls = {"roof": roof}
         refused: dict[str, str] = {}
         for place, point in enumerate(points_of(task, detect("cpu"))):
             try:
@@ -153,12 +153,12 @@ def cpu_condition() -> dict[str, Any]:
                 calls[place] = call
             except direct.kernel_errors() as error:
                 refused[str(place)] = direct.reason_of(error)
-        seconds = direct.interleaved(calls, direct.copies_of(tensors)[:2], "cpu", turns=TURNS).seconds
+        seconds = direct.interleaved(calls, direct.copies_of(tensors)[:2], "cpu", turns=turns).seconds
         told[task.name] = {"seconds": seconds, "refused": refused}
     return told
 
 
-def on_cpu(folder: Path) -> dict[str, Any]:
+def on_cpu(folder: Path, turns: int) -> dict[str, Any]:
     """The four conditions, each in a process of its own."""
     known = processors()
     conditions = {
@@ -175,7 +175,7 @@ def on_cpu(folder: Path) -> dict[str, Any]:
         hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(beside)]
         try:
             said = subprocess.run(
-                [sys.executable, __file__, str(folder), "--cpu-condition"],
+                [sys.executable, __file__, str(folder), "--cpu-condition", "--turns", str(turns)],
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -212,6 +212,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--limit", type=float, default=150.0, help="seconds on a GPU, about")
     parser.add_argument("--jobs", type=int, default=processors(), help="compilers at once")
+    parser.add_argument("--turns", type=int, default=TURNS, help="of all candidates on a CPU; 1 for a look")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     parser.add_argument("--compile-share", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--cpu-condition", action="store_true", help=argparse.SUPPRESS)
@@ -220,13 +221,13 @@ def main() -> int:
         degraded_gpu.compile_share(*given.compile_share, given.device)
         return 0
     if given.cpu_condition:
-        print(json.dumps(cpu_condition()))
+        print(json.dumps(cpu_condition(given.turns)))
         return 0
     given.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     if not given.page:
         told = (
-            on_cpu(given.folder)
+            on_cpu(given.folder, given.turns)
             if given.device == "cpu"
             else degraded_gpu.measured(given.folder, Path(__file__).resolve(), given.jobs, given.limit)
         )
