@@ -165,7 +165,7 @@ def on_cpu(folder: Path, turns: int) -> dict[str, Any]:
         "original": f"{known} threads, nothing beside",
         "half the threads": f"{max(1, known // 2)} of {known} threads",
         "a memory hog": "one more process copies 256 MiB again and again",
-        "low_bw": f"{known} more processes do",
+        "low_bw": f"{known} more processes copy 256 MiB again and again",
     }
     told: dict[str, Any] = {"conditions": conditions, "tasks": {}}
     runs = {}
