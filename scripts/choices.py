@@ -196,7 +196,7 @@ def detect_name(device: str) -> str:
 def _manner(operator: Any, axes: Mapping[str, Any], dtype: str, scalars: Mapping[str, Any], layout: str) -> Any:
     from opforge.core.dtypes import DTYPES
     from opforge.core.shapes import collapsed_shape
-    from opforge.dispatch.time_model import manner_of
+    from opforge.roofline.time_model import manner_of
     from opforge.runner.arena import strides_for
 
     words = layout.split()
@@ -279,9 +279,9 @@ def choose(call: Measured, others: Iterable[Measured], device: str) -> Chosen | 
     choose from.
     """
     from opforge.core.implementation import Config
-    from opforge.dispatch.time_model import Model, TimedCall, pick, place_of, tells
     from opforge.machine import descriptors
     from opforge.registry import load
+    from opforge.roofline.time_model import Model, TimedCall, pick, place_of, tells
 
     registry = load()
     operator, spec = registry.operator(call.operator), descriptors()[device]

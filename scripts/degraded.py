@@ -8,7 +8,9 @@ Each condition is real, not computed: something is taken and everything timed ag
 product, or a copy of as many bytes) among it. "Re-tuned" is the best of all candidates in that condition; beside it
 stands what a search of 16 trials finds that begins with the times from before. Asked is 80 % of the original speed
 where the roof kept 80 %, else 95 % of what the roof left: the original speed times how far the roof fell.
-FOLDER/degraded-DEVICE.json holds every time, degraded-DEVICE.html is the page. Exit code 1 where less was recovered.
+`low_bw` is a device with less bandwidth in earnest, not a descriptor: its optimum stands beside the one from before.
+FOLDER/degraded-DEVICE.json holds every time, degraded-DEVICE.html is the page, compilers.log what compilers said: three
+files. Exit code 1 where less was recovered.
 """
 
 from __future__ import annotations
@@ -120,7 +122,7 @@ def cpu_tasks() -> list[Wanted]:
     return [product, attention]
 
 
-def cpu_condition() -> dict[str, Any]:
+def cpu_condition(turns: int) -> dict[str, Any]:
     """Of this process as it was started: every candidate's seconds and the roof's, all in turn."""
     import direct
     import torch
@@ -138,7 +140,7 @@ def cpu_condition() -> dict[str, Any]:
             out = torch.empty_like(answer)
             calls: dict[Any, Any] = {"roof": lambda given, out=out: torch.matmul(*given, out=out)}
         else:
-            calls = {"roof": lambda given: torch.nn.functional.scaled_dot_product_attention(*given, is_causal=True)}
+            calls = {"roof": roof}
         refused: dict[str, str] = {}
         for place, point in enumerate(points_of(task, detect("cpu"))):
             try:
@@ -151,34 +153,36 @@ def cpu_condition() -> dict[str, Any]:
                 calls[place] = call
             except direct.kernel_errors() as error:
                 refused[str(place)] = direct.reason_of(error)
-        seconds = direct.interleaved(calls, direct.copies_of(tensors)[:2], "cpu", turns=TURNS).seconds
+        seconds = direct.interleaved(calls, direct.copies_of(tensors)[:2], "cpu", turns=turns).seconds
         told[task.name] = {"seconds": seconds, "refused": refused}
     return told
 
 
-def on_cpu(folder: Path) -> dict[str, Any]:
-    """The three conditions, each in a process of its own."""
+def on_cpu(folder: Path, turns: int) -> dict[str, Any]:
+    """The four conditions, each in a process of its own."""
     known = processors()
     conditions = {
         "original": f"{known} threads, nothing beside",
         "half the threads": f"{max(1, known // 2)} of {known} threads",
         "a memory hog": "one more process copies 256 MiB again and again",
+        "low_bw": f"{known} more processes copy 256 MiB again and again",
     }
     told: dict[str, Any] = {"conditions": conditions, "tasks": {}}
     runs = {}
     for name in conditions:
         threads = max(1, known // 2) if name == "half the threads" else known
-        hog = subprocess.Popen([sys.executable, "-c", HOG]) if name == "a memory hog" else None
+        beside = {"a memory hog": 1, "low_bw": known}.get(name, 0)
+        hogs = [subprocess.Popen([sys.executable, "-c", HOG]) for _ in range(beside)]
         try:
             said = subprocess.run(
-                [sys.executable, __file__, str(folder), "--cpu-condition"],
+                [sys.executable, __file__, str(folder), "--cpu-condition", "--turns", str(turns)],
                 env={**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)},
                 stdout=subprocess.PIPE,
                 text=True,
                 check=True,
             ).stdout
         finally:
-            if hog is not None:
+            for hog in hogs:
                 hog.kill()
                 hog.wait()
         runs[name] = json.loads(said.splitlines()[-1])
@@ -206,8 +210,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=float, default=110.0, help="seconds on a GPU, about")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds on a GPU, about")
     parser.add_argument("--jobs", type=int, default=processors(), help="compilers at once")
+    parser.add_argument("--turns", type=int, default=TURNS, help="of all candidates on a CPU; 1 for a look")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     parser.add_argument("--compile-share", type=int, nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--cpu-condition", action="store_true", help=argparse.SUPPRESS)
@@ -216,13 +221,13 @@ def main() -> int:
         degraded_gpu.compile_share(*given.compile_share, given.device)
         return 0
     if given.cpu_condition:
-        print(json.dumps(cpu_condition()))
+        print(json.dumps(cpu_condition(given.turns)))
         return 0
     given.folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     if not given.page:
         told = (
-            on_cpu(given.folder)
+            on_cpu(given.folder, given.turns)
             if given.device == "cpu"
             else degraded_gpu.measured(given.folder, Path(__file__).resolve(), given.jobs, given.limit)
         )

@@ -188,11 +188,16 @@ class Occupied:
 
 @dataclass(frozen=True)
 class Captured:
-    """A candidate that runs: `replay` is `calls` calls."""
+    """A candidate that runs: `replay` is `calls` calls. `keep` holds what the graph reads and writes.
+
+    A graph has addresses and owns none of the tensors behind them. They were let go when the next task was prepared,
+    and the next capture gave their memory back to the device (torch.cuda.graph empties the cache first): replays then
+    read what was no longer there, "an illegal memory access".
+    """
 
     replay: Callable[[], Any]
     calls: int
-    keep: Any
+    keep: tuple[Any, ...]
 
 
 def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]]) -> Captured:
@@ -213,7 +218,8 @@ def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]
     for _ in range(2):
         graph.replay()
     torch.cuda.synchronize()
-    return Captured(graph.replay, calls, graph)
+    # the call holds the outputs, the copies are the inputs
+    return Captured(graph.replay, calls, (graph, call, copies))
 
 
 def times(candidates: Mapping[Any, Captured], stream: Any, turns: int) -> dict[Any, float]:
@@ -246,16 +252,21 @@ def roof_call(task: Wanted, tensors: Sequence[Any]) -> Callable[[Sequence[Any]],
 
 def measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str, Any]:
     """Times in every condition: {"conditions": {name: why}, "tasks": {name: {"labels", "conditions": …}}}."""
+    with tempfile.TemporaryDirectory(prefix="opforge-degraded-") as scratch:
+        # beside the folder: thousands of files that nobody reads afterwards
+        os.environ["TRITON_CACHE_DIR"] = scratch
+        return _measured(folder, script, jobs, limit_s)
+
+
+def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str, Any]:
     import direct
     import torch
 
     began = time.monotonic()
-    os.environ["TRITON_CACHE_DIR"] = str((folder / "triton").resolve())
     shared = compile_all(folder, script, jobs, 0.5 * limit_s)
     print(f"{len(shared)} points compiled in {time.monotonic() - began:.0f} s", flush=True)
     occupied, stream = Occupied(), torch.cuda.Stream()
     units = torch.cuda.get_device_properties(0).multi_processor_count
-    free: list[dict[str, Captured]] = []
     plans = []
     for task in tasks():
         registry = load()
@@ -284,7 +295,6 @@ def measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str,
                     reasons[cap][place] = direct.reason_of(error)
         roof = capture(roof_call(task, tensors), copies)
         plans.append((task, points, candidates, reasons, roof))
-        free.append({})
         print(f"{task.name}: {len(candidates[None])} candidates, {len(candidates[REGISTERS])} capped, "
               f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
     found: dict[str, Any] = {"conditions": _conditions(units), "tasks": {}}
@@ -293,7 +303,7 @@ def measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str,
         for name, beside, cap, most in (
             ("original", None, None, None),
             ("half the units", (units // 2, False), None, None),
-            ("a bandwidth hog", (HOG_UNITS, True), None, None),
+            ("low_bw", (HOG_UNITS, True), None, None),
             ("capped registers", None, REGISTERS, None),
             ("capped shared memory", None, None, SHARED_BYTES),
         ):
@@ -332,7 +342,7 @@ def _conditions(units: int) -> dict[str, str]:
     return {
         "original": "nothing is taken",
         "half the units": f"{units // 2} of {units} multiprocessors are held by blocks that sleep",
-        "a bandwidth hog": f"{HOG_UNITS} of {units} multiprocessors copy through {ROOM_BYTES >> 30} GiB all the time",
+        "low_bw": f"{HOG_UNITS} of {units} multiprocessors copy through {ROOM_BYTES >> 30} GiB all the time",
         "capped registers": f"kernels are compiled with at most {REGISTERS} registers for a thread",
         "capped shared memory": f"a block may have {SHARED_BYTES} bytes of shared memory",
     }

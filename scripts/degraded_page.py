@@ -49,7 +49,8 @@ def page(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
         "roof allows",
         "of what is left",
         "16 trials find",
-        "new choice",
+        "optimum before",
+        "optimum now",
     )
     lines = []
     for row in rows:
@@ -64,7 +65,10 @@ def page(told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['roof_allows']:.2f}",
             f"{row['of_what_is_left']:.2f}" + ("" if row["enough"] else " (not enough)"),
             f"{row['searched']:.3f}" if row["searched"] else "",
-            ", ".join(f"{name}={value}" for name, value in row["new_choice"].items()),
+            ", ".join(f"{name}={value}" for name, value in row["old_choice"].items()),
+            "the same"
+            if row["new_choice"] == row["old_choice"]
+            else ", ".join(f"{name}={value}" for name, value in row["new_choice"].items()),
         )
         lines.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
     conditions = "".join(

@@ -20,6 +20,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+from tuning_elsewhere import elsewhere_figures
 from tuning_recommend import recommend_figures
 
 from opforge.tuning.modelled import modelled_spaces
@@ -76,6 +77,7 @@ def main() -> None:
             least = min(first, key=lambda name: first[name])
             print(f"  predicted from the other devices alone: {np.mean(list(first.values())):.3f} of the optimum,")
             print(f"  least on {least}: {first[least]:.3f}", flush=True)
+            elsewhere_figures(related, first)
         figures["batches"] = _told(f"model, {TOGETHER} at once", _runs(spaces, options.seeds, batches))
         if options.against:
             _compared(figures["model"], json.loads(options.against.read_text()))

@@ -1,7 +1,7 @@
 """How often `opforge recommend` is right, for scripts/tuning.py: no shape and no operator judges what was fitted to it.
 
-Each measured call of the evidence that ships is predicted from the operator's other shapes. The two numbers that weigh
-shapes by distance are chosen for each operator on the calls of the other operators alone.
+Each measured call of the evidence that ships is predicted from the operator's other shapes. The numbers that the model
+was fitted with (opforge.roofline.time_model.Weights) are chosen for each operator on the calls of the others alone.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from collections.abc import Mapping, Sequence
 from opforge.core.device import DeviceSpec
 from opforge.machine import descriptors
 from opforge.registry import load
+from opforge.roofline.time_model import WEIGHTS, Weights
 from opforge.store.shipped import shipped
-from opforge.tuning.recommend import NEAREST, POWER, HeldOut, held_out
+from opforge.tuning.recommend import HeldOut, held_out
 
-Setting = tuple[float, float]
-SETTINGS: Sequence[Setting] = tuple(itertools.product((1.0, 2.0, 3.0, 5.0), (0.1, 0.2, 0.5, 1.0)))
-"""POWER and NEAREST of opforge.tuning.recommend, as they might be."""
+SETTINGS: Sequence[Weights] = (
+    WEIGHTS,
+    *(Weights(*each) for each in itertools.product((1, 4, 8), (0.5, 1.25), (0.0, 0.03))),
+)
+"""The model's weights, as they might be."""
 
-Found = Mapping[Setting, Mapping[str, HeldOut]]
-"""By setting and dtype."""
+Found = Mapping[Weights, Mapping[str, HeldOut]]
+"""By weights and dtype."""
 
 
 def recommend_figures() -> None:
@@ -35,8 +38,8 @@ def recommend_figures() -> None:
             others = [item for other, item in found.items() if other != operator]
             chosen = max(SETTINGS, key=lambda setting: sum(_right(item[setting]) for item in others))
             if not others:
-                chosen = (POWER, NEAREST)
-            for dtype, fixed in settings[POWER, NEAREST].items():
+                chosen = WEIGHTS
+            for dtype, fixed in settings[WEIGHTS].items():
                 fair = settings[chosen][dtype]
                 used.append((fixed, fair))
                 print(
@@ -57,11 +60,11 @@ def _found(device: str, spec: DeviceSpec) -> dict[str, Found]:
             setting: {
                 dtype: said
                 for dtype in operator.dtypes
-                if (said := held_out(operator, dtype, facts, spec, power=setting[0], nearest=setting[1])) is not None
+                if (said := held_out(registry, operator, dtype, facts, spec, setting)) is not None
             }
             for setting in SETTINGS
         }
-        if each[POWER, NEAREST]:
+        if each[WEIGHTS]:
             found[name] = each
     return found
 

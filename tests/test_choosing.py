@@ -13,10 +13,10 @@ from opforge.backends.shared_code import source_sha256
 from opforge.core.implementation import Config
 from opforge.core.shape_classes import PREFIX, shape_grid
 from opforge.dispatch import Chooser, beliefs as knowing, choose as choosing, installation as holding
-from opforge.dispatch.beliefs import manner_as
-from opforge.dispatch.time_model import Model, TimedCall, layout_word, manner_of, pick, place_of
 from opforge.machine import descriptors
 from opforge.registry import load
+from opforge.roofline.time_model import Model, TimedCall, Weights, layout_word, manner_of, pick, place_of
+from opforge.runner.manner import manner_as
 from opforge.store import Fact, shipped as shipping
 from opforge.store.shipped import day_of, packed, shipped
 
@@ -243,6 +243,26 @@ def test_how_inputs_lie_decides_beside_how_large_they_are():
         axes = {"lead": (8000,), "cols": cols}
         place = place_of(operator, axes, "bfloat16", {}, manner_as(operator, axes, "bfloat16", {}, "contiguous"), H200)
         assert pick(model, items, place).implementation.name == expected, cols
+
+
+def test_far_from_any_time_a_kernel_of_ours_must_promise_more_than_pytorch():
+    """2 % faster at 4096 columns says enough there, and not at 65536: a call must not get slower than it was."""
+    registry = load()
+    operator = registry.operator("softmax")
+    items = [registry.implementation("softmax", name) for name in ("cuda_onchip", "torch_eager")]
+
+    def place(cols):
+        axes = {"lead": (8192,), "cols": cols}
+        return place_of(operator, axes, "bfloat16", {}, manner_as(operator, axes, "bfloat16", {}, "contiguous"), H200)
+
+    seen = [
+        TimedCall("cuda_onchip", Config(), place(4096), 49e-6, ""),
+        TimedCall("torch_eager", Config(), place(4096), 50e-6, ""),
+    ]
+    for model, expected in ((Model(operator, items, seen), "torch_eager"),
+                            (Model(operator, items, seen, Weights(caution=0.0)), "cuda_onchip")):  # fmt: skip
+        assert pick(model, items, place(4096)).implementation.name == "cuda_onchip"
+        assert pick(model, items, place(65536)).implementation.name == expected
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,18 @@
 """What counts as recovered on a degraded device: against the original, and against what its roof left."""
 
+import contextlib
+import gc
 import sys
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import degraded
+import degraded_gpu
 from degraded_page import page
 
 LABELS = [{"tile": 1}, {"tile": 2}, {"tile": 4}]
@@ -47,3 +54,26 @@ def test_an_old_choice_that_no_longer_runs_is_said_and_the_search_goes_on():
 def test_nothing_that_runs_gives_no_row():
     """No candidate left: there is no speed to judge, and the page says so by its absence."""
     assert degraded.judged(told({}, 0.9, {"0": "broken", "1": "broken", "2": "broken"})) == []
+
+
+def test_what_a_captured_graph_reads_and_writes_lives_as_long_as_it(monkeypatch):
+    """A graph keeps addresses alone. Inputs and outputs were let go with the task that made them, and replays in the
+    first condition ended in an illegal memory access on an H200.
+    """
+    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def prepared():
+        copies, out = [[torch.ones(2)], [torch.ones(2)]], torch.empty(2)
+        captured = degraded_gpu.capture(lambda given: out.copy_(given[0]), copies)
+        return captured, [weakref.ref(tensor) for tensor in (copies[0][0], copies[1][0], out)]
+
+    captured, alive = prepared()
+    gc.collect()
+    assert captured.calls == 1 and all(tensor() is not None for tensor in alive)
+    del captured
+    gc.collect()
+    assert all(tensor() is None for tensor in alive)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,17 @@ import pytest
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.core.implementation import Accepted, Config
 from opforge.core.record import to_json
-from opforge.inspect import ALL, inspect_for_devices, inspect_implementation, tools
+from opforge.inspect import (
+    ALL,
+    Inspection,
+    KernelUse,
+    cannot_start,
+    inspect_for_devices,
+    inspect_implementation,
+    on_device,
+    ruled_out,
+    tools,
+)
 from opforge.inspect.binaries import of_dtype, readable
 from opforge.inspect.resources import occupancy, resources_from_ptxas_v
 from opforge.machine import device_named
@@ -321,3 +332,34 @@ def test_a_device_whose_shared_memory_is_too_small_is_told_without_a_compiler():
     (found,) = inspect_for_devices(load(), "matmul", "cuda_wgmma", [device_named("a100")], **call)
     assert found.found is None and "stages_fit_shared_memory" in found.reason and found.limiter == "compute"
     assert "not compiled" in device_lines([found])[-1]
+
+
+def test_a_chip_of_ones_own_sets_limits_occupancy_and_what_can_start():
+    """Less shared memory than the target that it is compiled for: a config is refused with one that fits, and of what
+    was compiled it is said how much of it fits.
+    """
+    h200 = device_named("h200")
+    chip = replace(h200, name="my-chip", shared_bytes_per_block=100 << 10, shared_bytes_per_unit=101 << 10)
+    kernel = load().implementation("matmul", "triton_tiled")
+    sizes = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K_BYTES": 128, "GROUP": 8, "num_warps": 8, "num_stages": 4}
+    call = (Config(tuple(sizes.items())), {"m": 4096, "n": 4096, "k": 4096}, "float16", {"precision": "ieee"})
+    assert ruled_out(kernel, *call, h200) == ""
+    assert re.search(r"stages_fit_shared_memory.*--config BLOCK_M=", ruled_out(kernel, *call, chip))
+
+    def compiled(shared):
+        use = KernelUse(
+            kernel="k", registers=64, stack_bytes=0, spill_store_bytes=0, spill_load_bytes=0, shared_bytes=shared,
+            threads=128, residency=None, matrix_instructions={}, other_instructions={}, local_instructions=0,
+            warnings=(),
+        )  # fmt: skip
+        return Inspection(
+            operator="x", implementation="x", backend="triton", target="sm_90a", dtype="float16", axes={},
+            config=Config(), compile_s=0.0, kernels=(use,),
+        )  # fmt: skip
+
+    def blocks(spec):
+        return on_device(compiled(40 << 10), spec).kernels[0].residency.blocks_per_unit
+
+    assert (blocks(h200), blocks(chip)) == (5, 2)
+    assert cannot_start(compiled(120 << 10), h200) == cannot_start(compiled(40 << 10), chip) == ""
+    assert "cannot be launched" in cannot_start(compiled(120 << 10), chip)

@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 
 from opforge.core.errors import UsageError
+from opforge.core.implementation import Rejected
 from opforge.core.record import to_json
 from opforge.machine import descriptors, device_named, problems
 from opforge.registry import load
+from opforge.roofline.time_model import Weights
 from opforge.store.shipped import shipped
 from opforge.tuning.recommend import held_out, recommend
 
@@ -34,13 +36,13 @@ def test_the_predicted_winner_of_a_product_is_right_on_shapes_that_were_left_out
 
 def test_the_error_that_is_stated_depends_on_how_shapes_are_weighed():
     """Whoever chooses the weights on other operators must get the same question answered for each of them."""
-    operator, there = load().operator("matmul"), device_named("h200")
-    facts = shipped("matmul", "nvidia-h200")
-    stated = held_out(operator, "bfloat16", facts, there)
+    registry, there = load(), device_named("h200")
+    operator, facts = registry.operator("matmul"), shipped("matmul", "nvidia-h200")
+    stated = held_out(registry, operator, "bfloat16", facts, there)
     assert stated == recommended().held_out
-    nearest_alone = held_out(operator, "bfloat16", facts, there, power=50.0)
+    nearest_alone = held_out(registry, operator, "bfloat16", facts, there, Weights(nearest=1, caution=0.0))
     assert nearest_alone.shapes == stated.shapes and nearest_alone.right < stated.right
-    assert held_out(operator, "bfloat16", facts[:2], there) is None
+    assert held_out(registry, operator, "bfloat16", facts[:2], there) is None
 
 
 def test_a_slower_memory_leaves_the_predicted_order_as_it_was():
@@ -75,6 +77,34 @@ def test_less_bandwidth_and_fewer_units_are_no_faster(tmp_path):
     answer = recommended(str(tmp_path / "mine.json"))
     assert (answer.device, answer.measured_on) == ("my-chip", "nvidia-h200")
     assert answer.predicted[0].seconds > 5 * here
+
+
+def test_a_chip_with_less_shared_memory_is_not_given_what_cannot_run_there(tmp_path):
+    """cuda_wgmma's default and all that was timed of it need more than 100 KiB; tiles that go by the shape do not."""
+    spec = replace(device_named("h200"), name="my-chip", shared_bytes_per_block=100 << 10)
+    (tmp_path / "mine.json").write_text(json.dumps(to_json(spec)))
+    here, there = recommended(), recommended(str(tmp_path / "mine.json"))
+    assert "cuda_wgmma" in {item.implementation for item in here.predicted}
+    assert "cuda_wgmma" not in {item.implementation for item in there.predicted} and len(there.predicted) > 2
+    for item in there.predicted:
+        kernel = load().implementation("matmul", item.implementation)
+        answer = kernel.allows(item.config, MATMUL, "bfloat16", 2, {"precision": "ieee"}, spec.bounds())
+        assert not isinstance(answer, Rejected), item
+
+
+def test_a_sheet_without_a_rate_for_vectors_of_a_dtype_bounds_by_the_one_of_float32():
+    """An MI300X's softmax of 64 MiB took 982 us by a made-up rate; memory gives 13 us."""
+    registry = load()
+    operator, facts = registry.operator("softmax"), shipped("softmax", "nvidia-h200")
+    call = (registry, operator, {"lead": (4096,), "cols": 4096}, "bfloat16")
+    answer = recommend(*call, device_named("mi300x"), facts, device_named("h200"))
+    assert 1e-5 < answer.predicted[0].seconds < 4e-5
+
+
+def test_cuda_kernels_are_not_recommended_for_another_makers_device():
+    """nvcc makes nothing that runs there; Triton's kernels are compiled for it."""
+    there = {item.implementation.partition("_")[0] for item in recommended("mi300x").predicted}
+    assert "cuda" not in there and "triton" in there
 
 
 def test_every_shipped_descriptor_is_one():

@@ -4,6 +4,7 @@ a good one sooner than chance does. Times are made up; nothing is compiled.
 
 import itertools
 import random
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.timing import Moment, Timing
 from opforge.core.verdict import Unsupported
 from opforge.machine import device_named
+from opforge.registry import load
 from opforge.tuning.code_prior import CodePrior, CodeUse, cannot_launch
 from opforge.tuning.final import Standing, surely_faster, ties_kept
 from opforge.tuning.modelled import modelled_spaces
@@ -284,31 +286,85 @@ def test_a_table_is_read_and_one_without_times_is_refused(tmp_path):
 
 
 def test_limits_are_those_of_the_device_that_is_meant():
-    """A kernel written for Hopper says 232448 bytes; a device with less shared memory has fewer points, one that names
-    it the same. Where two devices are meant, points are legal on both.
+    """A device with less shared memory has fewer points, one without a capability none of those that need it. What a
+    descriptor doesn't know is an H200's. Where two devices are meant, points are legal on both.
     """
     small = replace(device_named("rtx4090"), name="small", shared_bytes_per_block=65536)
     unknown = replace(small, shared_bytes_per_block=0)
-    for text in ("KIB * 1024 <= 232448", "KIB * 1024 <= shared_bytes_per_block"):
-        source = Implementation(
-            name="x",
-            operator="x",
-            backend="cuda",
-            source=None,
-            idea="",
-            space={"KIB": (16, 64, 96, 227)},
-            limits={"fits_shared_memory": text},
-            default=Config((("KIB", 16),)),
-        )
+    source = Implementation(
+        name="x",
+        operator="x",
+        backend="cuda",
+        source=None,
+        idea="",
+        space={"KIB": (16, 64, 96, 227), "TMA": (False, True)},
+        limits={
+            "fits_shared_memory": "KIB * 1024 <= shared_bytes_per_block",
+            "the_device_has_tma": "not TMA or 'tma' in capabilities",
+        },
+        default=Config((("KIB", 16), ("TMA", False))),
+    )
 
-        def sizes(*devices, source=source):
-            points, refused = valid_points(source, {"n": 1}, "float32", 4, {}, devices)
-            assert sum(refused.values()) == 4 - len(points)
-            return [point.as_dict()["KIB"] for point in points]
+    def sizes(*devices, tma=False):
+        points, refused = valid_points(source, {"n": 1}, "float32", 4, {}, devices)
+        assert sum(refused.values()) == 8 - len(points)
+        return [point.as_dict()["KIB"] for point in points if point.as_dict()["TMA"] == tma]
 
-        assert sizes() == sizes(device_named("h200")) == sizes(unknown) == [16, 64, 96, 227]
-        assert sizes(device_named("rtx4090")) == [16, 64, 96]
-        assert sizes(small) == sizes(device_named("h200"), small) == [16, 64]
+    assert sizes() == sizes(device_named("h200")) == sizes(unknown) == [16, 64, 96, 227]
+    assert sizes(device_named("rtx4090")) == [16, 64, 96]
+    assert sizes(small) == sizes(device_named("h200"), small) == [16, 64]
+    assert sizes(device_named("h200"), tma=True) == [16, 64, 96, 227]
+    assert sizes(small, tma=True) == sizes(device_named("h200"), small, tma=True) == []
+
+
+SMALL = 100 * 1024
+"""Bytes of shared memory of a chip that nobody makes."""
+
+
+@pytest.mark.parametrize(
+    ("name", "bytes_of"),
+    [
+        ("triton_tiled", lambda p: (p["BLOCK_M"] + p["BLOCK_N"]) * p["BLOCK_K_BYTES"] * p["num_stages"]),
+        (
+            "cuda_mma",
+            lambda p: 2 * p["STAGES"] * (p["BLOCK_M"] * (p["BLOCK_K"] + 8) + p["BLOCK_K"] * (p["BLOCK_N"] + 8)),
+        ),
+        (
+            "tilelang_tiled",
+            lambda p: (
+                max((p["BLOCK_M"] + p["BLOCK_N"]) * p["BLOCK_K"] * p["num_stages"], p["BLOCK_M"] * p["BLOCK_N"]) * 2
+                + 1024
+            ),
+        ),
+    ],
+)
+def test_a_chip_with_100_kb_of_shared_memory_has_no_point_that_needs_more(name, bytes_of):
+    """A Triton, a CUDA and a TileLang kernel: the descriptor alone says so. An H200 has such points."""
+    kernel = load().implementation("matmul", name)
+    h200 = device_named("h200")
+    chip = replace(h200, name="my-chip", shared_bytes_per_block=SMALL)
+    call = (kernel, {"m": 4096, "n": 4096, "k": 4096}, "bfloat16", 2, {"precision": "ieee"})
+    there, _ = valid_points(*call, [h200])
+    here, refused = valid_points(*call, [chip])
+    large = [point for point in there if bytes_of(point.as_dict()) > SMALL]
+    default = kernel.default
+    assert large and not any(bytes_of(point.as_dict()) > SMALL for point in here if point != default)
+    assert set(here) == set(there) - (set(large) - {default})
+    assert any("shared_memory" in reason for reason in refused)
+
+
+def test_no_kernel_says_the_shared_memory_of_one_device():
+    """Limits name what the descriptor says. The bytes of a block or a unit stand in no kernel's file and in no limit;
+    headers for Hopper's own instructions may say Hopper's.
+    """
+    registry = load()
+    for operator in registry.names():
+        for kernel in registry.implementations(operator):
+            text = kernel.source.read_text(encoding="utf-8")
+            assert not re.search(r"\b(232448|233472|166912|167936|101376|102400)\b", text), kernel.source
+            for limit, expression in kernel.limits.items():
+                numbers = [int(number) for number in re.findall(r"\b\d+\b", expression)]
+                assert not any(160_000 < number < 240_000 for number in numbers), f"{kernel.source} {limit}"
 
 
 def test_settings_of_ones_own_leave_the_points_that_have_them():

@@ -21,7 +21,17 @@ from opforge.core.operator import Case, Cost
 from opforge.core.record import Adoption, Environment, Record, to_json
 from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
-from opforge.store import Damaged, Installation, Store, fact_of, insertion, read_lines
+from opforge.store import (
+    Damaged,
+    Installation,
+    Store,
+    append_file,
+    fact_of,
+    insertion,
+    read_file,
+    read_lines,
+    write_file,
+)
 from opforge.store.files import network_file_system
 from opforge.store.schema import ADDED
 
@@ -263,6 +273,15 @@ def test_the_newest_verdict_is_read_and_not_an_old_pass(store):
     ]
     read = next(fact for fact in store.facts("softmax", here)[0] if fact.id == kept.id)
     assert read == fact_of(kept)
+
+
+def test_what_is_appended_leaves_the_bytes_before_it(tmp_path):
+    """A compressed set of 15 MB must not change whole for a line: in git that costs 15 MB."""
+    file = tmp_path / "records.jsonl.gz"
+    write_file(file, ["one", "two"])
+    before = file.read_bytes()
+    append_file(file, ["three"])
+    assert read_file(file) == ["one", "two", "three"] and file.read_bytes().startswith(before)
 
 
 def test_an_adoption_is_kept_beside_its_record(store, tmp_path):

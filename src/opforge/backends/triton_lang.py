@@ -147,7 +147,8 @@ class Triton:
                 f"Triton was started as an interpreter ({INTERPRET}=1) and cannot compile. Unset it and try again."
             )
         if implementation.arch:
-            _require(implementation, target if target.endswith("a") else f"{target}a")
+            # sm_90 is asked for where sm_90a is meant
+            _require(implementation, f"{target}a" if f"{target}a" == implementation.arch else target)
         launch = self.launcher(implementation)
         import torch
 

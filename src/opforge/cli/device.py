@@ -65,6 +65,8 @@ def device(
             raise UsageError(f"{file} is there already. Choose another name, or look at it: opforge device show {file}")
         source = f"begun as a copy of {like}: say where each number comes from"
         spec = replace(device_named(like), name=name.lower(), ceilings=(), matches=(), source=source)
+        if wrong := problems(spec):
+            raise UsageError(f"{name!r} cannot be a device's name: {'; '.join(wrong)}")
         file.write_text(dumps(to_json(spec), indent=1) + "\n", encoding="utf-8")
         typer.echo(f"wrote {file}, a copy of {like}. Change its numbers, then: opforge device check {file}")
     else:

@@ -23,7 +23,8 @@ def inspect(
         str,
         typer.Argument(
             metavar="[IMPLEMENTATION]",
-            help="One of its implementations by name. With --targets it may be left out: the first in Triton then.",
+            help="One of its implementations by name. With --targets it may be left out: then the first in Triton that "
+            "is for any target.",
         ),
     ] = "",
     target: Annotated[
@@ -59,7 +60,7 @@ def inspect(
     instructions are in it. With --targets, for several devices side by side, with the roof that each sets.
     """
     from opforge.core.own_shapes import ensure_taken, parse_shape
-    from opforge.inspect import inspect_implementation
+    from opforge.inspect import cannot_start, inspect_implementation, on_device
     from opforge.report import inspection_lines
     from opforge.workbench.configs import ensure_taken as ensure_config_taken, with_settings
 
@@ -70,10 +71,12 @@ def inspect(
         raise UsageError("--targets names the devices; --target and --device name one. Give either.")
     if page is not None and not targets:
         raise UsageError("--page goes with --targets: opforge inspect OPERATOR --targets all --page FILE.html")
+    spec = None
     if device:
         from opforge.machine import device_named
 
-        target = target or device_named(device).target
+        spec = device_named(device)
+        target = target or spec.target
     target = target or ("host" if chosen.backend == "cpp" else "sm_90a")
     if shape and workload:
         raise UsageError("--shape and --workload both say which shape. Give one of them.")
@@ -115,6 +118,13 @@ def inspect(
         else:
             typer.echo("\n".join([title, *device_lines(side_by_side)]))
         raise typer.Exit(int(all(item.found is None for item in side_by_side)))
+    if spec is not None and axes is not None:
+        from opforge.inspect import ruled_out
+
+        values = definition.scalar_values(scalars or {})
+        tried = own_config or chosen.default
+        if why := ruled_out(chosen, tried, definition.completed(axes, values), kind, values, spec):
+            raise UsageError(f"{chosen.name} [{tried}] is not for {spec.name}: {why}")
     inspection = inspect_implementation(
         registry,
         operator,
@@ -125,16 +135,22 @@ def inspect(
         config=own_config,
         scalars=scalars,
     )
+    if spec is not None:
+        inspection = on_device(inspection, spec)
     if json:
         print_json(inspection)
         return
     for line in inspection_lines(inspection):
         typer.echo(line)
+    if spec is not None and (why := cannot_start(inspection, spec)):
+        typer.echo(f"  on {spec.name}: {why}")
 
 
 def _first_in_triton(registry: Registry, operator: str, targets: str) -> str:
     there = registry.implementations(operator)
-    first = next((item.name for item in there if item.backend == "triton"), "")
+    # one that is not for a single target, where there is one
+    in_triton = sorted((item for item in there if item.backend == "triton"), key=lambda item: item.arch != "")
+    first = in_triton[0].name if in_triton else ""
     if not targets or not first:
         raise UsageError(f"Name an implementation of {operator}: {', '.join(item.name for item in there)}.")
     return first

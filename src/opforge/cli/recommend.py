@@ -52,7 +52,9 @@ def recommend(
     with settings(context).open_store() as store:
         own = [fact_of(record) for record in store.query(operator=operator)]
     known = descriptors()
-    places = [spec.name, *sorted(name for name in known if name != spec.name)]
+    # of another kind (a processor for an accelerator) times say nothing
+    alike = sorted(name for name, other in known.items() if name != spec.name and other.kind == spec.kind)
+    places = [spec.name, *alike]
     facts = {name: [*[item for item in own if item.device == name], *shipped(operator, name)] for name in places}
     measured_on = next((name for name in places if any(item.median_s for item in facts[name])), spec.name)
     answer = predict(
@@ -95,7 +97,7 @@ def recommend(
     typer.echo(f"{operator} {call} {chosen} on {answer.device}, predicted:")
     for item in answer.predicted[:5]:
         time = units.seconds(item.seconds)
-        typer.echo(f"  {time:>10}  {item.implementation} [{item.config}]  from {item.shapes} shapes")
+        typer.echo(f"  {time:>10}  {item.implementation} [{item.config}]  from {units.plural(item.shapes, 'shape')}")
     if answer.measured_on != answer.device:
         typer.echo(
             f"  nothing was measured on {answer.device}: these are times of {answer.measured_on}, relative to its "

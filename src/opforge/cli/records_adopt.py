@@ -100,7 +100,7 @@ def told(outcomes: Sequence[AdoptionResult]) -> list[str]:
 def _append(path: Path, adoptions: Sequence[Adoption]) -> None:
     import json
 
-    from opforge.store import read_file, write_file
+    from opforge.store import append_file
 
     lines = [json.dumps(to_json(adoption), separators=(",", ":"), sort_keys=True) for adoption in adoptions]
-    write_file(path, [*read_file(path), *lines])
+    append_file(path, lines)

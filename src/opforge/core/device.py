@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-BOUNDS = ("shared_bytes_per_block", "registers_per_unit", "vector_bytes", "warp_size", "units", "cache_bytes")
+BOUNDS = (
+    "shared_bytes_per_block",
+    "shared_bytes_per_unit",
+    "registers_per_unit",
+    "threads_per_block",
+    "threads_per_unit",
+    "blocks_per_unit",
+    "vector_bytes",
+    "warp_size",
+    "units",
+    "cache_bytes",
+    "capabilities",
+)
 """What of a descriptor the limits of a space may name."""
 
 
@@ -26,6 +38,8 @@ class DeviceSpec:
 
     nominal_*   the vendor's sheet (`source` says which); measured figures live beside it as `ceilings`
     target      what compilers call it: "sm_90a", "gfx942", "ascend910b", "host"
+    shared_bytes_per_block   the most that a block may ask for (CUDA's opt-in limit)
+    threads_per_block        the most threads that a block may have: 1024 on every GPU of today
     """
 
     name: str
@@ -45,6 +59,7 @@ class DeviceSpec:
     nominal_flops_per_s: Mapping[str, float]
     capabilities: tuple[str, ...]
     source: str
+    threads_per_block: int = 1024
     ceilings: tuple[Ceiling, ...] = ()
     matches: tuple[str, ...] = field(default_factory=tuple)
 
@@ -52,6 +67,8 @@ class DeviceSpec:
         """A measured ceiling by name ("copy", "matrix_bfloat16", …), or None when it was not measured."""
         return next((ceiling for ceiling in self.ceilings if ceiling.name == name), None)
 
-    def bounds(self) -> dict[str, int]:
-        """What limits of kernels may name, in bytes and numbers; what is not known (0) is left out."""
-        return {name: size for name in BOUNDS if (size := int(getattr(self, name))) > 0}
+    def bounds(self) -> dict[str, int | tuple[str, ...]]:
+        """What limits of kernels may name, in bytes and numbers, and the capabilities; what is not known (0, none) is
+        left out.
+        """
+        return {name: value for name in BOUNDS if (value := getattr(self, name))}

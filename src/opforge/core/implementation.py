@@ -7,7 +7,6 @@ that `opforge list` and `opforge show` need no toolchain.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,18 +19,20 @@ from opforge.core.shapes import Axes
 LAYOUTS = ("contiguous", "rows", "strided")
 """What an implementation can read: contiguous; rows with any stride, each contiguous inside; any strides at all."""
 
-HOPPER = {
+HOPPER: Mapping[str, int | tuple[str, ...]] = {
     "shared_bytes_per_block": 232448,
+    "shared_bytes_per_unit": 233472,
     "registers_per_unit": 65536,
+    "threads_per_block": 1024,
+    "threads_per_unit": 2048,
+    "blocks_per_unit": 32,
     "vector_bytes": 16,
     "warp_size": 32,
     "units": 132,
     "cache_bytes": 50 << 20,
+    "capabilities": ("bfloat16", "tensor_cores", "async_copy", "float8", "wgmma", "tma", "clusters"),
 }
-"""What limits were written for: where nothing is known of the device."""
-
-HOPPER_SHARED = re.compile(rf"\b{HOPPER['shared_bytes_per_block']}\b")
-"""How most limits say it: as the number. On a described device it is that device's."""
+"""What limits of a device are where nothing is known of it: an H200's."""
 
 COMPARED_WITH = ("compile", "library")
 """Backends that are there to be compared with: neither dispatch nor tuning chooses them."""
@@ -134,26 +135,28 @@ class Implementation:
         dtype: str,
         itemsize: int,
         scalars: Mapping[str, ScalarValue],
-        bounds: Mapping[str, int] | None = None,
+        bounds: Mapping[str, int | tuple[str, ...]] | None = None,
     ) -> Accepted | Rejected:
         """Whether a config is worth trying here; the reason names every limit that it breaks.
 
-        bounds   of the device (DeviceSpec.bounds): limits may name them; where there are none a block has Hopper's
-                 shared memory
+        bounds   of the device (DeviceSpec.bounds): limits name them; what is not known of it is an H200's
         """
-        bounds = {**HOPPER, **(bounds or {})}
-        names = {**bounds, **axes, **scalars, **config.as_dict(), "dtype": dtype, "itemsize": itemsize}
-        broken = [name for name, text in self.limits.items() if not evaluate(_bounded(text, bounds), names)]
+        names = {
+            **HOPPER,
+            **(bounds or {}),
+            **axes,
+            **scalars,
+            **config.as_dict(),
+            "dtype": dtype,
+            "itemsize": itemsize,
+        }
+        broken = [name for name, text in self.limits.items() if not evaluate(text, names)]
         return Rejected(f"not {' nor '.join(broken)}") if broken else Accepted()
 
     def configs(self) -> Iterator[Config]:
         """Every point of the space, limits not asked."""
         for values in itertools.product(*self.space.values()):
             yield Config(tuple(zip(self.space, values, strict=True)))
-
-
-def _bounded(expression: str, bounds: Mapping[str, int]) -> str:
-    return HOPPER_SHARED.sub(str(bounds["shared_bytes_per_block"]), expression)
 
 
 def fallback(implementations: Sequence[Implementation]) -> Implementation:

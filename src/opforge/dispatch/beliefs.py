@@ -9,16 +9,13 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from opforge.core.call_form import formed, layouts_of
 from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator, ScalarValue
-from opforge.core.shapes import Axes, collapsed_shape
 from opforge.core.timing_terms import CALL, MAKES_ITS_RESULT, OUT
-from opforge.dispatch.time_model import Manner, Model, Place, TimedCall, manner_of, place_of, tells
-from opforge.runner.arena import strides_for
+from opforge.roofline.time_model import Model, Place, TimedCall, place_of, tells
+from opforge.runner.manner import manner_as
 from opforge.store import Beliefs, Evidence, Fact, Installation, Store, believed
 from opforge.store.evidence_facts import Adopted
 from opforge.store.shipped import day_of, is_shipped, shipped, wanted
@@ -99,17 +96,6 @@ def on_one_terms(timed: Iterable[Evidence]) -> list[Evidence]:
         for item in kept
         if item.terms == OUT or (item.backend in MAKES_ITS_RESULT and item.implementation not in into)
     ]
-
-
-def manner_as(operator: Operator, axes: Axes, dtype: str, scalars: Mapping[str, ScalarValue], layout: str) -> Manner:
-    """How the inputs of a workload lie, whose layout is in words (core.operator.Workload)."""
-    words = layouts_of(operator, {**axes, **scalars}, layout)
-    found = []
-    for spec in formed(operator, {**axes, **scalars}).inputs:
-        shape = collapsed_shape(spec.shape, axes)
-        strides, skip = strides_for(words[spec.name], shape)
-        found.append((shape, strides, DTYPES[spec.dtype_for(dtype, scalars)].itemsize, skip == 0))
-    return manner_of(found)
 
 
 def title(device: DeviceSpec) -> str:

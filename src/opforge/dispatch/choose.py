@@ -1,7 +1,7 @@
 """Chooses an implementation for a call: only one that has a Pass here, of the very source that is there now.
 
 The order: a choice recorded beside the kernel (`tuned/<device>.json`) for the source that is there now and for inputs
-that lie like these, then what the model over the believed times expects to be fastest (dispatch.time_model), then the
+that lie like these, then what the model over the believed times expects to be fastest (roofline.time_model), then the
 operator's declared order. PyTorch eager is the fallback, whatever else is true.
 """
 
@@ -19,12 +19,13 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected, fallback
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes
-from opforge.dispatch.beliefs import OperatorBeliefs, look, manner_as
+from opforge.dispatch.beliefs import OperatorBeliefs, look
 from opforge.dispatch.installation import installation_of
-from opforge.dispatch.time_model import Manner, Model, Place, pick, place_of
 from opforge.machine import detect
 from opforge.registry import Registry
 from opforge.registry.tuned_choices import choice_for, choices_path
+from opforge.roofline.time_model import Manner, Model, Place, pick, place_of
+from opforge.runner.manner import manner_as
 from opforge.store import Beliefs
 
 
@@ -167,7 +168,8 @@ class Chooser:
                     passed_over=tuple(passed_over),
                 )
             config = picked.guess.nearest.config
-            if isinstance(item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars), Rejected):
+            bounds = known.device.bounds()
+            if isinstance(item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, bounds), Rejected):
                 config = item.default
             return Choice(implementation=item, config=config, why=picked.words, passed_over=tuple(passed_over))
         why = (

@@ -37,7 +37,7 @@ from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference, in_form
 from opforge.dispatch.registration import register
-from opforge.dispatch.time_model import VECTOR_BYTES, Manner, manner_of
+from opforge.roofline.time_model import VECTOR_BYTES, Manner, manner_of
 from opforge.runner.kernel_arguments import prepare
 from opforge.runner.launch import collapse, layout_of
 from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of

@@ -19,7 +19,7 @@ _SPACE = """SPACE = {
     "num_stages": (2, 3, 4),
 }
 LIMITS = {
-    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= 232448",
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
     "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 256 * num_warps",
 }

@@ -6,13 +6,17 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from opforge.backends import Artefact
-from opforge.core.inspection import KernelUse, Residency
+from opforge.core.device import DeviceSpec
+from opforge.core.inspection import Inspection, KernelUse, Residency
 from opforge.inspect.resources import (
     DEVICES,
     MATRIX_OPCODES,
+    DeviceLimits,
     PtxasReport,
     disassemble,
     matrix_instructions,
@@ -132,8 +136,39 @@ def _max_threads(elf: str) -> dict[str, int]:
     return most_threads
 
 
+def on_device(found: Inspection, spec: DeviceSpec) -> Inspection:
+    """With the residency that a descriptor's own registers, threads and shared memory allow, where it is of a target
+    whose rules are known.
+    """
+    limits = _limits(found.target)
+    if limits is None:
+        return found
+    own = {
+        "registers": spec.registers_per_unit,
+        "max_threads": spec.threads_per_unit,
+        "max_threads_per_block": spec.threads_per_block,
+        "max_blocks": min(spec.blocks_per_unit or limits.max_blocks, limits.max_blocks),
+        "shared_bytes": spec.shared_bytes_per_unit,
+        "max_shared_per_block": spec.shared_bytes_per_block,
+    }
+    known: dict[str, Any] = {name: value for name, value in own.items() if value > 0}
+    limits = replace(limits, **known)
+    kernels = (
+        replace(kernel, residency=_seats(kernel.registers, kernel.threads, kernel.shared_bytes, limits))
+        for kernel in found.kernels
+    )
+    return replace(found, kernels=tuple(kernels))
+
+
+def _limits(target: str) -> DeviceLimits | None:
+    return DEVICES.get(target) or DEVICES.get(target.rstrip("a"))
+
+
 def _residency(registers: int, threads: int | None, shared: int | None, target: str) -> Residency | None:
-    limits = DEVICES.get(target) or DEVICES.get(target.rstrip("a"))
+    return _seats(registers, threads, shared, _limits(target))
+
+
+def _seats(registers: int, threads: int | None, shared: int | None, limits: DeviceLimits | None) -> Residency | None:
     if limits is None or threads is None:
         return None
     resident = occupancy(registers, threads, shared or 0, limits)

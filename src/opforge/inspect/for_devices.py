@@ -10,10 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Config, Rejected
+from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.inspection import ForDevice, Inspection
 from opforge.core.operator import ScalarValue
 from opforge.core.shapes import Axes
+from opforge.inspect.binaries import on_device
 from opforge.inspect.offline import inspect_implementation
 from opforge.registry import Registry
 from opforge.roofline import bound
@@ -45,15 +46,11 @@ def inspect_for_devices(
     def one(spec: DeviceSpec) -> ForDevice:
         cost = definition.cost(completed, dtype, values)
         roof = bound(cost, spec, definition.compute_dtype_of(dtype, values), definition.unit)
-        found, reason = None, ""
-        limits = chosen.allows(
-            config or chosen.default, completed, dtype, DTYPES[dtype].itemsize, values, spec.bounds()
-        )
-        if isinstance(limits, Rejected):
-            reason = f"its limits rule the config out there: {limits.reason}"
-        else:
+        found = None
+        reason = ruled_out(chosen, config or chosen.default, completed, dtype, values, spec)
+        if not reason:
             try:
-                found = inspect_implementation(
+                compiled = inspect_implementation(
                     registry,
                     operator,
                     implementation,
@@ -63,6 +60,8 @@ def inspect_for_devices(
                     config=config,
                     scalars=values,
                 )
+                found = on_device(compiled, spec)
+                reason = cannot_start(found, spec)
             except OpforgeError as error:
                 reason = str(error)
         return ForDevice(
@@ -77,6 +76,44 @@ def inspect_for_devices(
 
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         return list(pool.map(one, devices))
+
+
+def ruled_out(
+    implementation: Implementation,
+    config: Config,
+    axes: Axes,
+    dtype: str,
+    scalars: Mapping[str, ScalarValue],
+    spec: DeviceSpec,
+) -> str:
+    """Why a config is not for a device, with one that is where there is any; "" where its limits allow it. axes: all
+    of them, the derived ones too.
+    """
+    call = (axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
+    answer = implementation.allows(config, *call)
+    if not isinstance(answer, Rejected):
+        return ""
+    fitting = (
+        other for other in implementation.configs() if not isinstance(implementation.allows(other, *call), Rejected)
+    )
+    other = next(fitting, None)
+    instead = (
+        f"One that they allow: --config {','.join(f'{name}={value}' for name, value in other.values)}"
+        if other is not None
+        else "They allow no other either"
+    )
+    return f"its limits rule the config out there: {answer.reason}. {instead}"
+
+
+def cannot_start(found: Inspection, spec: DeviceSpec) -> str:
+    """Why what was compiled can't be launched on a device, by its descriptor; "" where nothing speaks against it."""
+    most = max((kernel.shared_bytes or 0 for kernel in found.kernels), default=0)
+    if 0 < spec.shared_bytes_per_block < most:
+        return (
+            f"a block needs {most} bytes of shared memory, and {spec.name} has {spec.shared_bytes_per_block}: it "
+            "compiles and cannot be launched"
+        )
+    return ""
 
 
 def _resident(found: Inspection | None, spec: DeviceSpec) -> int | None:

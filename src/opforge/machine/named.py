@@ -12,6 +12,7 @@ KINDS = ("cuda", "npu", "cpu", "xpu", "mps")
 """Device types that torch knows, or a vendor's package registers."""
 
 NEVER_NEGATIVE = (
+    "threads_per_block",
     "threads_per_unit",
     "units",
     "vector_bytes",

@@ -90,6 +90,8 @@ def _reasons(found: Sequence[ForDevice]) -> list[str]:
     for item in found:
         if item.found is None:
             lines.append(f"{clean(item.device)}: not compiled: {clean(item.reason)[:400]}")
+        elif item.reason:
+            lines.append(f"{clean(item.device)}: {clean(item.reason)[:400]}")
         elif not item.found.kernels:
             lines.append(f"{clean(item.device)}: compiled, and there is no GPU code in it to read")
     return lines

@@ -11,7 +11,7 @@ from opforge.store.belief import (
     holds as holds,
 )
 from opforge.store.evidence_facts import Fact as Fact, fact_of as fact_of
-from opforge.store.jsonl import read_file as read_file, write_file as write_file
+from opforge.store.jsonl import append_file as append_file, read_file as read_file, write_file as write_file
 from opforge.store.query_results import Health as Health, HistoryEntry as HistoryEntry
 from opforge.store.records import Store as Store
 from opforge.store.rows import (

@@ -30,8 +30,22 @@ def write_file(path: Path, lines: Iterable[str]) -> None:
 
     Written beside and renamed when whole: what stood under the name stays until then. A pipe or a device is written to.
     """
+    _write(path, _packed(path, lines))
+
+
+def append_file(path: Path, lines: Iterable[str]) -> None:
+    """Lines after those of a file that is there. Of a compressed one the bytes that are there stay as they are (a
+    second member of the gzip file follows), so that a version of it in git costs what is new.
+    """
+    _write(path, path.read_bytes() + _packed(path, lines))
+
+
+def _packed(path: Path, lines: Iterable[str]) -> bytes:
     content = "".join(f"{line}\n" for line in lines).encode()
-    content = gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
+    return gzip.compress(content, mtime=0) if path.suffix == ".gz" else content
+
+
+def _write(path: Path, content: bytes) -> None:
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return

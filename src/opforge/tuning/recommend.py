@@ -1,13 +1,9 @@
 """Which implementation, without a measurement: from the times of other shapes, with the error that the same prediction
-has on shapes that were left out.
-
-A time is taken relative to the device's roof at its shape: what is left varies slowly from shape to shape. For a shape
-without a time it is the mean over the measured ones, weighted by their distance in the logarithms of the axes.
+has on shapes that were left out. The prediction is the model by which calls are dispatched (roofline.time_model).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,19 +14,15 @@ from opforge.core.implementation import COMPARED_WITH, Config, Implementation, R
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes
 from opforge.registry import Registry
-from opforge.roofline import bound
+from opforge.roofline.time_model import WEIGHTS, Model, Place, TimedCall, Weights, pick, place_of, tells
+from opforge.runner.manner import manner_as
 from opforge.store.evidence_facts import Fact
-
-POWER, NEAREST = 2.0, 0.2
-"""A shape's weight is 1 / (NEAREST + doublings of its axes) ^ POWER. Of powers 2, 3 and 5, 2 was best for matmul and
-within 1 % of the best for all operators, on the H200's shapes left out one at a time.
-"""
-
-FLOOR_S = 2e-6
-"""Below this a time is that of a launch, and says nothing of the work: it is added to the roof."""
 
 WITHIN = 1.05
 """A predicted winner counts as right where it takes at most so many times as long as the true one."""
+
+ONLY_ON = {"cuda": "sm_", "cpp": "host"}
+"""How the target of a device begins that a backend's kernels are compiled for, where they are for one sort alone."""
 
 LEAST_SHAPES = 5
 """So many shapes are needed before an error is stated."""
@@ -67,18 +59,6 @@ class Recommendation:
     held_out: HeldOut | None
 
 
-@dataclass(frozen=True)
-class _Time:
-    """A measured time over the roof at its shape, as a logarithm."""
-
-    place: tuple[float, ...]
-    call: tuple[str, str]
-    implementation: str
-    config: Config
-    seconds: float
-    over_roof: float
-
-
 def recommend(
     registry: Registry,
     operator: Operator,
@@ -100,126 +80,123 @@ def recommend(
         for item in registry.implementations(operator.name)
         if item.backend not in COMPARED_WITH
         and item.arch in ("", spec.target)
+        and spec.target.startswith(ONLY_ON.get(item.backend, ""))
         and not isinstance(item.accepts(axes, dtype, scalars), Rejected)
     }
-    times = _times(operator, dtype, facts, measured_on)
-    place, roof_s = _place(axes), _roof_s(operator, axes, dtype, scalars, spec)
+    telling = _telling(operator, _usable(operator, facts), dtype, scalars)
+
+    def allowed(item: Implementation, config: Config) -> bool:
+        answer = item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
+        return set(config.as_dict()) == set(item.default.as_dict()) and not isinstance(answer, Rejected)
+
+    # times of configs that the device can't run say nothing, unless its default is there in their place
+    fitting = [fact for fact in telling if fact.implementation in known]
+    there = {fact.implementation for fact in fitting if allowed(known[fact.implementation], fact.config)}
+    seen = [
+        fact
+        for fact in fitting
+        if allowed(known[fact.implementation], fact.config)
+        or (
+            fact.implementation not in there and allowed(known[fact.implementation], known[fact.implementation].default)
+        )
+    ]
+    model = Model(operator, known.values(), _timed(operator, seen, measured_on))
+    place = place_of(operator, axes, dtype, scalars, manner_as(operator, axes, dtype, scalars, "contiguous"), spec)
     predicted = []
     for name, implementation in known.items():
-        said = _over_roof(place, [item for item in times if item.implementation == name])
-        if said is not None:
-            nearest = min((item for item in times if item.implementation == name), key=lambda item: _far(place, item))
-            config = _allowed(implementation, nearest.config, axes, dtype, scalars, spec)
-            shapes = len({item.place for item in times if item.implementation == name})
-            seconds = math.exp(said) * roof_s
-            predicted.append(Predicted(implementation=name, config=config, seconds=seconds, shapes=shapes))
+        guess = model.guess(name, place)
+        if guess is not None:
+            measured = guess.nearest.config
+            config = measured if allowed(implementation, measured) else implementation.default
+            shapes = len({str(item.axes) for item in seen if item.implementation == name})
+            predicted.append(Predicted(implementation=name, config=config, seconds=guess.seconds, shapes=shapes))
     if not predicted:
         raise UsageError(
             f"No time of {operator.name} in {dtype} on {measured_on.name} is known for an implementation that takes "
-            f"this call. Measure one: opforge bench {operator.name} --dtype {dtype}"
+            f"this call and fits {spec.name}. Measure one: opforge bench {operator.name} --dtype {dtype}"
         )
     predicted.sort(key=lambda item: item.seconds)
     return Recommendation(
-        device=spec.name, measured_on=measured_on.name, predicted=tuple(predicted), held_out=_held_out(times)
+        device=spec.name,
+        measured_on=measured_on.name,
+        predicted=tuple(predicted),
+        held_out=held_out(registry, operator, dtype, facts, measured_on),
     )
 
 
-def _times(operator: Operator, dtype: str, facts: Sequence[Fact], spec: DeviceSpec) -> list[_Time]:
-    times = []
-    for fact in facts:
-        usable = fact.verdict == "Pass" and fact.median_s and not fact.suspect and not fact.trial
-        if not usable or fact.dtype != dtype or fact.backend in COMPARED_WITH or fact.median_s is None:
-            continue
-        roof_s = _roof_s(operator, fact.axes, dtype, operator.scalar_values(fact.scalars), spec)
-        times.append(
-            _Time(
-                place=_place(fact.axes),
-                call=(str(sorted(fact.scalars.items())), fact.terms),
-                implementation=fact.implementation,
-                config=fact.config,
-                seconds=fact.median_s,
-                over_roof=math.log(fact.median_s / roof_s),
-            )
-        )
-    return times
+def _usable(operator: Operator, facts: Sequence[Fact]) -> list[Fact]:
+    """Those that have a time that is believed, of what may be chosen."""
+    return [
+        fact
+        for fact in facts
+        if fact.verdict == "Pass"
+        and fact.median_s
+        and not fact.suspect
+        and not fact.trial
+        and fact.backend not in COMPARED_WITH
+        and set(fact.axes) == set(operator.axes)
+    ]
 
 
-def _roof_s(operator: Operator, axes: Axes, dtype: str, scalars: dict[str, ScalarValue], spec: DeviceSpec) -> float:
-    """Seconds. A descriptor without rates gets 1 TB/s: the order of the implementations does not depend on it."""
-    cost = operator.cost(axes, dtype, scalars)
-    roof = bound(cost, spec, operator.compute_dtype_of(dtype, scalars), operator.unit)
-    return FLOOR_S + (roof.time_s if roof is not None else cost.bytes / 1e12)
+def _telling(operator: Operator, facts: Sequence[Fact], dtype: str, scalars: dict[str, ScalarValue]) -> list[Fact]:
+    """Those that say something of a call in `dtype` with parameters of this kind."""
+    form, kind = operator.compute_dtype_of(dtype, scalars), operator.kind_of_call(scalars)
+    telling = [fact for fact in facts if tells(operator, fact.dtype, fact.scalars, dtype, form)]
+    return [fact for fact in telling if operator.kind_of_call(fact.scalars) == kind] or telling
 
 
-def _place(axes: Axes) -> tuple[float, ...]:
-    """Logarithms of the axes, those of several numbers multiplied."""
-    sizes = [math.prod(value) if isinstance(value, tuple | list) else value for _, value in sorted(axes.items())]
-    return tuple(math.log2(max(1, size)) for size in sizes)
+def _timed(operator: Operator, facts: Sequence[Fact], spec: DeviceSpec) -> list[TimedCall]:
+    places: dict[str, Place] = {}
+    return [
+        TimedCall(fact.implementation, fact.config, _place(operator, fact, spec, places), fact.median_s, fact.workload)
+        for fact in facts
+        if fact.median_s
+    ]
 
 
-def _far(place: tuple[float, ...], item: _Time) -> float:
-    if len(place) != len(item.place):
-        return math.inf
-    return sum(abs(one - other) for one, other in zip(place, item.place, strict=True))
-
-
-def _over_roof(
-    place: tuple[float, ...], times: Sequence[_Time], power: float = POWER, nearest: float = NEAREST
-) -> float | None:
-    """The weighted mean; None where fewer than two shapes speak."""
-    near = [item for item in times if len(item.place) == len(place)]
-    if len({item.place for item in near}) < 2:
-        return None
-    weights = [float((nearest + _far(place, item)) ** -power) for item in near]
-    return sum(weight * item.over_roof for weight, item in zip(weights, near, strict=True)) / sum(weights)
-
-
-def _allowed(
-    implementation: Implementation,
-    config: Config,
-    axes: Axes,
-    dtype: str,
-    scalars: dict[str, ScalarValue],
-    spec: DeviceSpec,
-) -> Config:
-    """The config where every limit allows it for this call on this device, else the default."""
-    if set(config.as_dict()) != set(implementation.default.as_dict()):
-        return implementation.default
-    answer = implementation.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
-    return implementation.default if isinstance(answer, Rejected) else config
+def _place(operator: Operator, fact: Fact, spec: DeviceSpec, places: dict[str, Place]) -> Place:
+    """One Place for each measured call: the model takes the fastest of several configs at it."""
+    key = f"{fact.dtype} {fact.layout} {fact.axes} {fact.scalars}"
+    if key not in places:
+        scalars = operator.scalar_values(fact.scalars)
+        manner = manner_as(operator, fact.axes, fact.dtype, scalars, fact.layout)
+        places[key] = place_of(operator, fact.axes, fact.dtype, scalars, manner, spec)
+    return places[key]
 
 
 def held_out(
+    registry: Registry,
     operator: Operator,
     dtype: str,
     facts: Sequence[Fact],
     measured_on: DeviceSpec,
-    power: float = POWER,
-    nearest: float = NEAREST,
+    weights: Weights = WEIGHTS,
 ) -> HeldOut | None:
-    """How often the prediction is right for an operator's measured calls, each from the other shapes, with weights of
-    `power` and `nearest` (in doublings of an axis). None where there are too few shapes.
+    """How often the prediction is right for an operator's measured calls, each from the other shapes. None where there
+    are too few shapes.
     """
-    return _held_out(_times(operator, dtype, facts, measured_on), power, nearest)
-
-
-def _held_out(times: Sequence[_Time], power: float = POWER, nearest: float = NEAREST) -> HeldOut | None:
-    """Each measured call predicted from the other shapes."""
-    calls = {(item.place, item.call) for item in times}
-    if len({place for place, _ in calls}) < LEAST_SHAPES:
+    usable = _usable(operator, facts)
+    calls: dict[tuple[str, str, str, str], dict[str, Fact]] = {}
+    for fact in usable:
+        if fact.dtype == dtype:
+            key = (str(fact.axes), str(sorted(fact.scalars.items())), fact.layout, fact.terms)
+            known = calls.setdefault(key, {}).get(fact.implementation)
+            if known is None or (fact.median_s or 0.0) < (known.median_s or 0.0):
+                calls[key][fact.implementation] = fact
+    if len({axes for axes, *_ in calls}) < LEAST_SHAPES:
         return None
+    implementations = registry.implementations(operator.name)
     lost = []
-    for place, call in sorted(calls):
-        true = {item.implementation: item.seconds for item in times if (item.place, item.call) == (place, call)}
-        others = [item for item in times if item.place != place and item.call[1] == call[1]]
-        predicted = {
-            name: said
-            for name in true
-            if (said := _over_roof(place, [item for item in others if item.implementation == name], power, nearest))
-            is not None
-        }
-        if len(predicted) > 1:
-            lost.append(true[min(predicted, key=lambda name: predicted[name])] / min(true.values()))
+    for (axes, _, _, terms), true in calls.items():
+        call = next(iter(true.values()))
+        others = [fact for fact in usable if str(fact.axes) != axes and fact.terms == terms]
+        seen = _telling(operator, others, dtype, operator.scalar_values(call.scalars))
+        model = Model(operator, implementations, _timed(operator, seen, measured_on), weights)
+        fit = [item for item in implementations if item.name in true and model.knows(item.name)]
+        if len(fit) > 1:
+            chosen = pick(model, fit, _place(operator, call, measured_on, {})).implementation.name
+            seconds = {name: fact.median_s or 0.0 for name, fact in true.items()}
+            lost.append(seconds[chosen] / min(seconds.values()))
     if not lost:
         return None
     return HeldOut(shapes=len(lost), right=sum(loss <= WITHIN for loss in lost) / len(lost), worst=max(lost))

@@ -69,7 +69,7 @@ class _Limit:
         dtype: str,
         itemsize: int,
         scalars: Mapping[str, ScalarValue],
-        bounds: Mapping[str, int],
+        bounds: Mapping[str, int | tuple[str, ...]],
     ) -> None:
         self.implementation, self.call = implementation, (axes, dtype, itemsize, scalars, bounds)
         (self.name,) = implementation.limits

@@ -18,7 +18,7 @@ from opforge.core.operator import Operator, Workload
 from opforge.core.record import CONFIG, MODE, Environment, Record
 from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Inaccurate, Pass, Unsupported, Verdict
-from opforge.machine import environment
+from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.runner import RELIEF, Host
 from opforge.trial import (
@@ -406,10 +406,10 @@ def _within_limits(
 ) -> Generator[Record, None, list[Point]]:
     """The points to time on the workload; a Record that says so for each config that its own limits rule out there."""
     within = []
-    scalars = job.operator.scalar_values(workload.scalars)
+    scalars, bounds = job.operator.scalar_values(workload.scalars), detect(job.options.device).bounds()
     for point in points:
         answer = (
-            point.implementation.allows(point.config, workload.axes, dtype, DTYPES[dtype].itemsize, scalars)
+            point.implementation.allows(point.config, workload.axes, dtype, DTYPES[dtype].itemsize, scalars, bounds)
             if point.config not in (None, point.implementation.default)
             else None
         )

@@ -17,7 +17,7 @@ SPACE = {
 LIMITS = {
     "sums_fit_registers": "BLOCK_M * (BLOCK_N + next_pow2(value_dim)) <= 8192 * num_warps",
     "stages_fit_shared_memory": "(BLOCK_M * next_pow2(head_dim) + num_stages * BLOCK_N * (next_pow2(head_dim) + "
-    "next_pow2(value_dim))) * itemsize <= 232448",
+    "next_pow2(value_dim))) * itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(16, 2 * queries) and BLOCK_N <= max(16, 2 * keys)",
 }
 DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}

@@ -12,7 +12,7 @@ from opforge.device.triton.gemm import multiprocessors
 SPACE = {"BLOCK_N": (32, 64, 128), "WAVES": (1, 2, 4, 8), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3, 4, 5)}
 LIMITS = {
     "stages_fit_shared_memory": "num_stages * BLOCK_N * (next_pow2(head_dim) + next_pow2(value_dim)) * itemsize "
-    "<= 200000",
+    "<= shared_bytes_per_block * 7 // 8",
 }
 DEFAULT = {"BLOCK_N": 64, "WAVES": 4, "num_warps": 4, "num_stages": 4}
 

@@ -17,7 +17,7 @@ SPACE = {
 LIMITS = {
     "sums_fit_registers": "BLOCK_M * (BLOCK_N + next_pow2(value_dim)) <= 8192 * num_warps",
     "stages_fit_shared_memory": "(BLOCK_M * next_pow2(head_dim) + num_stages * BLOCK_N * (next_pow2(head_dim) + "
-    "next_pow2(value_dim))) * itemsize <= 232448",
+    "next_pow2(value_dim))) * itemsize <= shared_bytes_per_block",
 }
 MOST_SCANNED = 1024
 """Offsets that a program looks at together."""

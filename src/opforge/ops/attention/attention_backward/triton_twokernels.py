@@ -23,7 +23,7 @@ LIMITS = {
     "sums_fit_registers": "BLOCK_N * (next_pow2(head_dim) + next_pow2(value_dim) + 2 * BLOCK_M) <= 16384 * num_warps "
     "and BLOCK_M * (next_pow2(head_dim) + 2 * BLOCK_N) <= 16384 * num_warps",
     "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * num_stages * (next_pow2(head_dim) + next_pow2(value_dim)) * "
-    "itemsize <= 232448",
+    "itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(32, 2 * queries) and BLOCK_N <= max(32, 2 * keys)",
 }
 DEFAULT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}

@@ -24,7 +24,7 @@ SPLITS = [0, 1, 2, 4, 8, 16, 32, 64]
 STAGES = [0, 2, 3, 4]
 
 [limits]
-stages_fit = "STAGES * (max(64, cdiv(head_dim, 64) * 64) + max(64, cdiv(value_dim, 64) * 64)) * 128 <= 200000"
+stages_fit = "STAGES * (max(64, cdiv(head_dim, 64) * 64) + max(64, cdiv(value_dim, 64) * 64)) * 128 <= shared_bytes_per_block * 7 // 8"
 
 [default]
 SPLITS = 0

@@ -24,7 +24,7 @@ STAGES = 4
 GROUP = 8
 
 [limits]
-stages_fit_shared_memory = "2 * STAGES * (BLOCK_M + BLOCK_N) * (BLOCK_K + 8) <= 232448"
+stages_fit_shared_memory = "2 * STAGES * (BLOCK_M + BLOCK_N) * (BLOCK_K + 8) <= shared_bytes_per_block"
 sums_fit_registers = "BLOCK_M * BLOCK_N <= 32768"
 every_thread_copies_a_chunk = "min(BLOCK_M, BLOCK_N) * BLOCK_K >= 2048"
 */

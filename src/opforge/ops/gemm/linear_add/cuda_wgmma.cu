@@ -39,7 +39,7 @@ MIXED = 0
 
 [limits]
 lead_fits_the_pipeline = "LEAD < STAGES"
-stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + 2048 <= 232448"
+stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + 2048 <= shared_bytes_per_block"
 */
 #include "opforge/gemm/wgmma/tunables.h"
 #include "opforge/gemm/linear_device.h"

@@ -24,12 +24,13 @@ SPACE = {
     "EARLY": (False, True),
 }
 LIMITS = {
+    "the_device_knows_fp8": "'float8' in capabilities or 'float8_fnuz' in capabilities",
     "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0) == (max(BLOCK_M, BLOCK_N, "
     "BLOCK_K_BYTES, num_stages) > 0)",
     "nothing_beside_the_shape": "BLOCK_M > 0 or not PERSISTENT and PARTS == 1 and num_warps == 4",
     "parts_of_whole_boxes": "PARTS == 1 or BLOCK_N >= 128",
     "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages + BLOCK_M * BLOCK_N // PARTS + 256 "
-    "<= 232448",
+    "<= shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
     "every_warp_has_a_tile": "BLOCK_M == 0 or BLOCK_M * BLOCK_N >= 256 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * prod(rows)) and BLOCK_N <= max(32, 2 * n)",

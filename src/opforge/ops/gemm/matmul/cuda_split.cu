@@ -29,7 +29,7 @@ SPLITTERS = 2
 GROUP = 8
 
 [limits]
-stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 384 + 2048 <= 232448"
+stages_fit_shared_memory = "STAGES * (128 + BLOCK_N) * 384 + 2048 <= shared_bytes_per_block"
 */
 #include "opforge/gemm/common.h"
 #include "opforge/arch/hopper.h"

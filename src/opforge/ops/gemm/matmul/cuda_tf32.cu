@@ -34,7 +34,7 @@ OVERLAP = 1
 
 [limits]
 lead_fits_the_pipeline = "LEAD < STAGES"
-stages_fit_shared_memory = "STAGES * (128 + BLOCK_M) * 128 + 32768 + 2048 <= 232448"
+stages_fit_shared_memory = "STAGES * (128 + BLOCK_M) * 128 + 32768 + 2048 <= shared_bytes_per_block"
 boxes_are_shared_whole = "BLOCK_M // 64 % CLUSTER == 0"
 */
 #include "opforge/gemm/wgmma/launch.h"

@@ -34,7 +34,8 @@ SUPPORTS = {"an_operand_to_point_at": "k > 0", "rows_that_tma_walks": "k % 8 == 
 LIMITS = {
     "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, STAGES) > 0) == (max(BLOCK_M, BLOCK_N, STAGES) > 0)",
     "nothing_beside_the_shape": "BLOCK_M > 0 or PARTS == 1",
-    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * 128 * STAGES + 2 * BLOCK_M * BLOCK_N // PARTS + 1024 <= 232448",
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * 128 * STAGES + 2 * BLOCK_M * BLOCK_N // PARTS + 1024 <= "
+    "shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 32768",
     "parts_of_whole_boxes": "BLOCK_N == 0 or BLOCK_N // PARTS >= 64",
     "a_stage_to_run_ahead": "STAGES == 0 or LEAD + 1 < STAGES",

@@ -25,7 +25,7 @@ SPACE = {
 SUPPORTS = {"an_operand_to_point_at": "k > 0"}
 LIMITS = {
     "stages_fit_shared_memory": "max((BLOCK_M + BLOCK_N) * BLOCK_K * num_stages, BLOCK_M * BLOCK_N) * 2 + 1024 <= "
-    "232448",
+    "shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
 }
 DEFAULT = {

@@ -25,7 +25,8 @@ SPACE = {
 LIMITS = {
     "a_tile_fits_registers": "COLS * TERMS * itemsize <= 8192 * num_warps",
     "every_lane_loads_16_bytes": "COLS * TERMS * itemsize >= 512 * num_warps",
-    "stages_fit_shared_memory": "num_stages == 1 or COLS * TERMS * itemsize * num_stages <= 65536",
+    "stages_fit_shared_memory": "num_stages == 1 or COLS * TERMS * itemsize * num_stages <= "
+    "min(65536, shared_bytes_per_block)",
     "every_part_has_a_tile": "SPLIT * TERMS <= max(k, TERMS)",
 }
 DEFAULT = {"COLS": 256, "TERMS": 32, "SPLIT": 16, "num_warps": 4, "num_stages": 1}

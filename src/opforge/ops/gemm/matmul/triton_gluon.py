@@ -29,7 +29,7 @@ LIMITS = {
     "all_or_nothing_by_shape": "(min(BLOCK_N, STAGES, PARTS) > 0) == (max(BLOCK_N, STAGES, PARTS) > 0)",
     "nothing_beside_the_shape": "BLOCK_N > 0 or ROWS == 64",
     "stages_fit_shared_memory": "(2 * ROWS + BLOCK_N) * 128 * STAGES + 4 * ROWS * BLOCK_N // max(1, PARTS) + 1024 <= "
-    "232448",
+    "shared_bytes_per_block",
     "sums_fit_registers": "ROWS * BLOCK_N <= 64 * 256",
 }
 DEFAULT = {"BLOCK_N": 0, "ROWS": 64, "STAGES": 0, "PARTS": 0, "GROUP": 8, "EARLY": False}

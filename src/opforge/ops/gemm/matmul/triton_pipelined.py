@@ -31,7 +31,7 @@ LIMITS = {
     "BLOCK_K_BYTES, num_stages) > 0)",
     "nothing_beside_the_shape": "BLOCK_M > 0 or not PERSISTENT and PARTS == 1 and num_warps == 4",
     "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages + BLOCK_M * BLOCK_N * itemsize // "
-    "PARTS + 256 <= 232448",
+    "PARTS + 256 <= shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
     "every_warp_has_a_tile": "BLOCK_M == 0 or BLOCK_M * BLOCK_N >= 1024 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(64, 2 * m) and BLOCK_N <= max(64, 2 * n)",

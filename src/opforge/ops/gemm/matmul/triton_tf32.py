@@ -23,7 +23,7 @@ DTYPES = ("float32",)
 LAYOUTS = ("contiguous", "rows", "strided")
 SUPPORTS = {"products_of_tensor_cores": "precision == 'tf32'", "an_operand_to_point_at": "k > 0"}
 SPACE = {"HEIGHT": (64, 128, 256), "STAGES": (3, 4, 5, 6), "GROUP": (4, 8, 16)}
-LIMITS = {"stages_fit_shared_memory": "(128 + HEIGHT) * 128 * STAGES + 1024 <= 232448"}
+LIMITS = {"stages_fit_shared_memory": "(128 + HEIGHT) * 128 * STAGES + 1024 <= shared_bytes_per_block"}
 DEFAULT = {"HEIGHT": 256, "STAGES": 4, "GROUP": 8}
 ELSEWHERE = {
     "BLOCK_M": 128,

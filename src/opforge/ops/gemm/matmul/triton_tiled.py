@@ -26,7 +26,7 @@ LIMITS = {
     "all_or_nothing_by_shape": "(min(BLOCK_M, BLOCK_N, BLOCK_K_BYTES, num_stages) > 0) == (max(BLOCK_M, BLOCK_N, "
     "BLOCK_K_BYTES, num_stages) > 0)",
     "nothing_beside_the_shape": "BLOCK_M > 0 or num_warps == 4",
-    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= 232448",
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * BLOCK_K_BYTES * num_stages <= shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 4096 * num_warps",
     "every_warp_has_a_tile": "BLOCK_M == 0 or BLOCK_M * BLOCK_N >= 256 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * m) and BLOCK_N <= max(32, 2 * n)",

@@ -46,7 +46,7 @@ WIDER = 0
 lead_fits_the_pipeline = "LEAD < STAGES"
 registers_hold_two_sets_of_sums = "AHEAD != 1 or BLOCK_N <= 128"
 turns_have_no_lead = "AHEAD != 3 or LEAD == 0"
-stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= 232448"
+stages_fit_shared_memory = "STAGES * (128 + (BLOCK_N + 63) // 64 * 64) * 128 + 16384 * OUT_BOXES + STAGES * 544 + 2048 <= shared_bytes_per_block"
 */
 #include "opforge/gemm/fp8_scales.h"
 #include "opforge/gemm/wgmma/launch.h"

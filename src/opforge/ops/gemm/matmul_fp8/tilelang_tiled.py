@@ -22,7 +22,7 @@ SPACE = {
     "pipelined": (False, True),
 }
 LIMITS = {
-    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * 128 * num_stages + 1024 <= 232448",
+    "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * 128 * num_stages + 1024 <= shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 64 * threads",
 }
 DEFAULT = {"BLOCK_M": 128, "BLOCK_N": 128, "num_stages": 3, "threads": 256, "panel": 8, "pipelined": True}

@@ -24,7 +24,7 @@ from opforge.device.triton.roles import barriers, described, place, send
 ARCH = "sm_90a"
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {"STAGES": (2, 3, 4), "GROUP": (2, 4, 8, 16)}
-LIMITS = {"stages_fit_shared_memory": "384 * 128 * STAGES + 2 * 64 * 128 * 2 + 1024 <= 232448"}
+LIMITS = {"stages_fit_shared_memory": "384 * 128 * STAGES + 2 * 64 * 128 * 2 + 1024 <= shared_bytes_per_block"}
 DEFAULT = {"STAGES": 4, "GROUP": 4}
 FLOAT32_STAGES = 3
 """A float32 tile on its way out takes the room of a stage."""

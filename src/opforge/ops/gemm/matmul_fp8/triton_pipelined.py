@@ -19,8 +19,9 @@ SPACE = {
     "num_stages": (2, 3, 4, 5),
 }
 LIMITS = {
+    "the_device_knows_fp8": "'float8' in capabilities or 'float8_fnuz' in capabilities",
     "stages_fit_shared_memory": "(BLOCK_M + BLOCK_N) * 128 * num_stages + BLOCK_M * BLOCK_N * (4 if out_dtype == "
-    "'float32' else 2) + 1024 <= 232448",
+    "'float32' else 2) + 1024 <= shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 2048 * num_warps",
     "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 512 * num_warps",
     "one_scale_for_all_columns": "BLOCK_N <= 128 or scaling != 'block'",

@@ -16,6 +16,7 @@ SPACE = {
     "num_stages": (2, 3, 4),
 }
 LIMITS = {
+    "the_device_knows_fp8": "'float8' in capabilities or 'float8_fnuz' in capabilities",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 2048 * num_warps",
     "every_warp_has_a_tile": "BLOCK_M * BLOCK_N >= 256 * num_warps",
     "no_block_beyond_the_result": "BLOCK_M <= max(16, 2 * m) and BLOCK_N <= max(32, 2 * n)",

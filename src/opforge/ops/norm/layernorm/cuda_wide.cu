@@ -5,7 +5,7 @@
 /* opforge
 like = "opforge/rows/wide.h"
 [limits]
-rows_fit_the_ring = "16 * THREADS * VECS * (DELAY + 1) <= 233472 // RESIDENT - 4096"
+rows_fit_the_ring = "16 * THREADS * VECS * (DELAY + 1) <= shared_bytes_per_unit // RESIDENT - 4096"
 registers_suffice = "(THREADS + 64) * RESIDENT <= 1536"
 constants_fit_the_registers = "THREADS * VECS * RESIDENT <= 2048"
 a_single_row_has_no_next = "STAY != 0 or DELAY == 0"

@@ -12,7 +12,7 @@ fits_a_block = "cols <= 6144 or dtype != 'float32' and cols <= 12288"
 all_by_width_or_none = "(VECS == 0) == (STAGES == 0) and (VECS == 0) == (THREADS == 0)"
 rows_of_the_shape_class_fit = "VECS == 0 or min(next_pow2(cols) * itemsize, 24576) <= 16 * VECS * THREADS"
 half_a_warp_has_work = "VECS == 0 or cols * itemsize >= 256 * VECS"
-ring_fits_shared_memory = "16 * VECS * THREADS * (2 * STAGES + 1) <= 229376"
+ring_fits_shared_memory = "16 * VECS * THREADS * (2 * STAGES + 1) <= shared_bytes_per_block - 3072"
 sums_fit_the_registers = "VECS * THREADS <= 1536"
 */
 #include "opforge/norm/backward_ring.h"

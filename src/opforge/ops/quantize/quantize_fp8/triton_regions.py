@@ -12,6 +12,7 @@ import triton.language as tl
 LAYOUTS = ("contiguous", "rows", "strided")
 SPACE = {"ROWS": (1, 2, 4, 8, 16), "COLS": (512, 1024, 2048, 4096), "num_warps": (4, 8)}
 LIMITS = {
+    "the_device_knows_fp8": "'float8' in capabilities or 'float8_fnuz' in capabilities",
     "registers_hold_a_step": "ROWS * COLS <= 8192 * num_warps // 4",
     "no_step_beyond_a_row": "COLS <= max(512, next_pow2(k)) or scaling not in ('row', 'tensor')",
 }

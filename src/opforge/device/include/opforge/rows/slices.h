@@ -26,8 +26,8 @@ RESIDENT = [2, 3, 4, 5]
 HELD = [0, 1]
 SPREAD = [4, 8, 16]
 [limits]
-registers_suffice = "THREADS * RESIDENT * (6 * VECS * HELD + 24) <= 65536"
-shared_memory_suffices = "HELD == 1 or (16 * THREADS * VECS + 4096) * RESIDENT <= 233472"
+registers_suffice = "THREADS * RESIDENT * (6 * VECS * HELD + 24) <= registers_per_unit"
+shared_memory_suffices = "HELD == 1 or (16 * THREADS * VECS + 4096) * RESIDENT <= shared_bytes_per_unit"
 [default]
 THREADS = 256
 VECS = 8

@@ -28,7 +28,7 @@ RESIDENT = [1, 2, 3, 4, 6]
 DELAY = [0, 1, 2]
 STAY = [0, 1, 2]
 [limits]
-rows_fit_the_ring = "16 * THREADS * VECS * (DELAY + 1) <= 233472 // RESIDENT - 4096"
+rows_fit_the_ring = "16 * THREADS * VECS * (DELAY + 1) <= shared_bytes_per_unit // RESIDENT - 4096"
 registers_suffice = "(THREADS + 64) * RESIDENT <= 1536"
 a_single_row_has_no_next = "STAY != 0 or DELAY == 0"
 [default]

@@ -7,8 +7,8 @@ averaged in logarithms. Calls are alike in the octaves between their axes (the o
 how their inputs lie (layout, and whether 16-byte loads fit), in the dtype, and in the ranges that the implementation
 declares for itself (`BEST`): beyond the end of such a range it has another plan, and times from there say little.
 
-The constants were chosen on the records of an H200 and checked on shapes that are in no record; scripts/choices.py
-prints both.
+`pick` is what a call gets (dispatch) and what `opforge recommend` says: one model for both. Its constants were chosen
+on the records of an H200 and checked on shapes that are in no record; scripts/choices.py and `make tuning` print both.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from typing import Any
 from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.expr import evaluate
-from opforge.core.implementation import Config, Implementation
+from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, axis_names, tokens
 
-NEAREST = 4
-"""Times of an implementation that are averaged: two on each side of a size."""
 BESIDE = 0.5
 """What an octave of an axis counts that is not contiguous: twice as many rows are the same work twice over."""
-OTHER_WIDTH, SAME_WIDTH = 1.5, 1.0
-"""Octaves that another dtype is away, of another size or of the same (float16 for bfloat16)."""
+SAME_WIDTH = 1.0
+"""Octaves that another dtype of the same size is away (float16 for bfloat16)."""
 OTHER_LAYOUT, OTHER_ALIGNMENT = 2.0, 2.0
 """Octaves that an input is away which lies otherwise, or which 16-byte loads fit where they did not."""
 OTHER_RANGE = 3.0
@@ -39,6 +37,8 @@ SOFTENING = 0.05
 """Added to squared octaves: a time of the very call decides alone, two near ones share."""
 FORGETTING = 3.0
 """A time from two octaves away in layout counts as much as one of the same layout four octaves away in size."""
+CAUTIOUS = 2.0
+"""Octaves after which caution grows no more."""
 DOUBT = 0.02
 """Logarithm of time added for each octave to the nearest time: of two that seem equal the better known is taken."""
 OUTSIDE = math.log(1.15)
@@ -48,6 +48,26 @@ LAUNCH_S = 2e-6
 FALLBACK_BYTES_PER_S, FALLBACK_FLOPS_PER_S = 1e10, 1e11
 """For devices without any rate: only the ratio matters, and that of a CPU core is near this."""
 VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the model was fitted with. scripts/tuning_recommend.py chooses them on some operators and tests on others.
+
+    nearest      times of an implementation that are averaged: two on each side of a size
+    other_width  octaves that another dtype of another size is away
+    caution      logarithm of time added to our own kernels for each octave beyond the first to their nearest time,
+                 CAUTIOUS octaves at most: PyTorch's choices were made for every shape, so a kernel that was timed far
+                 away must promise more. Without it PyTorch is faster by more than 3 % in 3 of 237 calls that are left
+                 out and in 2 of 40 shapes that are in no record; with it in none
+    """
+
+    nearest: int = 4
+    other_width: float = 1.25
+    caution: float = 0.03
+
+
+WEIGHTS = Weights()
 
 
 Manner = tuple[tuple[str, bool], ...]
@@ -98,11 +118,13 @@ def place_of(
     cost = operator.cost(axes, dtype, scalars)
     form = operator.compute_dtype_of(dtype, scalars)
     bandwidth = device.nominal_bytes_per_s or _rate(device, "copy") or FALLBACK_BYTES_PER_S
-    named = form if operator.unit == "matrix" else f"vector_{form}"
+    # arithmetic of vectors is float32 where a sheet says nothing of the dtype
+    names = (form,) if operator.unit == "matrix" else (f"vector_{form}", "vector_float32")
     peak = (
-        device.nominal_flops_per_s.get(named)
+        next((rate for name in names if (rate := device.nominal_flops_per_s.get(name))), 0.0)
         or _rate(device, f"matrix_{form}" if operator.unit == "matrix" else "vector_float32")
-        or FALLBACK_FLOPS_PER_S
+        # of a sheet that says the bandwidth alone, the bandwidth is the bound
+        or (math.inf if device.nominal_bytes_per_s else FALLBACK_FLOPS_PER_S)
     )
     least_s = max(cost.bytes / bandwidth, cost.flops / peak) + LAUNCH_S
     sizes = {
@@ -168,8 +190,15 @@ class Model:
     """Times of one operator on one device, and what they say of calls that are not among them."""
 
     def __init__(
-        self, operator: Operator, implementations: Iterable[Implementation], seen: Iterable[TimedCall]
+        self,
+        operator: Operator,
+        implementations: Iterable[Implementation],
+        seen: Iterable[TimedCall],
+        weights: Weights = WEIGHTS,
     ) -> None:
+        self.weights = weights
+        implementations = list(implementations)
+        self._cautious = {item.name for item in implementations if item.backend not in COMPARED_AS_IS}
         first = tokens(operator.inputs[0].shape) if operator.inputs else []
         wide = {
             name
@@ -213,7 +242,8 @@ class Model:
         """How far they are apart in all else: dtype, layouts, alignment, in octaves."""
         distance = 0.0
         if one.dtype != other.dtype:
-            distance += SAME_WIDTH if DTYPES[one.dtype].itemsize == DTYPES[other.dtype].itemsize else OTHER_WIDTH
+            one_size = DTYPES[one.dtype].itemsize == DTYPES[other.dtype].itemsize
+            distance += SAME_WIDTH if one_size else self.weights.other_width
         if one.manner != other.manner:
             pairs = list(zip(one.manner, other.manner, strict=False))
             distance += OTHER_LAYOUT * sum(a[0] != b[0] for a, b in pairs) + OTHER_ALIGNMENT * any(
@@ -237,7 +267,7 @@ class Model:
             # what is other is other at every size: it makes a time count less, and of times that are all other the
             # nearest size still decides
             weighed.append((math.exp(-FORGETTING * other) / (size * size + SOFTENING), order, size + other))
-        near = sorted(weighed, reverse=True)[:NEAREST]
+        near = sorted(weighed, reverse=True)[: self.weights.nearest]
         total = sum(weight for weight, _, _ in near)
         share = (
             sum(weight * math.log(known[order].seconds / known[order].place.least_s) for weight, order, _ in near)
@@ -245,7 +275,10 @@ class Model:
         )
         _, order, octaves = near[0]
         unknown_range = 0.0 if here else OUTSIDE * min(1.0, octaves / OTHER_RANGE)
-        return Guess(place.least_s * math.exp(share + DOUBT * octaves + unknown_range), known[order], octaves)
+        doubt = DOUBT * octaves + unknown_range
+        if implementation in self._cautious:
+            doubt += self.weights.caution * min(CAUTIOUS, max(0.0, octaves - 1.0))
+        return Guess(place.least_s * math.exp(share + doubt), known[order], octaves)
 
 
 @dataclass(frozen=True)
