@@ -33,7 +33,18 @@ from opforge.dispatch.arguments import (
     overwritten_places,
 )
 from opforge.dispatch.autocast import cast, outside_autocast
-from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call_table
+from opforge.dispatch.call_table import (
+    BOUND,
+    BOUND_ANYWAY,
+    MOST_TENSORS,
+    NATIVE,
+    NATIVE_ANYWAY,
+    SPREAD,
+    WHOLE,
+    call_table,
+    forward_of,
+    native_call,
+)
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference, in_form
 from opforge.dispatch.registration import register
@@ -141,6 +152,9 @@ class Function:
                     # too few tensors, or one in no plain memory; it is asked again below, and answered as what it is
                     done = False
                 if done:
+                    if self._table is not None:
+                        # under this state of PyTorch's (inference_mode, autocast) the table has not seen the class
+                        self._keep(tensors, scalars)
                     return output
         try:
             key = _key(tensors, scalars)
@@ -258,10 +272,19 @@ class Function:
         autocast and gradients already.
         """
         tensors, scalars = tuple(given), dict(named)
+        if len(tensors) > MOST_TENSORS:
+            return
         prepared = self._kernel(tensors, scalars)[0]
+        native = native_call(prepared)
         if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            tracked = apply_directly(self.backward_of(scalars), prepared.run, checked_scalars(self.operator, scalars))
+            if _any_autocast():
+                return  # it would be refused
+            run = native or (prepared.run if prepared.direct is None else _without_autocast(*prepared.direct))
+            values = checked_scalars(self.operator, scalars)
+            tracked = apply_directly(self.backward_of(scalars), run, values, forward_of)
             self._table.keep(tensors, scalars, SPREAD, tracked, None, None)
+        elif native is not None:
+            self._table.keep(tensors, scalars, NATIVE if self._products else NATIVE_ANYWAY, native, None, None)
         elif prepared.direct is not None:
             self._table.keep(tensors, scalars, SPREAD, *prepared.direct, None)
         elif prepared.quick is not None:
@@ -289,7 +312,7 @@ class Function:
             found = self._prepared.get(key)
             if found is None:
                 made, choice = self._prepare(tensors, scalars)
-                if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
+                if any(_may_be_negated(tensor) for tensor in tensors):
                     # PyTorch's own functions read the sign themselves
                     made = PreparedCall(self._without_negation(made.run, scalars), direct=made.direct)
                 if self._overwrites:
@@ -323,8 +346,8 @@ class Function:
 
     def _without_negation(self, run: PreparedFunction, given: Mapping[str, ScalarValue]) -> PreparedFunction:
         """The imaginary part of a conjugate is a view whose elements PyTorch negates when it reads them; a kernel would
-        not. Its stride is
-        never that of neighbours, so tensors whose elements are need not be asked; a single element has any stride."""
+        not.
+        """
 
         def asked(tensors: Sequence[torch.Tensor]) -> Any:
             if any(tensor.is_neg() for tensor in tensors):
@@ -408,6 +431,18 @@ class Function:
 
     def _register(self) -> Any:
         return register(self.operator, lambda: self).custom
+
+
+def _may_be_negated(tensor: torch.Tensor) -> bool:
+    """Whether a tensor could be the imaginary part of a conjugate: all its strides are even then, since real parts lie
+    between its elements.
+    """
+    return all(stride % 2 == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
+
+
+def _without_autocast(function: Callable[..., Any], named: Mapping[str, ScalarValue]) -> PreparedFunction:
+    """A function of PyTorch's for a caller who knows that autocast is off."""
+    return lambda tensors: function(*tensors, **named)
 
 
 def _key(tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, ...]:
