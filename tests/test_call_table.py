@@ -177,15 +177,14 @@ def test_a_call_that_is_kept_for_autograd_keeps_what_its_gradient_asks_for(name,
     def gradients():
         function = function_of(name, Preferring(load()))
         torch.manual_seed(1)
-        inputs = [torch.randn(3, 8, requires_grad=True)] + [torch.randn(8, requires_grad=True) for _ in "wb"][
-            : len(function.operator.inputs) - 1
-        ]
+        weights = [torch.randn(8, requires_grad=True) for _ in function.operator.inputs[1:]]
+        inputs = [torch.randn(3, 8, requires_grad=True), *weights]
         function(*inputs)
         packed = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(tuple(t.shape)) or t, lambda t: t):
             output = function(*inputs)
-        weights = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
-        first = torch.autograd.grad((output * weights).sum(), inputs, create_graph=True)
+        incoming = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+        first = torch.autograd.grad((output * incoming).sum(), inputs, create_graph=True)
         second = torch.autograd.grad(first[0].square().sum(), inputs[0])
         return packed, (*first, *second)
 
