@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from opforge.core.pipeline import Pipeline
 from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Ties, Tolerance, Workload
+from opforge.core.pipeline import Pipeline
 
 WRITTEN = {
     "Operator": (

@@ -187,7 +187,7 @@ def test_the_imaginary_part_of_a_conjugate_is_read_with_its_sign(ops):
     [
         (lambda f, x: f(x.to_sparse()), r"plain memory, not torch.sparse_coo.*to_dense"),
         (lambda f, x: f(torch.nested.nested_tensor([x, x[:2]])), "plain memory"),
-        (lambda f, x: f(x, 1e-5), r"takes 1 tensors \(x\), and 1e-05 is a float"),
+        (lambda f, x: f(x, 1e-5), r"takes 1 tensor \(x\), and 1e-05 is a float"),
         (lambda f, x: f([1.0, 2.0]), "is a list"),
         (lambda f, x: f(), "not 0. See: opforge show softmax"),
         (lambda f, x: f(x, x), "not 2. See: opforge show softmax"),
