@@ -189,8 +189,8 @@ def test_the_imaginary_part_of_a_conjugate_is_read_with_its_sign(ops):
         (lambda f, x: f(torch.nested.nested_tensor([x, x[:2]])), "plain memory"),
         (lambda f, x: f(x, 1e-5), r"takes 1 tensor \(x\), and 1e-05 is a float"),
         (lambda f, x: f([1.0, 2.0]), "is a list"),
-        (lambda f, x: f(), "not 0. See: opforge show softmax"),
-        (lambda f, x: f(x, x), "not 2. See: opforge show softmax"),
+        (lambda f, x: f(), "not 0. Give them in this order; see: opforge show softmax"),
+        (lambda f, x: f(x, x), "not 2. Give them in this order; see: opforge show softmax"),
         (lambda f, x: f(x.double()), "takes float32, float16, bfloat16, not float64"),
         (lambda f, x: f(x.long()), "not int64"),
         (lambda f, x: f(torch.tensor(1.0)), r"x has 0 axes.*It takes x \(\*lead cols\); see: opforge show softmax"),
@@ -230,7 +230,7 @@ def test_other_dtypes_of_the_same_shape_are_refused_after_a_good_call(native):
 def test_questions_about_what_is_no_tensor_are_answered_like_calls(native):
     """why() must not answer with an error of its own inside."""
     for ask in (native("softmax").why, lambda x: native("softmax").compute([x], {})):
-        with pytest.raises(UsageError, match=r"is a list\. See: opforge show softmax"):
+        with pytest.raises(UsageError, match=r"is a list\. Make a tensor of it.*; see: opforge show softmax"):
             ask([1.0])
     with pytest.raises(UsageError, match="eps is a list; it takes a plain value"):
         native("rmsnorm").why(torch.ones(2, 8), torch.ones(8), eps=[1e-5])

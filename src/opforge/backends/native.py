@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import math
 import platform
 import re
 import shutil
@@ -316,6 +317,9 @@ def bound(
     module = helper(CALLER, compiler)
     if module is None or len(tensors) > MOST_BOUND:
         return None
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if math.prod(shape) != tensor.numel():
+            raise ValueError(f"the kernel would see {math.prod(shape)} elements of a tensor with {tensor.numel()}")
     views = [(tensor, tensor.view(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
     examples = (part for tensor, view in views for part in (tensor, view.ndim, *view.shape, *view.stride()))
     prepared: Callable[..., bool] = module.prepare(function, alignment, len(tensors), *examples, *numbers)
