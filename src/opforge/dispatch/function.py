@@ -13,7 +13,7 @@ too.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from opforge.dispatch.arguments import (
     overwritten_places,
 )
 from opforge.dispatch.autocast import cast, outside_autocast
+from opforge.dispatch.call_classes import apart, class_of, manner_of_call, may_be_negated, without_autocast
 from opforge.dispatch.call_table import (
     BOUND,
     BOUND_ANYWAY,
@@ -48,7 +49,6 @@ from opforge.dispatch.call_table import (
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference, in_form
 from opforge.dispatch.registration import register
-from opforge.dispatch.time_model import VECTOR_BYTES, Manner, manner_of
 from opforge.runner.kernel_arguments import prepare
 from opforge.runner.launch import collapse, layout_of
 from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of
@@ -136,7 +136,7 @@ class Function:
             check_overwritten(self._form(scalars), tensors)
         try:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
-            quick = self._quick.get((shape, *_apart(scalars)) if scalars else shape)
+            quick = self._quick.get((shape, *apart(scalars)) if scalars else shape)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise misfit(self._form(scalars), tensors, scalars) from error
         if quick is not None:
@@ -157,7 +157,7 @@ class Function:
                         self._keep(tensors, scalars)
                     return output
         try:
-            key = _key(tensors, scalars)
+            key = class_of(tensors, scalars)
         except (AttributeError, RuntimeError) as error:
             raise misfit(self._form(scalars), tensors, scalars) from error
         call = self._calls.get(key)
@@ -249,7 +249,7 @@ class Function:
         if found.quick is not None:
             make, bound = found.quick
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
-            self._quick[(shape, *_apart(scalars)) if scalars else shape] = (
+            self._quick[(shape, *apart(scalars)) if scalars else shape] = (
                 make,
                 outside_autocast(bound) if self._products else bound,
             )
@@ -279,7 +279,7 @@ class Function:
         if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             if _any_autocast():
                 return  # it would be refused
-            run = native or (prepared.run if prepared.direct is None else _without_autocast(*prepared.direct))
+            run = native or (prepared.run if prepared.direct is None else without_autocast(*prepared.direct))
             values = checked_scalars(self.operator, scalars)
             tracked = apply_directly(self.backward_of(scalars), run, values, forward_of)
             self._table.keep(tensors, scalars, SPREAD, tracked, None, None)
@@ -301,7 +301,7 @@ class Function:
         try:
             key = (
                 *(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)),
-                *_apart(scalars),
+                *apart(scalars),
             )
             found = self._prepared.get(key)
         except (AttributeError, RuntimeError, TypeError) as error:
@@ -312,7 +312,7 @@ class Function:
             found = self._prepared.get(key)
             if found is None:
                 made, choice = self._prepare(tensors, scalars)
-                if any(_may_be_negated(tensor) for tensor in tensors):
+                if any(may_be_negated(tensor) for tensor in tensors):
                     # PyTorch's own functions read the sign themselves
                     made = PreparedCall(self._without_negation(made.run, scalars), direct=made.direct)
                 if self._overwrites:
@@ -392,7 +392,7 @@ class Function:
             scalars,
             device.type,
             layouts if collapsible else [*layouts, "not collapsible"],
-            _manner(flat),
+            manner_of_call(flat),
         )
         call = Call(
             operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=choice.config, device=device.type
@@ -431,44 +431,6 @@ class Function:
 
     def _register(self) -> Any:
         return register(self.operator, lambda: self).custom
-
-
-def _may_be_negated(tensor: torch.Tensor) -> bool:
-    """Whether a tensor could be the imaginary part of a conjugate: all its strides are even then, since real parts lie
-    between its elements.
-    """
-    return all(stride % 2 == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
-
-
-def _without_autocast(function: Callable[..., Any], named: Mapping[str, ScalarValue]) -> PreparedFunction:
-    """A function of PyTorch's for a caller who knows that autocast is off."""
-    return lambda tensors: function(*tensors, **named)
-
-
-def _key(tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, ...]:
-    parts = [
-        part
-        for tensor in tensors
-        for part in (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
-    ]
-    return (*parts, *_apart(scalars))
-
-
-def _apart(scalars: Mapping[str, ScalarValue]) -> Iterable[Any]:
-    """Parameters by which calls are told apart. 0.0, -0.0, 0 and False are one key of a dictionary, and not one value
-    of a parameter.
-    """
-    return scalars.items() if 0 not in scalars.values() else (repr(scalars),)
-
-
-def _manner(flat: Sequence[Any]) -> Manner:
-    """How inputs lie; of what cannot be seen in the kernel's shape it is enough that it is strided."""
-    return tuple(
-        manner_of([(item.shape, item.stride(), item.element_size(), item.data_ptr() % VECTOR_BYTES == 0)])[0]
-        if isinstance(item, torch.Tensor)
-        else ("strided", False)
-        for item in flat
-    )
 
 
 def function_of(name: str, chooser: Chooser) -> Function:
