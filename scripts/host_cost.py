@@ -115,35 +115,56 @@ def direct() -> dict[str, Callable[..., object]]:
 
 
 def small(operator: Any, device: str) -> tuple[list[Any], dict[str, Any]]:
-    """Inputs whose axes are 4 each, or those of the operator's smallest plain case where that is not allowed; and the
+    """What a call is given: tensors whose axes are 4 each, or those of the operator's smallest plain case where that is
+    not allowed (None for an optional input that the case does without, a list where the operator takes one); and the
     parameters.
     """
     import math
 
+    from opforge.core.call_form import arguments, declared, formed
     from opforge.core.operator import Case
     from opforge.core.shapes import full_shape, tokens
     from opforge.runner import allocate, fill
 
     def elements(case: Any) -> int:
-        return sum(math.prod(full_shape(spec.shape, case.axes)) for spec in operator.inputs)
+        form = formed(operator, {**case.axes, **case.scalars})
+        return sum(math.prod(full_shape(spec.shape, case.axes)) for spec in form.inputs)
 
-    scalars = operator.scalar_values({})
+    # as most call it: without what is optional
+    scalars = operator.scalar_values({scalar.name: False for scalar in operator.presence})
     variadic = {token[1:] for spec in operator.inputs for token in tokens(spec.shape) if token.startswith("*")}
-    axes = {name: (4,) if name in variadic else 4 for name in operator.free_axes}
-    case = Case(name="small", axes=operator.completed(axes, scalars), why="the kernel itself is nothing")
+    axes = {name: (4,) if name in variadic or name in operator.list_axes else 4 for name in operator.free_axes}
+    case = Case(
+        name="small", axes=operator.completed(axes, scalars), scalars=scalars, why="the kernel itself is nothing"
+    )
     if operator.violated(case.axes, operator.dtypes[0], scalars) is not None:
         plain = [item for item in operator.cases if item.distribution == "normal" and item.layout == "contiguous"]
         case = min((item for item in plain if elements(item)), key=elements)
-    arena = allocate(operator, case, case.dtype or operator.dtypes[0])
-    fill(arena, operator, case, 7)
-    inputs = [arena.tensors("input")[spec.name].clone().to(device) for spec in operator.inputs]
+    form = formed(operator, {**case.axes, **case.scalars})
+    arena = allocate(form, case, case.dtype or operator.dtypes[0])
+    fill(arena, form, case, 7)
+    inputs = [arena.tensors("input")[spec.name].clone().to(device) for spec in form.inputs]
     arena.close()
-    return inputs, operator.scalar_values(case.scalars)
+    return arguments(form, inputs), declared(operator, operator.scalar_values(case.scalars))
 
 
 def _both(kernel: Any, *tensors: Any, **scalars: Any) -> object:
     """A gradient of PyTorch's: what its forward pass leaves, then the backward pass."""
     return kernel.run(tensors, (), scalars)
+
+
+def _each(change: Callable[[Any], Any], value: Any) -> Any:
+    """An argument with its tensors changed: one, the tensors of a list, or None."""
+    if isinstance(value, list):
+        return [change(one) for one in value]
+    return None if value is None else change(value)
+
+
+def _turned(value: Any) -> Any:
+    """A tensor with its last two axes stored the other way round; what has none of these as it is."""
+    if isinstance(value, list) or value.ndim < 2:
+        return value
+    return value.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
 def rows(names: Sequence[str], device: str, backend: str) -> Iterator[Row]:
@@ -162,14 +183,11 @@ def rows(names: Sequence[str], device: str, backend: str) -> Iterator[Row]:
         own: Any = theirs_of.get(name) or kernel.function or partial(_both, kernel)
         mine = function(name)
         tensors, scalars = small(operator, device)
-        turned = [
-            tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if place == 0 and tensor.ndim >= 2 else tensor
-            for place, tensor in enumerate(tensors)
-        ]
-        leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
+        turned = [_turned(tensors[0]), *tensors[1:]]
+        leaves = [_each(lambda one: one.clone().requires_grad_(one.is_floating_point()), value) for value in tensors]
         kinds = [("contiguous", tensors, False), ("transposed", turned, False), ("contiguous", leaves, True)]
         for layout, given, kept in kinds:
-            if (kept and operator.gradient is None) or (layout == "transposed" and tensors[0].ndim < 2):
+            if (kept and operator.gradient is None) or (layout == "transposed" and turned[0] is tensors[0]):
                 continue
             with torch.set_grad_enabled(kept):
                 try:

@@ -25,7 +25,14 @@ if ! [ -x $venv/bin/python ]; then
     "$python" -m venv $venv || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 3; }
   fi
 fi
-pip() { $venv/bin/python -m pip --disable-pip-version-check --quiet "$@"; }
+# pip says nothing while it works
+pip() {
+  while sleep 8 >/dev/null 2>&1; do echo "setup: still installing after $SECONDS s"; done &
+  local beat=$! ended=0
+  $venv/bin/python -m pip --disable-pip-version-check --quiet "$@" || ended=$?
+  kill $beat && wait $beat 2>/dev/null || true
+  return $ended
+}
 has() { $venv/bin/python -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$1') is None)"; }
 
 # byte code is made when a module is imported, for those that are: of all of them it takes a quarter of a minute (--no-compile).

@@ -68,18 +68,30 @@ DEFINITIONS = (
     _op("inputs by name alone", f"inputs=({INPUT},)", 'inputs=("x",)', "op.py:15: inputs", "TensorSpec(name="),
     _op("a number for several axes", AXES, 'axes={"shape": 1}', "case 'odd_tail': shape", "(4,) for one axis"),
     _op("no axes", AXES, "axes={}", "case 'odd_tail'", "it needs shape"),
-    _op("a misspelt axis", AXES, 'axes={"shpe": (7, 129)}', "case 'odd_tail' has the axes shpe", "it needs shape"),
+    _op(
+        "a misspelt axis", AXES, 'axes={"shpe": (7, 129)}', "case 'odd_tail' has the axes shpe", "Give a size for each"
+    ),
     _op("a negative size", AXES, 'axes={"shape": (-7, 129)}', "case 'odd_tail': shape", "none below 0"),
     _op(
         "a size with a point", AXES, 'axes={"shape": (7.0, 129)}', "axes of Case 'odd_tail'", "write for example axes="
     ),
     _op("a misspelt distribution", '"large", why', '"larg", why', "case 'large'", "Did you mean 'large'?"),
     _op("a layout that is none", '"misaligned", why', '"unaligned", why', "case 'misaligned'", "Known here"),
-    _op("a dtype that is none", INPUT, INPUT[:-1] + ', dtype="fp32")', "x has unknown dtype 'fp32'", "Known: T, "),
+    _op(
+        "a dtype that is none",
+        INPUT,
+        INPUT[:-1] + ', dtype="fp32")',
+        "x has unknown dtype 'fp32'",
+        "Choose one of them",
+    ),
     _op("dtypes by another name", REFERENCE, REFERENCE + '    dtypes=("half",),\n', "squares: dtypes", "float16"),
     _op("dtypes as a text", REFERENCE, REFERENCE + '    dtypes="float32",\n', "op.py:15: dtypes", 'dtypes=("float32"'),
     _op(
-        "an output with an axis of its own", 'name="y", shape="*shape"', 'name="y", shape="rows"', "output y", "Axes of"
+        "an output with an axis of its own",
+        'name="y", shape="*shape"',
+        'name="y", shape="rows"',
+        "output y",
+        "or let it follow",
     ),
     _op("axes with commas", 'name="y", shape="*shape"', 'name="y", shape="*shape,"', "output y", "Axes of the inputs"),
     _op(
@@ -88,13 +100,29 @@ DEFINITIONS = (
     _op("a parenthesis left open in flops", '"prod(shape)"', '"prod(shape"', "squares: flops", "Write it as Python"),
     _op("a misspelt axis in flops", '"prod(shape)"', '"prod(shpe)"', "squares: flops", "Did you mean 'shape'?"),
     _op("a number for flops", 'flops="prod(shape)"', "flops=1000", "op.py:15: flops", "write for example flops="),
-    _op("a function that expressions have not", '"prod(shape)"', '"isqrt(prod(shape))"', "squares: flops", "sqrt, sum"),
+    _op(
+        "a function that expressions have not",
+        '"prod(shape)"',
+        '"isqrt(prod(shape))"',
+        "squares: flops",
+        "Write it with names",
+    ),
     _op(
         "a number for the tolerance", "tolerance=Tolerance()", "tolerance=1e-3", "tolerance of", "tolerance=Tolerance("
     ),
-    _op("rtol", "Tolerance()", "Tolerance(rtol=1e-3)", "argument 'rtol' (line 22)", "Tolerance has factor"),
     _op(
-        "an unknown axis in the tolerance", "Tolerance()", 'Tolerance(length="cols")', "tolerance.length", "Known here"
+        "rtol",
+        "Tolerance()",
+        "Tolerance(rtol=1e-3)",
+        "argument 'rtol' (line 22)",
+        "Choose one that there is: Tolerance has factor",
+    ),
+    _op(
+        "an unknown axis in the tolerance",
+        "Tolerance()",
+        'Tolerance(length="cols")',
+        "tolerance.length",
+        "Write it with these",
     ),
     _op(
         "a law as a text",
@@ -140,14 +168,14 @@ DEFINITIONS = (
         REFERENCE
         + '    constraints=(__import__("opforge").Constraint(name="c", expression="cols > 2", about="a"),),\n',
         "constraint 'c'",
-        "Known here: dtype, shape",
+        "Write it with these",
     ),
     _op(
         "an axis that follows from itself",
         REFERENCE,
         REFERENCE + '    derived={"a": "a + 1"},\n',
         "squares: a:",
-        "Known here",
+        "Write it with these",
     ),
     _op(
         "a keyword as a name", INPUT, 'TensorSpec(name="in", shape="*shape")', "'in' cannot name a tensor", "Rename it"
@@ -213,7 +241,7 @@ STATEMENTS = (
         DEFAULT,
         DEFAULT + '\nLIMITS = {"fits": "cols > BLOCK"}',
         f"{T}:11: LIMITS",
-        "Known here",
+        "Write it with what there is",
     ),
     _says(
         "half a condition",
@@ -242,7 +270,9 @@ STATEMENTS = (
     _says(
         "a misspelt layout", T, DEFAULT, DEFAULT + '\nLAYOUTS = ("contigous",)', f"{T}:11: LAYOUTS", "Choose among them"
     ),
-    _says("a dtype by another name", T, DEFAULT, DEFAULT + '\nDTYPES = ("fp32",)', f"{T}:11: DTYPES", "Known: float64"),
+    _says(
+        "a dtype by another name", T, DEFAULT, DEFAULT + '\nDTYPES = ("fp32",)', f"{T}:11: DTYPES", "Choose among them"
+    ),
     _says("a syntax error in a kernel", T, "*, BLOCK):", "*, BLOCK)", f"{T}:22: expected ':'", "must parse before"),
     _says("no TOML", C, "#include", "/* opforge\nspace = [\n*/\n#include", f"{C}: the /* opforge", "docs/kernels.md"),
     _says(
@@ -376,13 +406,13 @@ COMMANDS = (
     _asks("no operator", "verify", "Name an operator", "opforge list"),
     _asks("an unknown verb", "verfy softmax", "'verfy'", "Did you mean 'verify'?"),
     _asks("an unknown option", "verify softmax --dtpe float32", "--dtpe", "--dtype"),
-    _asks("an option without its value", "verify softmax --dtype", "Option '--dtype'", ""),
+    _asks("an option without its value", "verify softmax --dtype", "Option '--dtype'", "Write one behind it"),
     _asks("an unknown dtype", "verify softmax --dtype float12", "'float12'", "Did you mean 'float32'?"),
     _asks("dtypes with a comma", "verify softmax --dtype float32,float16", "'float32,float16'", "once for each"),
     _asks("a dtype that is not defined", "bench softmax --dtype int8", "for int8", "Choose from: bfloat16"),
     _asks("an unknown backend", "verify softmax --backend cudo", "'cudo'", "Did you mean 'cuda'?"),
     _asks("an unknown implementation", "verify softmax -i cpp_twopas", "'cpp_twopas'", "Did you mean 'cpp_twopass'?"),
-    _asks("an unknown workload", "bench softmax --workload gpt3", "workload named 'gpt3'", "Known here"),
+    _asks("an unknown workload", "bench softmax --workload gpt3", "workload named 'gpt3'", "Choose one of them"),
     _asks("a shape with a colon", "bench softmax --shape cols:5", "--shape cols:5", "Example: --shape lead="),
     _asks("a shape without an axis", "bench softmax --shape cols=5", "leaves out lead", "Example: --shape lead="),
     _asks("a shape with an unknown axis", "bench softmax --shape rows=3,cols=4", "no axis 'rows'", "Example: --shape"),
@@ -410,7 +440,7 @@ COMMANDS = (
         "a store that is damaged",
         "--store {tmp}/bad.sqlite records show",
         "bad.sqlite was damaged",
-        "in a new store",
+        "See what there is with: opforge records",
         code=0,
     ),
     _asks("one side of a comparison", "compare softmax:cpp_twopass", "Missing argument 'B'", "opforge compare -h"),
@@ -438,9 +468,9 @@ def _calls(what: str, call: str, where: str, then: str, raises: str = "UsageErro
 CALLS = (
     _calls("an unknown function", "ops.softmx", "'softmx'", "Did you mean 'softmax'?", raises="AttributeError"),
     _calls("whole numbers", "ops.softmax(torch.ones(3, 4, dtype=torch.int64))", "not int64", "x.to(torch.float32)"),
-    _calls("a list", "ops.softmax([[1.0, 2.0]])", "[[1.0, 2.0]] is a list", "opforge show softmax"),
-    _calls("an array of NumPy", "ops.softmax(x.numpy())", "is a ndarray", "opforge show softmax"),
-    _calls("no argument", "ops.softmax()", "softmax takes 1 tensors (x), not 0", "opforge show softmax"),
+    _calls("a list", "ops.softmax([[1.0, 2.0]])", "[[1.0, 2.0]] is a list", "Make a tensor of it"),
+    _calls("an array of NumPy", "ops.softmax(x.numpy())", "is a ndarray", "torch.as_tensor"),
+    _calls("no argument", "ops.softmax()", "softmax takes 1 tensor (x), not 0", "Give them in this order"),
     _calls("an unknown parameter", "ops.softmax(x, axis=1)", "no parameter 'axis'", "opforge show softmax"),
     _calls("a parameter by another name", "ops.rmsnorm(x, w, epsilon=1e-6)", "'epsilon'", "It takes: eps"),
     _calls("no weight", "ops.rmsnorm(x)", "(x, weight), not 1", "opforge show rmsnorm"),

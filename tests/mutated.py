@@ -18,18 +18,32 @@ from typing import Any
 import torch
 
 from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Ties, Tolerance, Workload
+from opforge.core.pipeline import Pipeline
 
 WRITTEN = {
     "Operator": (
         *("name", "about", "inputs", "outputs", "reference", "flops", "scalars", "dtypes", "constraints", "derived"),
         *("bytes_read", "bytes_written", "bytes_saved", "tolerance", "laws", "cases", "workloads", "implementations"),
-        *("differentiable", "source", "unit", "compute_dtype", "gradient"),
+        *("differentiable", "source", "unit", "compute_dtype", "gradient", "follows"),
     ),
-    "TensorSpec": ("name", "shape", "dtype", "about", "below", "sometimes", "domain", "ties"),
+    "TensorSpec": (
+        *("name", "shape", "dtype", "about", "below", "sometimes", "domain", "ties"),
+        *("least", "distinct", "overwrites", "optional", "offsets", "many"),
+    ),
     "Scalar": ("name", "default", "choices", "about"),
     "Constraint": ("name", "expression", "about"),
     "Law": ("name", "about", "holds"),
-    "Tolerance": ("factor", "length", "magnitude", "roundings", "rounded", "errors", "shared", "about"),
+    "Tolerance": (
+        "factor",
+        "length",
+        "magnitude",
+        "roundings",
+        "rounded",
+        "errors",
+        "shared",
+        "rounds_factors",
+        "about",
+    ),
     "Case": ("name", "axes", "why", "distribution", "layout", "dtype", "scalars", "seed", "pattern"),
     "Workload": ("name", "axes", "source", "scale", "scalars", "layout"),
     "Ties": ("rule", "scores", "near"),
@@ -94,6 +108,33 @@ def mutations(operator: Operator) -> Iterator[Mutation]:
                     dataclasses.replace(noun, **{field: value})
                 )
                 yield Mutation(type(noun).__name__, field, value, make)
+
+
+PIPELINE_FIELDS = {
+    "Stage": ("name", "operator", "axes", "inputs", "scalars"),
+    "PipelineCase": ("name", "axes", "why"),
+    "Pipeline": ("name", "about", "stages", "cases", "dtypes"),
+}
+
+
+def pipeline_mutations(pipeline: Pipeline, operator: Operator) -> Iterator[tuple[str, Callable[[], Pipeline]]]:
+    """Every value of the pool in every field of a pipeline, of one of its stages and of one of its cases."""
+    places: list[tuple[Any, Callable[[Any], Pipeline]]] = [(pipeline, lambda changed: changed)]
+    for kind in ("stages", "cases"):
+        items = getattr(pipeline, kind)
+
+        def whole(changed: Any, kind: str = kind, items: Any = items) -> Pipeline:
+            return dataclasses.replace(pipeline, **{kind: (*items[:-1], changed)})
+
+        places.append((items[-1], whole))
+    for noun, made in places:
+        for field in PIPELINE_FIELDS[type(noun).__name__]:
+            for value in (*pool(operator), *pipeline.stages, pipeline.stages[:1], pipeline.cases):
+                where = f"{type(noun).__name__}.{field} = {type(value).__name__}"
+                make = lambda noun=noun, made=made, field=field, value=value: made(  # noqa: E731
+                    dataclasses.replace(noun, **{field: value})
+                )
+                yield where, make
 
 
 def _places(operator: Operator) -> Iterator[tuple[Any, Callable[[Any], Operator]]]:
@@ -246,6 +287,15 @@ def _size(value: Any, operator: Operator, *_: Any) -> bool:
     return all(number(valued(operator, value, call)) for call in _calls(operator))
 
 
+def _follows(value: Any, operator: Operator) -> bool:
+    """Whether a function makes inputs of the shapes that are declared, of others."""
+    case = small(operator)[0]
+    defaults = {scalar.name: scalar.default for scalar in operator.scalars}
+    given = {spec.name: torch.ones(shape_of(spec.shape, case.axes)) for spec in operator.inputs}
+    made = value(given, {**defaults, **case.scalars})
+    return set(made) <= set(given) and all(part.shape == given[name].shape for name, part in made.items())
+
+
 def _finite(value: Any, *_: Any) -> bool:
     return number(value)
 
@@ -344,6 +394,42 @@ RULES: dict[tuple[str, str], Callable[..., Any]] = {
     ("TensorSpec", "ties"): lambda value, operator, _: (
         value is None or any(spec.ties is value and spec.dtype.startswith("int") for spec in operator.outputs)
     ),
+    ("TensorSpec", "least"): lambda value, operator, _: (
+        value is None
+        or all(
+            type(valued(operator, value, call)) is int
+            and any(
+                spec.least == value
+                and spec.below is not None
+                # a range of no values is one of a size of 0
+                and (
+                    valued(operator, value, call) < valued(operator, spec.below, call)
+                    or valued(operator, spec.below, call) == 0
+                )
+                for spec in operator.inputs
+            )
+            for call in _calls(operator)
+        )
+    ),
+    ("TensorSpec", "distinct"): lambda value, operator, _: (
+        value is False or (value is True and any(spec.distinct and spec.below is not None for spec in operator.inputs))
+    ),
+    ("TensorSpec", "overwrites"): lambda value, operator, _: (
+        value is None
+        or any(
+            (spec.name, target.shape.split(), target.dtype) == (value, output.shape.split(), output.dtype)
+            for spec in operator.inputs
+            for output in operator.outputs
+            for target in (spec,)
+            if output.overwrites == value
+        )
+    ),
+    # these references take a tensor for each input, and none takes a list
+    ("TensorSpec", "optional"): lambda value, *_: value is False,
+    ("TensorSpec", "offsets"): lambda value, *_: value is None,
+    ("TensorSpec", "many"): lambda value, *_: value is None,
+    ("Tolerance", "rounds_factors"): lambda value, *_: type(value) is bool,
+    ("Operator", "follows"): lambda value, operator, _: value is None or _follows(value, operator),
     ("Scalar", "name"): lambda value, *_: argument(value),
     ("Scalar", "default"): lambda value, *_: type(value) in (bool, int, float, str) and value == value,
     ("Scalar", "choices"): lambda value, operator, _: (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +19,13 @@ from test_front_door import Preferring, close
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="it is compiled: apt-get install g++")
 
 
-@pytest.fixture
-def tabled():
-    """An operator whose calls are looked up in C++, and the number of calls that were not."""
+@pytest.fixture(params=["keys", "functions"])
+def tabled(request, monkeypatch):
+    """An operator whose calls are looked up in C++: by the keys of PyTorch's dispatcher, and as where they cannot be
+    read.
+    """
+    if request.param == "functions":
+        monkeypatch.setattr("opforge.dispatch.call_table._casting", lambda module: ())
     softmax = function_of("softmax", Preferring(load()))
     softmax(torch.randn(2, 3))
     if softmax._table is None:
@@ -96,6 +102,99 @@ def test_whatever_is_unusual_leaves_the_table(tabled, monkeypatch):
     close(tabled(x), x.softmax(-1))
 
 
+def test_the_table_is_compiled_where_it_can_be():
+    """A table that no longer compiles was no failure anywhere: calls were slower, and right."""
+    from opforge.dispatch import call_table
+
+    if not (Path(sysconfig.get_path("include")) / "Python.h").is_file() or call_table._exchange() is None:
+        pytest.skip("Python's headers or DLPack's exchange are not here")
+    call_table._module.cache_clear()
+    assert call_table._module() is not None
+    assert len(call_table._casting(call_table._module())) in (0, 4)
+
+
+def test_every_state_of_pytorchs_has_calls_of_its_own(tabled, monkeypatch):
+    """What is kept in inference mode is answered there the next time, and not outside of it."""
+    x = torch.randn(2, 3)
+    with torch.inference_mode():
+        tabled(x)
+        asked = slowly(monkeypatch)
+        assert tabled(x).is_inference() and not asked
+    assert not tabled(x).is_inference()
+
+
+def test_a_kernel_is_called_with_strides_as_they_are(monkeypatch):
+    """A transposed operand went through views made by Python: three times the cost. What PyTorch negates as it reads
+    has the strides of a plain view, and is made plain first.
+    """
+    matmul = function_of("matmul", Preferring(load()))
+    asked = slowly(monkeypatch)
+    z = torch.randn(4, 6, dtype=torch.complex64)
+    b = torch.randn(6, 3)
+    lain = [torch.randn(6, 4).t(), torch.randn(4, 12)[:, ::2], torch.randn(4, 1).expand(4, 6), z.imag, z.conj().imag]
+    for a in lain:
+        matmul(a, b)
+        before = len(asked)
+        torch.testing.assert_close(matmul(a, b), a.resolve_neg() @ b, atol=1e-4, rtol=1e-4)
+        assert len(asked) == before or matmul._table is None
+    assert lain[-1].is_neg() and not lain[-2].is_neg()
+    torch.testing.assert_close(matmul(z.imag, b), z.imag @ b, atol=1e-4, rtol=1e-4)
+
+
+def test_a_kernel_that_refuses_is_asked_another_way():
+    """False, or an error of the kernel's, is no result: the way through Python answers, and raises what there is."""
+    import tvm_ffi
+
+    from opforge.dispatch import call_table
+    from opforge.runner.prepared_call import Fresh, PreparedCall
+
+    def failing(*given):
+        raise ValueError("of the kernel")
+
+    x, y = torch.randn(2, 3), Fresh(lambda *given: torch.zeros(*given), (2, 3))
+    for kernel in (lambda *given: False, failing, lambda *given: None):
+        bound = tvm_ffi.convert(kernel)
+        call = PreparedCall(run=lambda tensors: ("otherwise", *tensors), makers=(y, y), bound=bound)
+        found = call_table.native_call(call)
+        if found is None:
+            pytest.skip("no table")
+        assert found((x,)) == ("otherwise", x)
+        assert found(("no tensor",)) == ("otherwise", "no tensor")
+    both = call_table.native_call(PreparedCall(run=failing, makers=(y, y), bound=tvm_ffi.convert(lambda *given: True)))
+    first, second = both((x,))
+    assert first.shape == second.shape == (2, 3) and first is not second
+    broken = PreparedCall(run=lambda tensors: "otherwise", makers=(Fresh(failing, ()),), bound=bound)
+    assert call_table.native_call(broken)((x,)) == "otherwise"
+    assert call_table.native_call(PreparedCall(run=failing, makers=(lambda tensors: x,), bound=bound)) is None
+
+
+@pytest.mark.parametrize("name", ["softmax", "layernorm"])
+def test_a_call_that_is_kept_for_autograd_keeps_what_its_gradient_asks_for(name, monkeypatch):
+    """By PyTorch's own function for it, and past it: the same gradients, a second time too, and saved-tensor hooks see
+    the same tensors.
+    """
+
+    def gradients():
+        function = function_of(name, Preferring(load()))
+        torch.manual_seed(1)
+        weights = [torch.randn(8, requires_grad=True) for _ in function.operator.inputs[1:]]
+        inputs = [torch.randn(3, 8, requires_grad=True), *weights]
+        function(*inputs)
+        packed = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(tuple(t.shape)) or t, lambda t: t):
+            output = function(*inputs)
+        incoming = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+        first = torch.autograd.grad((output * incoming).sum(), inputs, create_graph=True)
+        second = torch.autograd.grad(first[0].square().sum(), inputs[0])
+        return packed, (*first, *second)
+
+    packed, found = gradients()
+    monkeypatch.setattr("opforge.backends.torch_private.SAVES_DIRECTLY", False)
+    again, other = gradients()
+    assert packed == again and packed
+    assert all(torch.equal(one, two) for one, two in zip(found, other, strict=True))
+
+
 def test_the_table_forgets_with_the_function(tabled):
     x = torch.randn(2, 3)
     tabled(x)
@@ -123,12 +222,12 @@ def test_a_table_that_cannot_be_had_is_none(broken, monkeypatch):
         raise PermissionError("read-only")
 
     if broken == "OSError":
-        call_table._table_type.cache_clear()
+        call_table._module.cache_clear()
         monkeypatch.setattr(call_table.native, "helper_path", refuse)
         assert call_table.call_table(lambda *asked: None) is None
-        call_table._table_type.cache_clear()
+        call_table._module.cache_clear()
     else:
-        made = call_table._table_type()
+        made = call_table._module()
         if made is not None:
             with pytest.raises((TypeError, ValueError)):
-                made(None, (), (), None, None, {}, "", {}, "", None)
+                made.CallTable(None, (), (), None, None, {}, "", {}, "", None)

@@ -119,7 +119,7 @@ def test_a_kept_call_needs_no_key_and_no_view(native, monkeypatch):
     rmsnorm, x, w = native("rmsnorm"), torch.randn(2, 3, 8), torch.nn.Parameter(torch.randn(8))
     with torch.no_grad():
         rmsnorm(x, w, eps=1e-5)
-        monkeypatch.setattr("opforge.dispatch.function._key", None)
+        monkeypatch.setattr("opforge.dispatch.function.class_of", None)
         monkeypatch.setattr(torch.Tensor, "view", None)
         close(rmsnorm(x + 1, w, eps=1e-5), rms(x + 1, w, 1e-5))
 
@@ -187,10 +187,10 @@ def test_the_imaginary_part_of_a_conjugate_is_read_with_its_sign(ops):
     [
         (lambda f, x: f(x.to_sparse()), r"plain memory, not torch.sparse_coo.*to_dense"),
         (lambda f, x: f(torch.nested.nested_tensor([x, x[:2]])), "plain memory"),
-        (lambda f, x: f(x, 1e-5), r"takes 1 tensors \(x\), and 1e-05 is a float"),
+        (lambda f, x: f(x, 1e-5), r"takes 1 tensor \(x\), and 1e-05 is a float"),
         (lambda f, x: f([1.0, 2.0]), "is a list"),
-        (lambda f, x: f(), "not 0. See: opforge show softmax"),
-        (lambda f, x: f(x, x), "not 2. See: opforge show softmax"),
+        (lambda f, x: f(), "not 0. Give them in this order; see: opforge show softmax"),
+        (lambda f, x: f(x, x), "not 2. Give them in this order; see: opforge show softmax"),
         (lambda f, x: f(x.double()), "takes float32, float16, bfloat16, not float64"),
         (lambda f, x: f(x.long()), "not int64"),
         (lambda f, x: f(torch.tensor(1.0)), r"x has 0 axes.*It takes x \(\*lead cols\); see: opforge show softmax"),
@@ -230,7 +230,7 @@ def test_other_dtypes_of_the_same_shape_are_refused_after_a_good_call(native):
 def test_questions_about_what_is_no_tensor_are_answered_like_calls(native):
     """why() must not answer with an error of its own inside."""
     for ask in (native("softmax").why, lambda x: native("softmax").compute([x], {})):
-        with pytest.raises(UsageError, match=r"is a list\. See: opforge show softmax"):
+        with pytest.raises(UsageError, match=r"is a list\. Make a tensor of it.*; see: opforge show softmax"):
             ask([1.0])
     with pytest.raises(UsageError, match="eps is a list; it takes a plain value"):
         native("rmsnorm").why(torch.ones(2, 8), torch.ones(8), eps=[1e-5])
@@ -548,7 +548,7 @@ def test_a_kept_product_is_one_of_all_its_shapes_and_not_of_autocast(native, mon
         for factor in (b, wide, b, wide):
             close(matmul(a, factor), a @ factor)
         with monkeypatch.context() as kept:
-            kept.setattr("opforge.dispatch.function._key", None)
+            kept.setattr("opforge.dispatch.function.class_of", None)
             close(matmul(a + 1, b), (a + 1) @ b)
             close(matmul(a + 1, wide), (a + 1) @ wide)
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -248,3 +249,16 @@ def test_the_example_backend_is_verified_and_timed(tmp_path, guide):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert any(record["timing"] for record in json.loads(done.stdout)), done.stdout
+
+
+@pytest.mark.parametrize("name", ["basic_gemm", "jit_example"])
+def test_the_short_examples_compute_what_they_say(name):
+    if name == "jit_example" and shutil.which("g++") is None:
+        pytest.skip("it compiles: apt-get install g++")
+    spec = importlib.util.spec_from_file_location(name, ROOT / "examples" / f"{name}.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    if name == "basic_gemm":
+        assert example.main(5, 7, 33) < 1e-5
+    else:
+        assert torch.equal(example.main(), torch.arange(8.0) ** 2)

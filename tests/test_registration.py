@@ -12,6 +12,7 @@ import torch
 
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec
 from opforge.dispatch.registration import register, schema_of
+from opforge.forge import create
 from opforge.registry import load
 
 
@@ -75,6 +76,26 @@ def test_a_home_with_a_broken_definition_does_not_break_the_import(tmp_path):
         OPFORGE_HOME=str(tmp_path),
     )
     assert "opforge.softmax.default" in said and "crooked/op.py cannot be loaded: NameError" in said
+
+
+def test_cases_that_do_not_fit_are_told_by_the_first_call_and_not_by_the_import(tmp_path):
+    """Asking every case of every operator was most of what `import opforge.ops` cost."""
+    create(load(), "squares", tmp_path)
+    file = tmp_path / "squares" / "op.py"
+    file.write_text(file.read_text().replace('axes={"shape": (7, 129)}', 'axes={"shpe": (7, 129)}', 1))
+    said = fresh(
+        """
+        import torch, opforge.ops
+        print(torch.ops.opforge.squares.default._schema)
+        for call in (lambda: torch.ops.opforge.squares(torch.ones(2)), lambda: opforge.ops.squares(torch.ones(2))):
+            try:
+                call()
+            except AttributeError as error:
+                print(error)
+        """,
+        OPFORGE_HOME=str(tmp_path),
+    )
+    assert said.count("case 'odd_tail' has the axes shpe; it needs shape") == 2, said
 
 
 @pytest.mark.slow

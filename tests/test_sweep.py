@@ -101,3 +101,14 @@ def test_the_picture_has_a_line_for_each_value_of_the_other_axes():
     }
     times = {label: [(size, line.seconds) for size, line in points] for label, points in along.items()}
     assert sweep_picture("softmax", "cols", times, {}).count("<circle") == 4
+
+
+@pytest.mark.parametrize("json", [False, True])
+def test_points_that_have_no_time_are_named_with_the_reason(capsys, json):
+    """A point whose kernel broke was left out of the table, which looked whole."""
+    from opforge.cli.sweep import _show_points
+
+    timed = lines_of([record("lead=8,cols=64", "cpp_twopass", 2e-6)])
+    _show_points(timed, ["softmax/cpp_twopass float32: wrong in case lead=2,cols=64"], json=json, dtype="float32")
+    said = capsys.readouterr().out
+    assert "lead=8,cols=64" in said and "wrong in case lead=2,cols=64" in said

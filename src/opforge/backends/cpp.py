@@ -104,5 +104,8 @@ def native_kernel(entry: Any, call: Call) -> Kernel:
 
     seconds = entry.facts.get("seconds", "?")
     return Kernel(
-        run=launch, notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,), bound=bound
+        run=launch,
+        notes=(f"{entry.how} ({seconds} s)" if entry.how == "compiled" else entry.how,),
+        bound=bound,
+        strided=True,
     )

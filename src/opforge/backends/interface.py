@@ -76,10 +76,11 @@ class Kernel:
     notes      what the record should know of how it was made ("built ahead", "compiled in 1.2 s")
     again      the same as `run` at less cost on the host, for a caller whose tensors always have the same shapes and
                strides; None where there is no such way
-    bound      `bound(tensors, shapes)`: a function of inputs and outputs one by one, for contiguous tensors of just the
-               class of these. It runs the kernel, which sees them in `shapes`, with the scalars it was prepared for,
-               and returns True; given others it does nothing and returns False. None where there is no such way, in
-               general or for these
+    bound      `bound(tensors, shapes)`: a function of inputs and outputs one by one, for tensors of just the class of
+               these. It runs the kernel, which sees them in `shapes`, with the scalars it was prepared for, and returns
+               True; given others it does nothing and returns False. None where there is no such way, in general or for
+               these
+    strided    `bound` takes tensors of any strides, not contiguous ones alone
     into       of a kernel that allocates: `into(inputs, outputs, scalars)` writes the outputs given, by the function's
                own `out=`; None where it has none
     keep       of a gradient: `keep(inputs, scalars)` gives what the forward pass leaves for it, which is made before a
@@ -95,6 +96,7 @@ class Kernel:
     again: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any] | None = None
     bound: Callable[[Sequence[Any], Sequence[Sequence[int]]], Callable[..., bool] | None] | None = None
     into: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any] | None = None
+    strided: bool = False
     keep: Callable[[Sequence[Any], Mapping[str, ScalarValue]], Sequence[Any]] | None = None
     resumed: Callable[[Sequence[Any], Sequence[Any], Mapping[str, ScalarValue]], Any] | None = None
     function: Callable[..., Any] | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import math
 import platform
 import re
 import shutil
@@ -309,14 +310,18 @@ def bound(
     """A kernel's entry point for one class of tensors: see protocol.Kernel.
 
     function    a function of TVM-FFI: a kernel's entry point, or what refuses a call by returning false
-    tensors     contiguous examples: the inputs, then the outputs; shapes: those in which the kernel takes them
+    tensors     examples: the inputs, then the outputs; shapes: those in which the kernel takes them, as views
     numbers     the scalars, in the operator's order
     alignment   bytes that the addresses of tensors must be multiples of
     """
     module = helper(CALLER, compiler)
     if module is None or len(tensors) > MOST_BOUND:
         return None
-    examples = (part for tensor, shape in zip(tensors, shapes, strict=True) for part in (tensor, len(shape), *shape))
+    for tensor, shape in zip(tensors, shapes, strict=True):
+        if math.prod(shape) != tensor.numel():
+            raise ValueError(f"the kernel would see {math.prod(shape)} elements of a tensor with {tensor.numel()}")
+    views = [(tensor, tensor.view(shape)) for tensor, shape in zip(tensors, shapes, strict=True)]
+    examples = (part for tensor, view in views for part in (tensor, view.ndim, *view.shape, *view.stride()))
     prepared: Callable[..., bool] = module.prepare(function, alignment, len(tensors), *examples, *numbers)
     return prepared
 

@@ -51,7 +51,9 @@ class TorchEager:
         if not torch_runs_on(device):
             return Missing(
                 what=f"torch sees no {device} device here",
-                remedy="use --device cpu, or check the driver with: opforge doctor",
+                remedy="use --device cpu, or check the driver with: nvidia-smi"
+                if device == "cuda"
+                else f"use --device cpu, or install a torch for {device}",
             )
         return Native(how="eager")
 

@@ -41,6 +41,18 @@ any_autocast: Callable[[], bool] = _or(
     "_C._is_any_autocast_enabled", lambda: any(torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu"))
 )
 """Whether autocast is on for any device."""
+
+
+def autocast_devices() -> tuple[str, ...]:
+    """The kinds of devices that have an autocast of their own in this torch; no build names them, so each is asked."""
+    found = []
+    for kind in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "maia", "xla", "ipu", "privateuseone"):
+        with contextlib.suppress(RuntimeError):
+            torch.is_autocast_enabled(kind)
+            found.append(kind)
+    return tuple(found)
+
+
 transforms_active: Callable[[], bool] = _or("_C._are_functorch_transforms_active", lambda: True)
 """Whether a transform of torch.func is at work; without the name, every call goes to the custom operator."""
 dispatch_modes: Callable[[], int] = _or("_C._len_torch_dispatch_stack", lambda: 1)
@@ -91,6 +103,10 @@ differentiated._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 _function_base: Any = _private("_C._FunctionBase")
+
+
+SAVES_DIRECTLY = _function_base is not _MISSING and hasattr(_function_base, "to_save")
+"""Whether an autograd context has the attribute that its save_for_backward sets."""
 
 
 def function_apply(kind: Any) -> Callable[..., Any]:

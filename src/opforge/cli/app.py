@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click.exceptions import BadOptionUsage
+from typer.core import TyperCommand
 
 from opforge import __version__
 from opforge.cli.shared import Settings
@@ -82,6 +84,20 @@ def everything(
     context.obj = Settings(homes=tuple(home or ()), store=store)
 
 
+class Verb(TyperCommand):
+    """A verb's command line. An option at its end without a value says what to do, and which verb it was."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """click's own, its errors with the context that its parser has not."""
+        try:
+            return super().parse_args(ctx, args)
+        except BadOptionUsage as error:
+            if error.ctx is None:
+                error.ctx = ctx
+                error.message += f" Write one behind it; see: {ctx.command_path} -h"
+            raise
+
+
 def command_line(words: Sequence[str] = ()) -> typer.Typer:
     """The command line with the verbs that stand among `words`; with all of them when none does.
 
@@ -99,7 +115,7 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     for verb in [verb for verb in VERBS if verb in words] or VERBS:
         module, function = VERBS[verb].split(":")
         body = getattr(importlib.import_module(f"opforge.cli.{module}"), function)
-        made.command(verb)(_with_reason(_with_progress(body, bars=verb in SHOWS_BARS)))
+        made.command(verb, cls=Verb)(_with_reason(_with_progress(body, bars=verb in SHOWS_BARS)))
     return made
 
 

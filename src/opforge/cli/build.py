@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,6 +29,14 @@ def build(
             help="A device by name or descriptor file (my_chip.json), for its target; may be given several times."
         ),
     ] = None,
+    wheel: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a wheel into this folder: the operators of a home of your own, with what was built. Whoever "
+            "installs it beside opforge has them."
+        ),
+    ] = None,
+    version: Annotated[str, typer.Option(help="Of the wheel.")] = "0.1.0",
     json: Json = False,
 ) -> None:
     """Compile native kernels ahead of time into each operator's built/ folder.
@@ -41,6 +50,7 @@ def build(
     from opforge.backends.cuda import Cuda
     from opforge.backends.torch_eager import torch_runs_on
     from opforge.machine import device_named
+    from opforge.workbench.kernel_wheel import home_to_pack, kernel_wheel
 
     for spec in map(device_named, device or ()):
         if spec.kind not in ("cpu", "cuda") or (spec.kind == "cuda" and not spec.target.startswith("sm_")):
@@ -51,6 +61,9 @@ def build(
         target = [*(target or ()), "host" if spec.kind == "cpu" else spec.target]
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
+    if wheel is not None:
+        # before anything is compiled
+        home_to_pack(registry, names, version)
     cuda = Cuda()
     targets = tuple(dict.fromkeys(target or ("host",)))
     made: list[dict[str, str]] = []
@@ -91,5 +104,11 @@ def build(
             f"{units.listed(names)}: no C++ or CUDA kernel to build for {units.listed(targets)}. See what there is "
             f"with: opforge show {names[0]}"
         )
+    if wheel is not None:
+        libraries = [Path(entry["path"]) for entry in made]
+        path = kernel_wheel(registry, names, libraries, wheel, version)
+        made.append({"wheel": str(path)})
+        if not json:
+            typer.echo(f"wrote {path}: pip install it beside opforge, and `opforge list` has its operators")
     if json:
         print_json(made)

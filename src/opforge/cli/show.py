@@ -11,6 +11,9 @@ from opforge.cli.shared import Json, print_json, settings
 from opforge.core.implementation import Implementation
 from opforge.core.operator import DOMAINS, TensorSpec
 
+A_COST = 300
+"""Characters of an expression for a cost that are shown; that of attention has 2000, and --json all of them."""
+
 
 def show(
     context: typer.Context,
@@ -70,10 +73,12 @@ def show(
     for law in definition.laws:
         say(f"  law        {law.name}: {law.about}")
     tolerance = definition.tolerance
-    say(f"  cost       {definition.flops} FLOP on {definition.unit} units")
+    from opforge.report.record_text import short
+
+    say(f"  cost       {short(definition.flops, A_COST)} FLOP on {definition.unit} units")
     for kind in ("bytes_read", "bytes_written", "bytes_saved"):
         if expression := getattr(definition, kind):
-            say(f"  cost       {kind} {expression}")
+            say(f"  cost       {kind} {short(expression, A_COST)}")
     if definition.compute_dtype:
         say(f"  computes   in {definition.compute_dtype}")
     if definition.gradient:

@@ -84,6 +84,7 @@ def sweep(
     from opforge.cli.progress import Watcher
     from opforge.cli.shared import exit_code
     from opforge.core.own_shapes import ensure_taken
+    from opforge.report import confessions
     from opforge.report.sweep_chart import sweep_csv
     from opforge.timing import Plan
     from opforge.timing.curve import parse_axis, words
@@ -156,8 +157,9 @@ def sweep(
         csv.parent.mkdir(parents=True, exist_ok=True)
         csv.write_text(sweep_csv([vars(line) for line in lines]), encoding="utf-8")
         typer.echo(f"wrote {csv}", err=True)
+    untimed = confessions([record for record in records if record.timing is None])
     if curve is None:
-        _show_points(lines, json=json, dtype=kind)
+        _show_points(lines, untimed, json=json, dtype=kind)
         across = next((item.name for item in axes if item.name in definition.free_axes), "")
         if plot is not None and lines:
             _draw(plot, f"{name} {kind} on {records[0].device}", definition, across, lines, points)
@@ -171,10 +173,11 @@ def sweep(
                 "dtype": kind,
                 "curves": {label: [vars(point) for point in points] for label, points in curves.items()},
                 "words": sentences,
+                "untimed": untimed,
             }
         )
     else:
-        _print(curve.name, curves, sentences)
+        _print(curve.name, curves, sentences, untimed)
     if plot is not None and curves:
         from opforge.report.sweep_chart import sweep_picture
 
@@ -191,7 +194,9 @@ def sweep(
     raise typer.Exit(exit_code(records))
 
 
-def _print(axis: str, curves: dict[str, list[CurvePoint]], said: dict[str, tuple[str, ...]]) -> None:
+def _print(
+    axis: str, curves: dict[str, list[CurvePoint]], said: dict[str, tuple[str, ...]], untimed: list[str]
+) -> None:
     from opforge.workbench.sweep import fastest_of
 
     fastest = fastest_of(curves)
@@ -206,7 +211,16 @@ def _print(axis: str, curves: dict[str, list[CurvePoint]], said: dict[str, tuple
             )
         for sentence in said[name]:
             typer.echo(f"  {sentence}")
-    if not curves:
+    _tell_untimed(untimed, nothing=not curves)
+
+
+def _tell_untimed(untimed: list[str], *, nothing: bool) -> None:
+    """Which points have no time, and why: a table that leaves them out looks whole."""
+    if untimed:
+        typer.echo("not timed")
+    for sentence in untimed:
+        typer.echo(f"  {sentence}")
+    if nothing:
         typer.echo("nothing was timed; see: opforge verify OPERATOR")
 
 
@@ -245,13 +259,14 @@ def _lines(registry: Registry, records: list[Record], where: str, target: str) -
     return lines_of(records, inspect if for_target else None)
 
 
-def _show_points(lines: list[SweepLine], *, json: bool, dtype: str) -> None:
+def _show_points(lines: list[SweepLine], untimed: list[str], *, json: bool, dtype: str) -> None:
     from opforge.workbench.sweep_points import best_of
 
     best = best_of(lines)
     if json:
         first = {shape: [f"{line.implementation} {line.config}" for line in ties] for shape, ties in best.items()}
-        print_json({"dtype": dtype, "points": [vars(line) for line in lines], "best": first})
+        points = [vars(line) for line in lines]
+        print_json({"dtype": dtype, "points": points, "best": first, "untimed": untimed})
         return
     for shape in best:
         typer.echo(shape)
@@ -263,8 +278,8 @@ def _show_points(lines: list[SweepLine], *, json: bool, dtype: str) -> None:
                 f"  {line.implementation:<24} {line.config:<28} {units.seconds(line.seconds):>9}  "
                 f"{line.gflops:9.1f} GFLOP/s {line.gbytes_per_s:9.1f} GB/s  {roof:>14}{use}"
             )
+    _tell_untimed(untimed, nothing=not lines)
     if not lines:
-        typer.echo("nothing was timed; see: opforge verify OPERATOR")
         return
     typer.echo("best of each shape")
     for shape, ties in best.items():

@@ -48,6 +48,8 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
         parts.append(f"Did you mean {close[0]!r}?")
     if not close or len(names) <= A_LINE:
         parts.append(f"Known here: {', '.join(names) or 'none'}.")
+    if not close and names and not hint:
+        parts.append("Choose one of them.")
     if hint:
         parts.append(hint)
     return UsageError(" ".join(parts))

@@ -111,6 +111,7 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
                 raise UsageError(
                     f"Expression {text!r} uses {name!r}, which stands for nothing here."
                     f"{f' Did you mean {near[0]!r}?' if near else ''} Known here: {', '.join(sorted(names))}."
+                    f"{'' if near else ' Write it with these.'}"
                 )
             case ast.Tuple(elts=elements) | ast.List(elts=elements):
                 return tuple(walk(element) for element in elements)
@@ -146,8 +147,8 @@ def evaluate(text: str, names: Mapping[str, Any]) -> Any:
                 pass
         strange = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ast.unparse(node)
         raise UsageError(
-            f"Expression {text!r:.200} is not understood: its language has no {strange!r:.60}. It has names, numbers, "
-            f"+ - * / // %, comparisons, and, or, not, if else, and {', '.join(sorted(FUNCTIONS))}."
+            f"Expression {text!r:.200} is not understood: its language has no {strange!r:.60}. Write it with names, "
+            f"numbers, + - * / // %, comparisons, and, or, not, if else, and {', '.join(sorted(FUNCTIONS))}."
         )
 
     if not isinstance(text, str):

@@ -251,7 +251,8 @@ class Operator:
                 if name not in known:
                     raise UsageError(
                         f"{self.name}: output {spec.name} uses axis {name!r}, which no input has. Axes of the "
-                        f"inputs: {sorted(known)}."
+                        f"inputs: {sorted(known)}. Take one, or let it follow from them: "
+                        f'derived={{"rows": "cols // 2"}}.'
                     )
         choices = {scalar.name: scalar.choices for scalar in self.scalars}
         known_inputs = {spec.name for spec in self.inputs}
@@ -259,7 +260,7 @@ class Operator:
             if spec.dtype != "T" and not set(choices.get(spec.dtype) or (spec.dtype,)) <= set(DTYPES):
                 raise UsageError(
                     f"{self.name}: {spec.name} has unknown dtype {spec.dtype!r}. Known: T, {', '.join(DTYPES)}, or a "
-                    "parameter with such choices."
+                    "parameter with such choices. Choose one of them."
                 )
             if spec.domain not in DOMAINS:
                 raise UsageError(
@@ -362,7 +363,7 @@ class Operator:
             if name in self.list_axes:
                 continue  # it tells the form of a call
             if name not in known:
-                takes = f"It takes: {', '.join(known) or 'none'} (see: opforge show {self.name})."
+                takes = f"It takes: {', '.join(known) or 'none, so leave it away'} (see: opforge show {self.name})."
                 raise UsageError(f"{self.name} has no parameter {name!r}. {takes}")
             choices = known[name].choices
             if choices and value not in choices:

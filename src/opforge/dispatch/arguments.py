@@ -141,8 +141,9 @@ def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any
     """What is wrong with arguments that are too many, too few, or no tensors in plain memory; or with parameters
     that are no plain values.
     """
+    count = len(operator.inputs)
     wanted = (
-        f"{operator.name} takes {len(operator.inputs)} tensors "
+        f"{operator.name} takes {count} tensor{'' if count == 1 else 's'} "
         f"({', '.join(spec.name + (' or None' if spec.optional else '') for spec in operator.inputs)})"
     )
     strange = [tensor for tensor in tensors if not isinstance(tensor, torch.Tensor)]
@@ -152,12 +153,14 @@ def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any
             if operator.scalars
             else ""
         )
+        plain = isinstance(strange[0], list | tuple | float | int) or type(strange[0]).__module__ == "numpy"
         return UsageError(
-            f"{wanted}, and {strange[0]!r:.60} is a {type(strange[0]).__name__}{by_name}. See: opforge show "
+            f"{wanted}, and {' '.join(repr(strange[0]).split()):.60} is a {type(strange[0]).__name__}{by_name}. "
+            f"{'Make a tensor of it, torch.as_tensor(…)' if plain else 'Give tensors in its place'}; see: opforge show "
             f"{operator.name}"
         )
     if len(tensors) != len(operator.inputs):
-        return UsageError(f"{wanted}, not {len(tensors)}. See: opforge show {operator.name}")
+        return UsageError(f"{wanted}, not {len(tensors)}. Give them in this order; see: opforge show {operator.name}")
     inputs = {spec.name for spec in operator.inputs}
     for name, value in scalars.items():
         if name in inputs:
@@ -165,7 +168,8 @@ def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any
         if name not in {scalar.name for scalar in (*operator.scalars, *operator.presence)}:
             return UsageError(
                 f"{operator.name} has no parameter {name!r}. It takes: "
-                f"{', '.join(scalar.name for scalar in operator.scalars) or 'none'}. See: opforge show {operator.name}"
+                f"{', '.join(scalar.name for scalar in operator.scalars) or 'none: leave it away'}. See: opforge show "
+                f"{operator.name}"
             )
         if not isinstance(value, bool | int | float | str):
             return UsageError(

@@ -13,7 +13,7 @@ too.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,11 +33,22 @@ from opforge.dispatch.arguments import (
     overwritten_places,
 )
 from opforge.dispatch.autocast import cast, outside_autocast
-from opforge.dispatch.call_table import BOUND, BOUND_ANYWAY, SPREAD, WHOLE, call_table
+from opforge.dispatch.call_classes import apart, class_of, manner_of_call, may_be_negated, without_autocast
+from opforge.dispatch.call_table import (
+    BOUND,
+    BOUND_ANYWAY,
+    MOST_TENSORS,
+    NATIVE,
+    NATIVE_ANYWAY,
+    SPREAD,
+    WHOLE,
+    call_table,
+    forward_of,
+    native_call,
+)
 from opforge.dispatch.choose import Choice, Chooser
 from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference, in_form
 from opforge.dispatch.registration import register
-from opforge.roofline.time_model import VECTOR_BYTES, Manner, manner_of
 from opforge.runner.kernel_arguments import prepare
 from opforge.runner.launch import collapse, layout_of
 from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of
@@ -125,7 +136,7 @@ class Function:
             check_overwritten(self._form(scalars), tensors)
         try:
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
-            quick = self._quick.get((shape, *_apart(scalars)) if scalars else shape)
+            quick = self._quick.get((shape, *apart(scalars)) if scalars else shape)
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
             raise misfit(self._form(scalars), tensors, scalars) from error
         if quick is not None:
@@ -141,9 +152,12 @@ class Function:
                     # too few tensors, or one in no plain memory; it is asked again below, and answered as what it is
                     done = False
                 if done:
+                    if self._table is not None:
+                        # under this state of PyTorch's (inference_mode, autocast) the table has not seen the class
+                        self._keep(tensors, scalars)
                     return output
         try:
-            key = _key(tensors, scalars)
+            key = class_of(tensors, scalars)
         except (AttributeError, RuntimeError) as error:
             raise misfit(self._form(scalars), tensors, scalars) from error
         call = self._calls.get(key)
@@ -235,7 +249,7 @@ class Function:
         if found.quick is not None:
             make, bound = found.quick
             shape = tuple([tensor.shape for tensor in tensors]) if self._products else tensors[0].shape
-            self._quick[(shape, *_apart(scalars)) if scalars else shape] = (
+            self._quick[(shape, *apart(scalars)) if scalars else shape] = (
                 make,
                 outside_autocast(bound) if self._products else bound,
             )
@@ -258,10 +272,19 @@ class Function:
         autocast and gradients already.
         """
         tensors, scalars = tuple(given), dict(named)
+        if len(tensors) > MOST_TENSORS:
+            return
         prepared = self._kernel(tensors, scalars)[0]
+        native = native_call(prepared)
         if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            tracked = apply_directly(self.backward_of(scalars), prepared.run, checked_scalars(self.operator, scalars))
+            if _any_autocast():
+                return  # it would be refused
+            run = native or (prepared.run if prepared.direct is None else without_autocast(*prepared.direct))
+            values = checked_scalars(self.operator, scalars)
+            tracked = apply_directly(self.backward_of(scalars), run, values, forward_of)
             self._table.keep(tensors, scalars, SPREAD, tracked, None, None)
+        elif native is not None:
+            self._table.keep(tensors, scalars, NATIVE if self._products else NATIVE_ANYWAY, native, None, None)
         elif prepared.direct is not None:
             self._table.keep(tensors, scalars, SPREAD, *prepared.direct, None)
         elif prepared.quick is not None:
@@ -278,7 +301,7 @@ class Function:
         try:
             key = (
                 *(part for tensor in tensors for part in (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)),
-                *_apart(scalars),
+                *apart(scalars),
             )
             found = self._prepared.get(key)
         except (AttributeError, RuntimeError, TypeError) as error:
@@ -289,7 +312,7 @@ class Function:
             found = self._prepared.get(key)
             if found is None:
                 made, choice = self._prepare(tensors, scalars)
-                if not all(tensor.is_contiguous() and tensor.numel() != 1 for tensor in tensors):
+                if any(may_be_negated(tensor) for tensor in tensors):
                     # PyTorch's own functions read the sign themselves
                     made = PreparedCall(self._without_negation(made.run, scalars), direct=made.direct)
                 if self._overwrites:
@@ -323,8 +346,8 @@ class Function:
 
     def _without_negation(self, run: PreparedFunction, given: Mapping[str, ScalarValue]) -> PreparedFunction:
         """The imaginary part of a conjugate is a view whose elements PyTorch negates when it reads them; a kernel would
-        not. Its stride is
-        never that of neighbours, so tensors whose elements are need not be asked; a single element has any stride."""
+        not.
+        """
 
         def asked(tensors: Sequence[torch.Tensor]) -> Any:
             if any(tensor.is_neg() for tensor in tensors):
@@ -369,7 +392,7 @@ class Function:
             scalars,
             device.type,
             layouts if collapsible else [*layouts, "not collapsible"],
-            _manner(flat),
+            manner_of_call(flat),
         )
         call = Call(
             operator=operator, axes=axes, dtype=dtype, scalars=scalars, config=choice.config, device=device.type
@@ -408,32 +431,6 @@ class Function:
 
     def _register(self) -> Any:
         return register(self.operator, lambda: self).custom
-
-
-def _key(tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> tuple[Any, ...]:
-    parts = [
-        part
-        for tensor in tensors
-        for part in (type(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
-    ]
-    return (*parts, *_apart(scalars))
-
-
-def _apart(scalars: Mapping[str, ScalarValue]) -> Iterable[Any]:
-    """Parameters by which calls are told apart. 0.0, -0.0, 0 and False are one key of a dictionary, and not one value
-    of a parameter.
-    """
-    return scalars.items() if 0 not in scalars.values() else (repr(scalars),)
-
-
-def _manner(flat: Sequence[Any]) -> Manner:
-    """How inputs lie; of what cannot be seen in the kernel's shape it is enough that it is strided."""
-    return tuple(
-        manner_of([(item.shape, item.stride(), item.element_size(), item.data_ptr() % VECTOR_BYTES == 0)])[0]
-        if isinstance(item, torch.Tensor)
-        else ("strided", False)
-        for item in flat
-    )
 
 
 def function_of(name: str, chooser: Chooser) -> Function:

@@ -5,7 +5,6 @@ call in PyTorch's graph."""
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,12 +174,33 @@ class Tracked(torch.autograd.Function):  # type: ignore[misc, unused-ignore]  # 
 
 
 def apply_directly(
-    backward: Backward, run: Callable[[Sequence[torch.Tensor]], Any], scalars: Mapping[str, ScalarValue]
+    backward: Backward,
+    run: Callable[[Sequence[torch.Tensor]], Any],
+    scalars: Mapping[str, ScalarValue],
+    forward_of: Callable[..., Callable[..., Any] | None] = lambda run, places: None,
 ) -> Callable[..., Any]:
     """`Tracked.apply` of these, a function of tensors one by one, for a caller who has looked already at transforms and
-    at what they leave behind: autograd.Function asks for them again, for a third of such a call's time.
+    at what they leave behind: autograd.Function asks for them again, for a third of such a call's time. A type of its
+    own for each such call knows the rest, which a node need not carry.
+
+    forward_of   `forward_of(run, places)`: a quicker `forward(ctx, *tensors)`, which keeps what stands at these places
+                 of a row of the inputs and the outputs; None where there is none
     """
-    return functools.partial(torch_private.function_apply(Tracked), backward, run, scalars)
+    several = len(backward.operator.outputs) != 1
+
+    def forward(ctx: Any, *tensors: torch.Tensor) -> Any:
+        output = run(tensors)
+        ctx.save_for_backward(*backward.kept(tensors, output if several else (output,)))
+        return output
+
+    def back(ctx: Any, *incoming: torch.Tensor) -> Any:
+        return gradients_of(backward, scalars, ctx.saved_tensors, incoming, ctx.needs_input_grad)
+
+    places = None
+    if backward.always is not None:
+        places = tuple([place if keep else -1 for place, keep in enumerate(backward.always)])
+    members = {"forward": staticmethod(forward_of(run, places) or forward), "backward": staticmethod(back)}
+    return torch_private.function_apply(type(Tracked.__name__, (torch.autograd.Function,), members))
 
 
 def remember(
@@ -194,8 +214,19 @@ def remember(
 def come_back(ctx: Any, incoming: Sequence[torch.Tensor], needed: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
     """One gradient for each input that needs one, in the dtype of that input: autocast has no say in it."""
     backward, scalars = ctx.opforge
+    return gradients_of(backward, scalars, ctx.saved_tensors, incoming, needed)
+
+
+def gradients_of(
+    backward: Backward,
+    scalars: Mapping[str, ScalarValue],
+    kept: Sequence[torch.Tensor | None],
+    incoming: Sequence[torch.Tensor],
+    needed: Sequence[bool],
+) -> tuple[torch.Tensor | None, ...]:
+    """One gradient for each input that needs one, of what was kept from the forward call."""
     with torch.autocast(incoming[0].device.type, enabled=False) if _any_autocast() else contextlib.nullcontext():
-        found: tuple[torch.Tensor | None, ...] = backward(ctx.saved_tensors, incoming, scalars, needed)
+        found: tuple[torch.Tensor | None, ...] = backward(kept, incoming, scalars, needed)
     return found
 
 

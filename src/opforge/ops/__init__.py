@@ -42,7 +42,9 @@ def __dir__() -> list[str]:
 
 
 def _register() -> None:
-    """Schemas of all operators known here; kernels and records are looked at by the first call of each."""
+    """Schemas of all operators known here. Kernels, records, and whether cases and workloads fit the definition, are
+    looked at by the first call of each: that is most of what such a file is asked, and no schema needs it.
+    """
     import importlib.util
     import sys
 
@@ -55,7 +57,7 @@ def _register() -> None:
 
     registry = load()
     register_all(
-        (partial(registry.operator, name) for name in registry.names()), partial(getattr, sys.modules[__name__])
+        (partial(registry.unasked, name) for name in registry.names()), partial(getattr, sys.modules[__name__])
     )
 
 

@@ -74,7 +74,7 @@ def _check_axes(operator: Operator, item: Case | Workload) -> None:
     if set(item.axes) != set(operator.axes):
         raise UsageError(
             f"{place} has the axes {', '.join(map(str, item.axes)) or 'none'}; it needs "
-            f"{', '.join(operator.axes) or 'none'}."
+            f"{', '.join(operator.axes) or 'none'}. Give a size for each of these, and for no other."
         )
     specs = (*operator.inputs, *operator.outputs)
     variadic = {token[1:] for spec in specs for token in tokens(spec.shape) if token.startswith("*")}

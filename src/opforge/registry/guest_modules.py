@@ -68,4 +68,5 @@ def _remedy(error: BaseException) -> str:
         missing = [name for name in re.findall(r"'(\w+)'", str(error)) if name in examples]
         return f"Add it, for example: {', '.join(f'{name}={examples[name]}' for name in missing)}."
     near = [RENAMED[called[3]]] if called[3] in RENAMED else get_close_matches(called[3], names, n=1)
-    return f"{f'Did you mean {near[0]!r}? ' if near else ''}{called[1]} has {', '.join(names)}."
+    hint = f"Did you mean {near[0]!r}? " if near else "Choose one that there is: "
+    return f"{hint}{called[1]} has {', '.join(names)}."

@@ -117,7 +117,8 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
     for dtype in said.get("DTYPES", ()):
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise UsageError(
-                f"{line_of(source, 'DTYPES')}: DTYPES has {dtype!r}, which is no dtype. Known: {', '.join(DTYPES)}."
+                f"{line_of(source, 'DTYPES')}: DTYPES has {dtype!r}, which is no dtype. Known: {', '.join(DTYPES)}. "
+                "Choose among them."
             )
     for key, values in said.get("SPACE", {}).items():
         if not isinstance(key, str) or not isinstance(values, list | tuple):

@@ -133,7 +133,7 @@ def check_names(operator: Operator, implementation: Implementation) -> None:
             used = {node.id for node in ast.walk(ast.parse(condition, mode="eval")) if isinstance(node, ast.Name)}
             for strange in sorted(used - known - set(FUNCTIONS)):
                 near = get_close_matches(strange, known, n=1)
-                hint = f"Did you mean {near[0]!r}? " if near else ""
+                hint = f"Did you mean {near[0]!r}? " if near else "Write it with what there is. "
                 where = line_of(implementation.source, key, strange)
                 raise UsageError(
                     f"{where}: {key} {name!r} speaks of {strange!r}, which {operator.name} has not. {hint}Known "

@@ -398,7 +398,10 @@ def _follow(arena: Arena, operator: Operator, case: Case) -> None:
     inputs = arena.tensors("input")
     wide = {name: item.to(torch.float64) if item.is_floating_point() else item for name, item in inputs.items()}
     with torch.no_grad(), its_own_words(operator, "function `follows`", case):
-        for name, values in dict(operator.follows(wide, operator.scalar_values(case.scalars))).items():
+        made = operator.follows(wide, operator.scalar_values(case.scalars))
+        if not isinstance(made, Mapping):
+            raise TypeError(f"it returns a {type(made).__name__}, no dict of inputs to tensors")
+        for name, values in made.items():
             if name not in inputs or values.shape != inputs[name].shape:
                 raise ValueError(f"{name} of shape {tuple(values.shape)} is no input with that shape")
             slot = next(slot for slot in arena.slots if slot.name == name)

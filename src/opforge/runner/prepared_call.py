@@ -30,12 +30,14 @@ class PreparedCall(NamedTuple):
             tensors are of the class: a caller who has both need not ask. None where there is no such way
     direct  a function of the inputs one by one, and what it is given by name: `run` without a look at autocast, of
             PyTorch's own functions. None where there is no such way
+    bound   `bound` of inputs and of what `makers` make, however many; None where there is no such way
     """
 
     run: PreparedFunction
     quick: tuple[PreparedFunction, Callable[..., bool]] | None = None
     makers: Sequence[PreparedFunction] = ()
     direct: tuple[Callable[..., Any], dict[str, ScalarValue]] | None = None
+    bound: Callable[..., bool] | None = None
 
 
 _any_autocast = torch_private.any_autocast
@@ -98,14 +100,14 @@ def prepared(
     if all(0 in shape for shape in shapes) if empty is None else empty:
         return PreparedCall(lambda tensors: _finished([make(tensors) for make in makers]), makers=makers)
     run = _general(kernel, tensors, flat_in, shapes, flat_out, makers, scalars)
-    if kernel.bound is None or not all(tensor.is_contiguous() for tensor in tensors):
+    if kernel.bound is None or not (kernel.strided or all(tensor.is_contiguous() for tensor in tensors)):
         return PreparedCall(run, makers=makers)
     bound = kernel.bound([*tensors, *(make(tensors) for make in makers)], [*flat_in, *flat_out])
     if bound is None:
         return PreparedCall(run, makers=makers)
     if len(shapes) != 1:
-        return PreparedCall(_bound(bound, makers, run), makers=makers)
-    return PreparedCall(_bound_one(bound, makers[0], run), (makers[0], bound), makers)
+        return PreparedCall(_bound(bound, makers, run), makers=makers, bound=bound)
+    return PreparedCall(_bound_one(bound, makers[0], run), (makers[0], bound), makers, bound=bound)
 
 
 def _bound_one(bound: Callable[..., bool], make: PreparedFunction, otherwise: PreparedFunction) -> PreparedFunction:

@@ -26,7 +26,7 @@ def rebuild(path: Path, seen: tuple[int, int] | None) -> tuple[str, ...]:
         files.sync_folder(path.parent)
     return (
         f"The store {path} was damaged. It was set aside as {aside}, and what could be read ({kept} records) is "
-        "in a new store.",
+        "in a new store. See what there is with: opforge records",
     )
 
 

@@ -75,7 +75,12 @@ def parse_swept(operator: Operator, implementations: Sequence[Implementation], t
     axis = parse_axis(text)
     if axis.name not in operator.free_axes:
         known = [*operator.free_axes, *(scalar.name for scalar in operator.scalars), *sorted(tunables)]
-        raise UsageError(f"{operator.name} has no axis {axis.name!r} to sweep. It has: {', '.join(known)}.")
+        first = operator.free_axes[0]
+        sizes = "8,2x3" if first in variadic(operator) else "64,128"
+        raise UsageError(
+            f"{operator.name} has no axis {axis.name!r} to sweep. It has: {', '.join(known)}. Example: --axis "
+            f"{first}={sizes}"
+        )
     return Swept(name=axis.name, values=tuple(map(str, axis.values)), tunable=False)
 
 

@@ -1,7 +1,7 @@
-// A kernel bound to one class of tensors: contiguous, of these shapes, dtypes and devices.
+// A kernel bound to one class of tensors: of these shapes, strides, dtypes and devices.
 //
-// prepare(kernel, alignment, count, {example, axes, size...} for each tensor, number...) returns a function of `count` tensors.
-// It hands them to the kernel in the given sizes, which hold the elements in the same order, then the numbers, and
+// prepare(kernel, alignment, count, {example, axes, size..., stride...} for each tensor, number...) returns a function of `count` tensors.
+// It hands them to the kernel in the given sizes and strides, which are a view of the same elements in the same order, then the numbers, and
 // returns true; for tensors of another class, or at addresses that are no multiples of `alignment`, it does nothing and
 // returns false, and so it does when the kernel says false.  A view made by PyTorch costs more than the whole call.
 #include "opforge/abi/packed.h"
@@ -14,12 +14,6 @@ namespace {
 
 constexpr int kMostTensors = 12, kMostArguments = 32;
 
-std::vector<int64_t> row_major(const std::vector<int64_t>& sizes) {
-  std::vector<int64_t> strides(sizes.size(), 1);
-  for (std::size_t i = sizes.size(); i > 1; --i) strides[i - 2] = strides[i - 1] * sizes[i - 1];
-  return strides;
-}
-
 struct Known {
   DLDataType dtype;
   DLDevice device;
@@ -30,7 +24,7 @@ struct Known {
     if (tensor.device.device_type != device.device_type || tensor.device.device_id != device.device_id) return false;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (tensor.shape[i] != sizes[i]) return false;
-      if (sizes[i] != 1 && tensor.strides != nullptr && tensor.strides[i] != strides[i]) return false;
+      if (sizes[i] != 1 && (tensor.strides == nullptr || tensor.strides[i] != strides[i])) return false;
     }
     return true;
   }
@@ -98,8 +92,8 @@ void prepare(const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
   for (int64_t i = 0; i < count; ++i) {
     const DLTensor* example = tensor_of(take());
     OPFORGE_CHECK(example != nullptr, TypeError, "prepare() needs an example of each tensor");
-    Known known{example->dtype, example->device, {example->shape, example->shape + example->ndim}, {}, {}, {}};
-    known.strides = row_major(known.sizes);
+    OPFORGE_CHECK(example->strides != nullptr || example->ndim == 0, ValueError, "prepare() needs the strides of each tensor");
+    Known known{example->dtype, example->device, {example->shape, example->shape + example->ndim}, {example->strides, example->strides + example->ndim}, {}, {}};
     const int64_t axes = opforge::detail::Argument<int64_t>::get(take(), "prepare", next);
     int64_t elements = 1;
     for (int64_t axis = 0; axis < axes; ++axis) {
@@ -108,7 +102,7 @@ void prepare(const TVMFFIAny* args, int32_t num_args, TVMFFIAny* result) {
     }
     OPFORGE_CHECK(elements == opforge::TensorView(example).numel(), ValueError, "the kernel would see ", elements, " elements of a tensor with ",
                   opforge::TensorView(example).numel());
-    known.kernel_strides = row_major(known.kernel_sizes);
+    for (int64_t axis = 0; axis < axes; ++axis) known.kernel_strides.push_back(opforge::detail::Argument<int64_t>::get(take(), "prepare", next));
     prepared->tensors.push_back(std::move(known));
   }
   for (; next < num_args; ++next) {
