@@ -59,6 +59,10 @@ def optimize(
     limit: Annotated[
         float, typer.Option(min=0.0, help="Seconds for all of it: no round is begun after them. 0: no limit.")
     ] = 0.0,
+    patience: Annotated[
+        float,
+        typer.Option(min=0.0, help="On a CPU: seconds to wait, in all, for other work to leave the processors."),
+    ] = 60.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever an interrupted run left.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Record the rounds, and change no file.")] = False,
     lang: Annotated[str, typer.Option(help="Language of optimization_log.md: en or zh.")] = "en",
@@ -107,6 +111,7 @@ def optimize(
                 fresh=fresh or engine == "replay",
                 named={"conservative": str(conservative), "rounds": str(rounds), "tokens": str(tokens)},
                 start=recorded[0].best if recorded else None,
+                patience_s=patience,
             )
 
             def make(scratch: Path) -> Engine:
