@@ -32,6 +32,8 @@ OPERATORS = {
 DTYPE = "float32"
 FEW = 3
 """Points of the search, its winner among them, that meet the loop's."""
+PATIENCE = os.environ.get("PATIENCE", "60")
+"""Seconds that a loop may wait for a still machine; 0 where it has the processors by its priority."""
 WITHIN = 1.1
 """Of the time of the best: the loop's point is near enough."""
 
@@ -73,7 +75,8 @@ def loop(folder: Path, name: str) -> None:
     """At most five rounds of rules. The target is out of reach, so that it does not end early."""
     path = folder / f"{name}.loop.json"
     if found(path) is None:
-        said = opforge(folder, "optimize", name, "--dtype", DTYPE, "--device", "cpu", "--target", "1000")
+        words = ["--dtype", DTYPE, "--device", "cpu", "--target", "1000", "--patience", PATIENCE]
+        said = opforge(folder, "optimize", name, *words)
         written(path, said.splitlines())
     print("\n".join(found(path)))
 

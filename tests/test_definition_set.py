@@ -70,12 +70,16 @@ DTYPES = ("float32", "float16", "bfloat16")
 def test_files_on_request_are_formatted_and_named_in_the_folder(tmp_path):
     ruff = shutil.which("ruff", path=str(Path(sys.executable).parent)) or shutil.which("ruff")
     for name in NAMES:
-        generate(load(), definition(name), tmp_path, backends=("cuda", "tilelang", "ascend"))
+        generate(load(), definition(name), tmp_path, backends=("cuda", "tilelang", "ascend", "ascendc"))
         backends = {item.backend for item in load((tmp_path,)).implementations(name)}
         assert {"cuda", "tilelang"} <= backends
         assert (tmp_path / name / f"{name}_ascend.py").is_file()
-        asked = [path for kind in ("cuda_*", "tilelang_*", "*_ascend.py") for path in (tmp_path / name).glob(kind)]
-        assert len(asked) == 3
+        asked = [
+            path
+            for kind in ("cuda_*", "tilelang_*", "*_ascend.py", "*_ascendc.py")
+            for path in (tmp_path / name).glob(kind)
+        ]
+        assert len(asked) == 4
         for path in asked:
             assert max(map(len, path.read_text().splitlines())) <= 120, path
     if ruff is None:

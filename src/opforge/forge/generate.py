@@ -16,6 +16,7 @@ from opforge.forge.ir import shown
 from opforge.forge.new import checked_folder
 from opforge.forge.on_request import BACKENDS, written
 from opforge.forge.write_ascend import ascend_file
+from opforge.forge.write_ascendc import ascendc_file
 from opforge.forge.write_cpp import cpp_file
 from opforge.forge.write_four_files import four_files
 from opforge.forge.write_op import Case, one_line, op_text, workload_sizes
@@ -44,9 +45,10 @@ IDEAS = {
     "tilelang_scans": "a thread for each row, which carries every scan along",
     "torch_eager": "the formula in PyTorch, in float32: the baseline",
 }
-ASCEND = "ascend"
-"""On request too: no implementation, but a function that launches the Triton kernel on an NPU."""
-ON_REQUEST = (*BACKENDS, ASCEND)
+ASCEND, ASCENDC = "ascend", "ascendc"
+"""On request too, and no implementations: a function that launches the Triton kernel on an NPU, and the program in
+TileLang's dialect for Ascend, which prints AscendC."""
+ON_REQUEST = (*BACKENDS, ASCEND, ASCENDC)
 BROUGHT_IN = "a solution that came with the task, as it is"
 
 
@@ -75,7 +77,7 @@ def files_of(
         kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
     kernels["torch_eager.py"] = torch_text(definition, program, layout)
     for name in backends:
-        if name != ASCEND:
+        if name in BACKENDS:
             file, text = written(name, definition, program, layout)
             kernels[file] = text
     generated = tuple(name.split(".")[0] for name in kernels)
@@ -88,6 +90,7 @@ def files_of(
         "README.md": _readme(definition, implementations),
         **kernels,
         **dict([ascend_file(definition, program, triton)] if ASCEND in backends else []),
+        **dict([ascendc_file(definition, program, layout)] if ASCENDC in backends else []),
         **more.files,
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import TILELANG, Writer, call
@@ -61,9 +61,8 @@ def place_of(axis: str) -> str:
     return f"at_{axis.lstrip('*')}"
 
 
-def _outer(program: Program) -> list[str]:
-    """Assignments of the places along the axes before the last one, as functions of a block and an index."""
-    *outer, _ = program.axes
+def outer_places(outer: Sequence[str]) -> list[str]:
+    """The places along axes that rows are counted over, as functions of a block and an index."""
     lines = []
     for at, axis in enumerate(outer):
         divided = "".join(f" // {size_of(later)}" for later in reversed(outer[at + 1 :]))
@@ -78,10 +77,11 @@ def element_of(name: str, axes: tuple[str, ...], last: str, col: str) -> str:
     return f"{name}[{', '.join(places)}]"
 
 
-def _reader(name: str, axes: tuple[str, ...], last: str) -> list[str]:
+def reader_of(name: str, axes: tuple[str, ...], last: str) -> list[str]:
     """A function of a tensor and a place in a block that gives its element as float32."""
     element = element_of(name, axes, last, "col")
-    return [f"def {name}_at({name}, block, i, col):", f"    return to_float32({element}, dtype, target)", ""]
+    read = call("return to_float32", [element, "dtype", "target"], 8).split("\n")
+    return [f"def {name}_at({name}, block, i, col):", *(line[4:] for line in read), ""]
 
 
 def formula_function(
@@ -95,7 +95,8 @@ def formula_function(
     return [*lines, f"    return {form.replace('TEXT', text)}", ""]
 
 
-def _parameters(program: Program) -> list[str]:
+def parameters_of(program: Program) -> list[str]:
+    """The parameters as float32."""
     return [f"{name} = T.float32({name})" for name, _ in program.parameters]
 
 
@@ -117,11 +118,11 @@ def _tiles(definition: Definition, program: Program) -> str:
     row, col = "row_at(block, i)", "col_at(block, j)"
     body = [f'{size_of(axis)} = T.dynamic("{size_of(axis)}", "int64")' for axis in program.axes]
     body += [f"rows, cols = {' * '.join(map(size_of, outer)) or 1}, {size_of(last)}", "kept = storage(dtype, target)"]
-    body += ["height, across = tile // width, T.ceildiv(cols, width)", *_parameters(program), ""]
+    body += ["height, across = tile // width, T.ceildiv(cols, width)", *parameters_of(program), ""]
     body += ["def row_at(block, i):", "    return block // across * height + i", ""]
-    body += ["def col_at(block, j):", "    return block % across * width + j", "", *_outer(program)]
+    body += ["def col_at(block, j):", "    return block % across * width + j", "", *outer_places(program.axes[:-1])]
     for name, axes in program.reads:
-        body += _reader(name, axes, last)
+        body += reader_of(name, axes, last)
     known = sources(program, {one: one for one in reads})
     for write in program.writes:
         body += formula_function(program, f"{write.name}_of", write.value, known, reads, STORED)
@@ -148,7 +149,7 @@ def _tiles(definition: Definition, program: Program) -> str:
         '          instructions\n"""\n\n'
         + "import math\n\n" * last.startswith("*")
         + "import tilelang.language as T\n\n"
-        + tools_imported(body, stores)
+        + tools_imported(body, stores, ["both("])
         + '\nSPACE = {"tile": (1024, 2048, 4096), "threads": (128, 256, 512)}\n'
         'LIMITS = {"every_thread_has_work": "tile >= threads"}\nDEFAULT = {"tile": 2048, "threads": 256}\n'
         f'SUPPORTS = {{"columns_in_32_bits": "{named} < 2147483648"}}\n\n\n'
@@ -181,7 +182,10 @@ class Rows:
     """Rows with their reductions, written statement by statement.
 
     told    what the file says of itself; sides: the body of its `variant`, with LAST for the last axis
+    deeper  spaces by which the body stands deeper than in a kernel of its own
     """
+
+    deeper = 0
 
     told = (
         '"""Rows a tile at a time, with one partial result for each column of the tile; each reduction reads its\n'
@@ -218,10 +222,10 @@ class Rows:
         *outer, last = program.axes
         head = [f'{size_of(axis)} = T.dynamic("{size_of(axis)}", "int64")' for axis in program.axes]
         head += [f"rows, cols = {' * '.join(map(size_of, outer))}, {size_of(last)}", "kept = storage(dtype, target)"]
-        head += ["alloc, each = tile(target), loop(target)", *_parameters(program), ""]
-        head += ["def row_at(block, i):", "    return block * height + i", "", *_outer(program)]
+        head += ["alloc, each = tile(target), loop(target)", *parameters_of(program), ""]
+        head += ["def row_at(block, i):", "    return block * height + i", "", *outer_places(program.axes[:-1])]
         for name, axes in program.reads:
-            head += _reader(name, axes, last)
+            head += reader_of(name, axes, last)
         head += self.functions
         nan = any("has_nan" in line for line in self.body)
         tiles = any("partial[" in line for line in self.body)
@@ -250,6 +254,11 @@ class Rows:
             + "\n".join(inner)
             + f"\n\n    return {self.definition.name}\n"
         )
+
+    def wrapped(self, head: str, arguments: list[str], indent: int, cut: int) -> list[str]:
+        """The lines of a call that will stand `indent` deep in the file, without the first `cut` spaces of each."""
+        lines = call(head, arguments, indent + self.deeper).split("\n")
+        return [line[cut + self.deeper :] for line in lines]
 
     def more_kept(self) -> list[str]:
         """Further allocations of a block."""
@@ -309,9 +318,7 @@ class Rows:
         read = any("_at(" in text for text in texts)
         indent = "    " * (1 + read)
         self.body += ["    if row_at(block, i) < rows:"] * read
-        self.body += (
-            call(f"{name}[i] = {name}_of", texts, 12 + len(indent)).replace(" " * 12, "", 1).split("\n" + " " * 12)
-        )
+        self.body += self.wrapped(f"{name}[i] = {name}_of", texts, 12 + len(indent), 12)
 
     def reduced(self, number: int, value: Value) -> None:
         root = value.arguments[0]
@@ -324,7 +331,7 @@ class Rows:
         known_form = form.get(value.operation, f"{until} + TEXT")
         self.functions += formula_function(self.program, f"{name}_with", root, known, [until, *names], known_form)
         start = _START.get(value.operation, "T.float32(0)")
-        combined = call(f"partial[i, j] = {name}_with", ["partial[i, j]", *texts], 24)
+        combined = self.wrapped(f"partial[i, j] = {name}_with", ["partial[i, j]", *texts], 24, 12)
         how = {"max": "max", "min": "min"}.get(value.operation, "sum")
         self.body += [
             "for i, j in each(height, width):",
@@ -332,7 +339,7 @@ class Rows:
             "for step in T.serial(T.ceildiv(cols, width)):",
             "    for i, j in each(height, width):",
             f"        if both({row} < rows, {col} < cols):",
-            *(line[12:] for line in combined.split("\n")),
+            *combined,
             f"T.reduce_{how}(partial, total, dim=1, clear=True)",
         ]
         if how != "sum":
@@ -358,10 +365,10 @@ class Rows:
         row, col = "row_at(block, i)", "step * width + j"
         names, texts, known = self.given(number, col)
         self.functions += formula_function(self.program, f"{name}_of", number, known, names, STORED)
-        stored = call(f"{element_of(name, axes, self.last, col)} = {name}_of", texts, 24)
+        stored = self.wrapped(f"{element_of(name, axes, self.last, col)} = {name}_of", texts, 24, 12)
         self.body += [
             "for step in T.serial(T.ceildiv(cols, width)):",
             "    for i, j in each(height, width):",
             f"        if both({row} < rows, {col} < cols):",
-            *(line[12:] for line in stored.split("\n")),
+            *stored,
         ]

@@ -19,7 +19,6 @@ NAMES = frozenset(
         "bx",
         "by",
         "bz",
-        "l",
         "in_row",
         "in_col",
         "in_term",
@@ -92,8 +91,8 @@ def tilelang_product(definition: Definition, program: Program, layout: Layout) -
         return [
             f"for {first}, {second} in each({extents}):",
             f"    {place} = T.Cast(factor, 0)",
-            f"    if both({at[inner]} < {limit}, step * block_k + l < terms):",
-            f"        {place} = {name}_at({name}, {matrix}, {index}, step * block_k + l)",
+            f"    if both({at[inner]} < {limit}, step * block_k + at < terms):",
+            f"        {place} = {name}_at({name}, {matrix}, {index}, step * block_k + at)",
         ]
 
     given = ["sums[i, j]", *(f"{name}_at({name}, {matrix}, {at['in_row']}, {at['in_col']})" for name in names)]
@@ -106,14 +105,14 @@ def tilelang_product(definition: Definition, program: Program, layout: Layout) -
         "for i, j in each(block_m, block_n):",
         "    sums[i, j] = T.float32(0)",
         "for step in T.serial(T.ceildiv(terms, block_k)):",
-        *(f"    {line}" for line in loaded("left", of.a, "i", "l", "block_m, block_k", "in_row", at["in_row"])),
-        *(f"    {line}" for line in loaded("right", of.b, "l", "j", "block_k, block_n", "in_col", at["in_col"])),
+        *(f"    {line}" for line in loaded("left", of.a, "i", "at", "block_m, block_k", "in_row", at["in_row"])),
+        *(f"    {line}" for line in loaded("right", of.b, "at", "j", "block_k, block_n", "in_col", at["in_col"])),
         "    if cores:",
         "        T.gemm(left, right, sums)",
         "    else:",
-        "        for l in T.serial(block_k):",
+        "        for at in T.serial(block_k):",
         "            for i, j in each(block_m, block_n):",
-        "                sums[i, j] += left[i, l] * right[l, j]",
+        "                sums[i, j] += left[i, at] * right[at, j]",
         "for i, j in each(block_m, block_n):",
         f"    if both({at['in_row']} < rows, {at['in_col']} < cols):",
         *call(f"        {stored} = {out.name}_of", given, 8).replace("                ", "        ", 1).split("\n"),

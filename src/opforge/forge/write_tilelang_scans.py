@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from opforge.forge.definition import Definition
-from opforge.forge.emit import call
 from opforge.forge.families import Layout
 from opforge.forge.ir import Program, Value
 from opforge.forge.write_tilelang import NAMES as ROW_NAMES, STORED, Rows, element_of, formula_function
 
-NAMES = frozenset({*ROW_NAMES, "c"})
+NAMES = frozenset(ROW_NAMES)
 """What else the kernel names."""
 _IDENTITY = {
-    "cumsum": 'T.Cast("float64", 0)',
-    "cumprod": 'T.Cast("float64", 1)',
+    "cumsum": 'T.Cast("KIND", 0)',
+    "cumprod": 'T.Cast("KIND", 1)',
     "cummax": 'T.float32(float("-inf"))',
     "cummin": 'T.float32(float("inf"))',
 }
 _CARRIED = {
-    "cumsum": 'UNTIL + T.Cast("float64", TEXT)',
-    "cumprod": 'UNTIL * T.Cast("float64", TEXT)',
+    "cumsum": 'UNTIL + T.Cast("KIND", TEXT)',
+    "cumprod": 'UNTIL * T.Cast("KIND", TEXT)',
     "cummax": "maximum(UNTIL, TEXT)",
     "cummin": "minimum(UNTIL, TEXT)",
 }
@@ -34,7 +33,13 @@ def tilelang_scans(definition: Definition, program: Program, layout: Layout) -> 
 
 
 class Scanned(Rows):
-    """Rows with scans: what needs one walks along its row, column after column, with running values by its side."""
+    """Rows with scans: what needs one walks along its row, column after column, with running values by its side.
+
+    tiled   what needs no scan goes a tile at a time, as in Rows; else everything walks
+    double  running sums and products are carried in float64
+    """
+
+    tiled, double = True, True
 
     told = (
         '"""A thread for each row: it walks along the columns and carries every scan with it; what needs a scan walks\n'
@@ -57,10 +62,16 @@ class Scanned(Rows):
             for number, name in self.running.items()
         ] + [f'{name} = alloc((height,), "float32")' for name in self.parts]
 
-    @staticmethod
-    def held(value: Value) -> str:
+    def held(self, value: Value) -> str:
         """The dtype that a scan is carried in."""
-        return "float64" if value.operation in ("cumsum", "cumprod") else "float32"
+        return "float64" if self.double and value.operation in ("cumsum", "cumprod") else "float32"
+
+    def carried(self, forms: Mapping[str, str], value: Value) -> str:
+        """A form of a scan in the dtype that it is carried in."""
+        form = forms[value.operation]
+        if self.held(value) == "float64":
+            return form.replace("KIND", "float64")
+        return form.replace('T.Cast("KIND", TEXT)', "TEXT").replace('T.Cast("KIND", ', "T.float32(")
 
     def given(
         self, root: int, col: str, stop: Collection[int] = frozenset()
@@ -102,9 +113,9 @@ class Scanned(Rows):
         """A scan gets a running value and a function that takes it one column further."""
         self.kept(value.arguments[0])
         name = self.taken.fresh(self.taken.name_for(number) + "_until")
-        names, _, known = self.given(value.arguments[0], "c")
+        names, _, known = self.given(value.arguments[0], "at")
         until = self.taken.fresh("until")
-        form = _CARRIED[value.operation].replace("UNTIL", until)
+        form = self.carried(_CARRIED, value).replace("UNTIL", until)
         self.functions += formula_function(
             self.program, f"{name}_with", value.arguments[0], known, [until, *names], form
         )
@@ -113,24 +124,23 @@ class Scanned(Rows):
     def walk(self, root: int, last: list[str]) -> list[str]:
         """A walk along the rows with what `root` needs carried along; at each column `last` is done."""
         scans = self.needed(root)
-        lines = ["for i in each(height):"]
-        lines += [f"    {self.running[one]}[i] = {_IDENTITY[self.program.values[one].operation]}" for one in scans]
-        lines += ["for c in T.serial(cols):", "    for i in each(height):", "        if row_at(block, i) < rows:"]
+        lines = ["for i in each(height):"] * bool(scans)
+        lines += [f"    {self.running[one]}[i] = {self.carried(_IDENTITY, self.program.values[one])}" for one in scans]
+        lines += ["for at in T.serial(cols):", "    for i in each(height):", "        if row_at(block, i) < rows:"]
         for one in scans:
             name = self.running[one]
-            _, texts, _ = self.given(self.program.values[one].arguments[0], "c")
-            step = call(f"{name}[i] = {name}_with", [f"{name}[i]", *texts], 24)
-            lines += [line[12:] for line in step.split("\n")]
+            _, texts, _ = self.given(self.program.values[one].arguments[0], "at")
+            lines += self.wrapped(f"{name}[i] = {name}_with", [f"{name}[i]", *texts], 24, 12)
         return [*lines, *(f"            {line}" for line in last)]
 
     def reduced(self, number: int, value: Value) -> None:
         root = value.arguments[0]
         self.kept(root)
-        if not self.below(root):
+        if self.tiled and not self.below(root):
             super().reduced(number, value)
             return
         name = self.taken.fresh(self.taken.name_for(number) + "_row")
-        names, texts, known = self.given(root, "c")
+        names, texts, known = self.given(root, "at")
         until = self.taken.fresh("until")
         form = _REDUCED.get(value.operation, "UNTIL + TEXT").replace("UNTIL", until)
         self.functions += formula_function(self.program, f"{name}_with", root, known, [until, *names], form)
@@ -141,10 +151,9 @@ class Scanned(Rows):
         start = _START.get(value.operation, "T.float32(0)")
         self.body += ["for i in each(height):", f"    {name}[i] = {start}"]
         self.body += [f"    {carried}[i] = {start}"] * summed
-        step = call(f"{carried}[i] = {name}_with", [f"{carried}[i]", *texts], 24)
-        last = [line[24:] for line in step.split("\n")]
+        last = self.wrapped(f"{carried}[i] = {name}_with", [f"{carried}[i]", *texts], 24, 24)
         if summed:
-            last += ["if c % 32 == 31:", f"    {name}[i] = {name}[i] + {carried}[i]", f"    {carried}[i] = {start}"]
+            last += ["if at % 32 == 31:", f"    {name}[i] = {name}[i] + {carried}[i]", f"    {carried}[i] = {start}"]
         self.body += self.walk(root, last)
         if summed:
             ends = f"{name}[i] + {carried}[i]"
@@ -155,10 +164,11 @@ class Scanned(Rows):
 
     def written(self, name: str, axes: tuple[str, ...], number: int) -> None:
         self.kept(number)
-        if self.last not in axes or not self.below(number):
+        if self.last not in axes or (self.tiled and not self.below(number)):
             super().written(name, axes, number)
             return
-        names, texts, known = self.given(number, "c")
+        names, texts, known = self.given(number, "at")
         self.functions += formula_function(self.program, f"{name}_of", number, known, names, STORED)
-        stored = call(f"{element_of(name, axes, self.last, 'c')} = {name}_of", texts, 24).split("\n")
-        self.body += self.walk(number, [line[24:] for line in stored])
+        self.body += self.walk(
+            number, self.wrapped(f"{element_of(name, axes, self.last, 'at')} = {name}_of", texts, 24, 24)
+        )
