@@ -76,8 +76,8 @@ class Model:
     def propose(self, situation: Situation) -> Proposal | None:
         """The next round's candidates; None where the budget is spent, or the beam has had its rounds.
 
-        Until a candidate of this run has passed: `candidates` of the best kernel, and the round ends with the first that
-        passes. Then a beam: two of the best kernel, two of the fastest other that passed.
+        Until a candidate of this run has passed: `candidates` of the best kernel, and the round ends with the first
+        that passes. Then a beam: two of the best kernel, and two of the fastest other that passed.
         """
         self.tokens = max(self.tokens, sum(one.tokens for one in situation.rounds))
         if self._spent():
