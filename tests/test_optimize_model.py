@@ -166,6 +166,11 @@ def test_after_the_first_pass_a_beam_of_two_by_two_goes_on(made_up, server, tmp_
     assert all("is the fastest but for the best" in told for told in standing[6:])
     assert all(both in told for told in standing[4:6]) and all(both not in told for told in standing[6:])
     assert len(server.asked) == len(script) and differences(rounds, again) == ()
+    with Store.open(tmp_path / "t.sqlite") as store:
+        # a target that is reached at once ends no replay
+        soon = {"start": start, "write": False, "fresh": True, "rounds": 1, "target": 0.1, "baseline": ""}
+        again = rounds_of(made_up, lambda scratch: Replay(rounds), store, **soon)
+    assert differences(rounds, again) == ()
 
 
 def test_a_beam_has_five_rounds_and_a_budget_of_device_seconds_ends_it(made_up, server, tmp_path):  # noqa: F811

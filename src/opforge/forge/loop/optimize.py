@@ -26,6 +26,7 @@ from opforge.diagnose.bottleneck import NEAR_ROOF
 from opforge.forge.loop.changes import claims_less, classified, diff, refusal
 from opforge.forge.loop.engine import Engine, Proposal, Situation, Variant
 from opforge.forge.loop.patience import NOTE, Patience
+from opforge.forge.loop.replay import Replay
 from opforge.forge.loop.trials import Trials
 from opforge.machine import environment
 from opforge.registry import Registry
@@ -221,7 +222,9 @@ class _Loop:
         self.trials.seconds(sides)
 
     def _over(self, began: float) -> str | None:
-        """Why no further round is begun; None where one is."""
+        """Why no further round is begun; None where one is. A replay goes to the end of what it replays."""
+        if self.engine.name == Replay.name:
+            return None
         done = [one for one in self.rounds if one.stage == ROUND]
         ratio = self.over_baseline if self.baseline is not None else self.over_start
         if ratio is not None and ratio >= self.options.target:
