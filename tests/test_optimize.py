@@ -17,6 +17,7 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import Config
 from opforge.core.operator import Case
 from opforge.core.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
+from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Pass
 from opforge.forge import files_of, from_formula
 from opforge.forge.loop import optimize as loop_module
@@ -27,7 +28,7 @@ from opforge.forge.loop.optimize import LoopOptions, optimize
 from opforge.forge.loop.patience import Patience, note
 from opforge.forge.loop.patterns import patterns
 from opforge.forge.loop.rules import BLOCK, Rules
-from opforge.forge.loop.trials import Met
+from opforge.forge.loop.trials import Met, Trials
 from opforge.registry.implementation_files import read_implementation
 from opforge.report.optimization_log import optimization_log
 from opforge.store import Store, read_lines
@@ -441,6 +442,16 @@ def test_a_busy_machine_costs_what_patience_there_is_and_no_more(tmp_path):
     assert spent[0] >= 14 and sum(spent) <= 41 and spent[-1] == 0
 
 
+def test_who_does_not_ask_is_never_disturbed(tmp_path):
+    """An accelerator's kernels don't wait for the host's processors."""
+    asks, sleep = machine(tmp_path, idle=0.2, waited=0.6)
+    silent = Patience(None, root=tmp_path, clock=asks.clock, sleep=asks.sleep)
+    silent.wait()
+    asks.wait()
+    sleep(2.0)
+    assert silent.disturbed() == 0 and asks.disturbed() > 0.5 and silent.left == 0
+
+
 def test_a_machine_that_counts_nothing_is_taken_as_it_is(tmp_path):
     patience = Patience(5.0, root=tmp_path / "nothing", sleep=lambda seconds: None)
     patience.wait()
@@ -452,3 +463,17 @@ def test_what_was_disturbed_is_asked_again_and_what_was_faster_is_not():
     assert not unanswered(quiet) and unanswered(comparison("UNSURE", 1.0))
     assert unanswered(replace(quiet, notes=(note(0.4),)))
     assert not unanswered(replace(comparison("FASTER", 0.5), notes=(note(0.4),)))
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0, 15e-3), (0.9, 1e-3)])
+def test_a_disturbed_time_does_not_take_the_place_of_a_shorter_one(share, kept):
+    """A round that was kept as 1.98 times as fast stood on the page with 32 times the time of the version before."""
+
+    def timing(seconds):
+        return Timing(samples_s=(seconds,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+
+    trials = Trials.__new__(Trials)
+    trials.patience = SimpleNamespace(wait=lambda: None, disturbed=lambda: share, left=0.0)
+    trials.job = SimpleNamespace(measure=lambda candidates, factor: [timing(15e-3)])
+    item = SimpleNamespace(candidate=lambda: None, timing=timing(1e-3))
+    assert trials.seconds([item]) == [kept] and item.timing.median_s == kept

@@ -23,17 +23,19 @@ NOTE = "others had the processors"
 
 
 class Patience:
-    """What is left of the seconds that a loop may wait. `root` stands for / in tests, `clock` and `sleep` for time."""
+    """What is left of the seconds that a loop may wait; None: it doesn't ask, and nothing is disturbed. `root` stands for
+    / in tests, `clock` and `sleep` for time.
+    """
 
     def __init__(
         self,
-        seconds: float,
+        seconds: float | None,
         *,
         root: Path = Path("/"),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.left = seconds
+        self.asks, self.left = seconds is not None, seconds or 0.0
         self.root, self.clock, self.sleep = root, clock, sleep
         self._since: tuple[float, float | None] = (clock(), None)
 
@@ -57,7 +59,7 @@ class Patience:
         """
         since, before = self._since
         now, after = self.clock(), _waited(self.root)
-        if before is None or after is None or now <= since:
+        if not self.asks or before is None or after is None or now <= since:
             return 0.0
         share = (after - before) / (now - since)
         return share if share > DISTURBED else 0.0

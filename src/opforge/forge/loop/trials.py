@@ -91,7 +91,7 @@ class Trials:
         self.implementation = implementation
         self.workload, self.dtype, self.device = workload, dtype, device
         # on an accelerator other work on the host's processors moves no time of a kernel
-        self.patience = patience if patience is not None and device == "cpu" else Patience(0.0)
+        self.patience = patience if patience is not None and device == "cpu" else Patience(None)
         self.cases = CaseCache(registry=self.registry, operator=self.operator, host=host, device=device)
         self.clock = Clock(device=device)
         # a name of its own: a meeting prepares the workload anew, and lets it go afterwards
@@ -176,15 +176,23 @@ class Trials:
         return next((item for item in self.registry.implementations(self.operator.name) if item.name == name), None)
 
     def seconds(self, passed: list[Passed]) -> list[float | None]:
-        """Their times now, interleaved; None for one that could not be timed."""
+        """Their times now, interleaved; None for one that could not be timed. Where other work disturbed them to the
+        end, each keeps the shorter of this time and its last.
+        """
         for again in range(AGAIN + 1):
             self.patience.wait()
             timings = self.job.measure([item.candidate() for item in passed], 2.0)
-            if again == AGAIN or self.patience.left <= 0 or not self.patience.disturbed():
+            share = self.patience.disturbed()
+            if not share or again == AGAIN or self.patience.left <= 0:
                 break
         for item, timing in zip(passed, timings, strict=True):
-            item.timing = timing if isinstance(timing, Timing) else item.timing
-        return [timing.median_s if isinstance(timing, Timing) else None for timing in timings]
+            longer = isinstance(timing, Timing) and item.timing is not None and timing.median_s > item.timing.median_s
+            if isinstance(timing, Timing) and not (share and longer):
+                item.timing = timing
+        return [
+            item.timing.median_s if isinstance(timing, Timing) and item.timing is not None else None
+            for item, timing in zip(passed, timings, strict=True)
+        ]
 
     def met(self, candidate: Passed, best: Passed) -> Met:
         """The best candidate of a round, verified with all cases, against the best until then, in fresh processes.
