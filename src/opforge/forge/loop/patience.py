@@ -23,8 +23,9 @@ NOTE = "others had the processors"
 
 
 class Patience:
-    """What is left of the seconds that a loop may wait; None: it doesn't ask, and nothing is disturbed. `root` stands for
-    / in tests, `clock` and `sleep` for time.
+    """What is left of the seconds that a loop may wait; None: it doesn't ask, and nothing is disturbed.
+
+    `root` stands for / in tests, `clock` and `sleep` for time.
     """
 
     def __init__(
