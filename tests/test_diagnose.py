@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from opforge.cli.app import command_line
 from opforge.core import diagnosis as classes
 from opforge.core.device import Ceiling, DeviceSpec
+from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.inspection import KernelUse, Residency
 from opforge.core.operator import Cost
@@ -18,7 +19,7 @@ from opforge.core.timing import Timing
 from opforge.core.verdict import Pass, Unsupported
 from opforge.diagnose import Subject, diagnose
 from opforge.diagnose.bottleneck import HostFacts
-from opforge.inspect.counters import counters_in, unreadable
+from opforge.inspect.counters import counters_at, counters_in, unreadable
 from opforge.inspect.host_code import counted
 from opforge.report.diagnosis_text import diagnosis_lines
 from opforge.roofline import bound
@@ -141,6 +142,53 @@ def test_of_a_table_of_ncu_the_longest_kernel_counts():
     assert (found.kernel, found.l2_hit_percent, found.dram_percent, found.sm_percent) == ("mine", 41.5, 88.1, None)
     assert counters_in(["==ERROR== nothing"]) is None
     assert "NVIDIA" in unreadable("cpu")
+
+
+def msprof(folder, hits="73.5"):
+    """Tables of `msprof op` with the columns of its documentation (inspect/msprof.py names the pages)."""
+    made = folder / "OPPROF_20260101_000000_ABC"
+    made.mkdir(parents=True)
+    (made / "PipeUtilization.csv").write_text(
+        "block_id,sub_block_id,aic_time(us),aic_total_cycles,aiv_time(us),aiv_total_cycles,aiv_vec_time(us),"
+        "aiv_vec_ratio,aic_cube_ratio,aiv_scalar_ratio,aiv_mte2_time(us),aiv_mte2_ratio,aiv_mte3_ratio\n"
+        "0,vector0,NA,NA,12.1,22000,3.1,0.25,NA,0.05,9.0,0.70,0.3\n"
+        "1,vector1,NA,NA,12.3,22100,3.2,0.27,NA,0.07,9.1,0.74,0.3\n"
+    )
+    (made / "Memory.csv").write_text(
+        "block_id,sub_block_id,aiv_gm_to_ub_bw(GB/s),GM_to_UB_bw_usage_rate(%),UB_to_GM_bw_usage_rate(%)\n"
+        "0,vector0,41.2,66.0,31.0\n1,vector1,40.8,64.5,30.2\n"
+    )
+    (made / "L2Cache.csv").write_text(
+        f"block_id,sub_block_id,aic_total_hit_rate(%),aiv_total_hit_rate(%)\n0,vector0,NA,{hits}\n"
+    )
+    return folder
+
+
+def test_of_msprofs_tables_the_units_and_the_criteria_of_the_seeds_are_read(tmp_path):
+    found = counters_at(msprof(tmp_path / "prof"))
+    assert found == pytest.approx(
+        {"vector_percent": 26, "scalar_percent": 6, "mte2_percent": 72, "dram_percent": 66, "l2_hit_percent": 73.5}
+    )
+    told = diagnose(subject(0.05, kind="npu", counters=found))
+    evidence = {item.name: (item.value, item.criterion, item.met, item.source) for item in told.evidence}
+    assert evidence["DRAM throughput"] == ("66 %", "> 60 %", True, "msprof")
+    assert evidence["L2 hits"] == ("74 %", "> 80 %", False, "msprof")
+    assert evidence["loads under way (MTE2)"][0] == "72 %" and "cube unit busy" not in evidence
+    assert told.bottleneck == classes.CACHE
+
+
+def test_what_a_profiler_left_is_read_from_a_file_too_and_nonsense_is_refused(tmp_path):
+    table = tmp_path / "ncu.csv"
+    table.write_text(NCU)
+    assert counters_at(table) == {"l2_hit_percent": 41.5, "dram_percent": 88.1}
+    table.write_text("nothing")
+    for place, why in ((table, "no table of ncu"), (tmp_path / "none.csv", "cannot be read"), (tmp_path, "none of")):
+        with pytest.raises(UsageError, match=why):
+            counters_at(place)
+    assert "msprof" in unreadable("npu") and "CANN" in unreadable("npu")
+    words = ["diagnose", "softmax", "cpp_twopass", "--device", "cpu", "--counters", str(tmp_path)]
+    answer = CliRunner().invoke(command_line(["diagnose"]), words)
+    assert isinstance(answer.exception, UsageError) and "--device npu" in str(answer.exception)
 
 
 def test_the_verb_measures_what_is_not_on_record_and_then_takes_the_record(guest):

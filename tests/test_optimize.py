@@ -17,16 +17,18 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import Config
 from opforge.core.operator import Case
 from opforge.core.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
+from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Pass
 from opforge.forge import files_of, from_formula
 from opforge.forge.loop import optimize as loop_module
 from opforge.forge.loop.changes import claims_less, classified, refusal
 from opforge.forge.loop.choices import AS_GENERATED, POOR, SPACE, opened, with_default
-from opforge.forge.loop.engine import Situation
+from opforge.forge.loop.engine import Situation, unanswered
 from opforge.forge.loop.optimize import LoopOptions, optimize
+from opforge.forge.loop.patience import Patience, note
 from opforge.forge.loop.patterns import patterns
 from opforge.forge.loop.rules import BLOCK, Rules
-from opforge.forge.loop.trials import Met
+from opforge.forge.loop.trials import Met, Trials
 from opforge.registry.implementation_files import read_implementation
 from opforge.report.optimization_log import optimization_log
 from opforge.store import Store, read_lines
@@ -153,7 +155,7 @@ def test_conservative_rules_change_one_parameter_in_the_seeds_order(tmp_path):
         variants = list(proposal.variants)
         assert all(one.claims == PARAMETERS and "," not in one.change for one in variants)
         found.append((proposal.strategy, variants[0].change.split()[0]))
-        tried = tuple(SimpleNamespace(source=one.text, ratio=9.0) for one in variants)
+        tried = tuple(SimpleNamespace(source=one.text, ratio=9.0, reason="") for one in variants)
         rounds.append(SimpleNamespace(strategy=proposal.strategy, tried=tried, comparison=None))
     names = [("block size", "PART"), ("memory access", "WIDE"), ("memory access", "STREAM"), ("grid", "GRAIN")]
     assert found == names
@@ -165,13 +167,14 @@ def test_what_was_unsure_or_near_is_asked_again(tmp_path):
     first = list(rules.propose(situation(tmp_path, text)).variants)
     unsure = comparison(UNSURE, 0.6)
 
-    def given(ratio, compared):
-        tried = tuple(SimpleNamespace(source=one.text, ratio=ratio) for one in first)
+    def given(ratio, compared, reason=""):
+        tried = tuple(SimpleNamespace(source=one.text, ratio=ratio, reason=reason) for one in first)
         return situation(tmp_path, text, [SimpleNamespace(strategy="x", tried=tried, comparison=compared)])
 
     assert {one.text for one in first} <= given(1.1, None).seen()
     assert not given(1.1, None).seen(again=True) and given(9.0, None).seen(again=True)
     assert not given(9.0, unsure).seen()
+    assert given(77.0, None, note(0.8)).seen() and not given(77.0, None, note(0.8)).seen(again=True)
 
 
 # --- the loop, on trials that are made up ----------------------------------------
@@ -190,7 +193,7 @@ class MadeUp:
     busy = False
     wrong = ""
 
-    def __init__(self, registry, implementation, workload, dtype, *, device, host, folder):
+    def __init__(self, registry, implementation, workload, dtype, *, device, host, folder, patience):
         self.registry, self.workload, self.dtype = registry, workload, dtype
         self.folder, self.number = folder, 0
         self.job = SimpleNamespace(recorded=lambda *_, **__: None)
@@ -372,10 +375,105 @@ def test_a_poor_start_really_gets_faster(tmp_path):
     folder.mkdir(parents=True)
     for file, text in files_of(from_formula("gated", FORMULAS["gated"])).items():
         (folder / file).write_text(opened(text, {**AS_GENERATED, "PART": 1}) if file.startswith("cpp") else text)
-    words = ["--home", str(home), "--store", str(tmp_path / "s.sqlite"), "optimize", "gated", "--dtype", "float32"]
+    words = [
+        "--home",
+        str(home),
+        "--store",
+        str(tmp_path / "s.sqlite"),
+        "optimize",
+        "gated",
+        "--dtype",
+        "float32",
+        "--patience",
+        "0",
+    ]
     run = CliRunner().invoke(
         command_line(["optimize"]), [*words, "--device", "cpu", "--rounds", "1", "--baseline", "start", "--target", "9"]
     )
     assert run.exit_code == 0, run.output
     assert "PART = 1048576\n" in (folder / "cpp_rows.cpp").read_text()
     assert "PART 1 → 1048576" in Path(folder, "optimization_log.md").read_text()
+
+
+# --- patience ----------------------------------------
+
+
+def machine(tmp_path, idle, waited=0.0):
+    """A root whose processors are idle in a share of the time, and a `sleep` under which its counters go on."""
+    state = {"now": 0.0, "ticks": 0, "idle": 0, "waited": 0.0}
+
+    def write():
+        proc = tmp_path / "proc"
+        (proc / "pressure").mkdir(parents=True, exist_ok=True)
+        busy = state["ticks"] - state["idle"]
+        (proc / "stat").write_text(f"cpu  {busy} 0 0 {state['idle']} 0 0 0 0 0 0\n")
+        line = f"some avg10=0.00 avg60=0.00 avg300=0.00 total={int(state['waited'] * 1e6)}\n"
+        (proc / "pressure/cpu").write_text(line)
+
+    def sleep(seconds):
+        state["now"] += seconds
+        state["ticks"] += int(200 * seconds)
+        state["idle"] += int(200 * seconds * idle)
+        state["waited"] += waited * seconds
+        write()
+
+    write()
+    return Patience(40.0, root=tmp_path, clock=lambda: state["now"], sleep=sleep), sleep
+
+
+def test_a_still_machine_is_not_waited_for(tmp_path):
+    patience, sleep = machine(tmp_path, idle=1.0)
+    patience.wait()
+    assert patience.left > 39
+    sleep(5.0)
+    assert patience.disturbed() == 0
+
+
+def test_a_busy_machine_costs_what_patience_there_is_and_no_more(tmp_path):
+    """The seconds are for all waits together: a loop on a machine that is never still comes to its end."""
+    patience, sleep = machine(tmp_path, idle=0.2, waited=0.6)
+    spent = []
+    for _ in range(4):
+        before = patience.left
+        patience.wait()
+        spent.append(before - patience.left)
+        sleep(2.0)
+        assert patience.disturbed() == pytest.approx(0.6, abs=0.01)
+    assert spent[0] >= 14 and sum(spent) <= 41 and spent[-1] == 0
+
+
+def test_who_does_not_ask_is_never_disturbed(tmp_path):
+    """An accelerator's kernels don't wait for the host's processors."""
+    asks, sleep = machine(tmp_path, idle=0.2, waited=0.6)
+    silent = Patience(None, root=tmp_path, clock=asks.clock, sleep=asks.sleep)
+    silent.wait()
+    asks.wait()
+    sleep(2.0)
+    assert silent.disturbed() == 0 and asks.disturbed() > 0.5 and silent.left == 0
+
+
+def test_a_machine_that_counts_nothing_is_taken_as_it_is(tmp_path):
+    patience = Patience(5.0, root=tmp_path / "nothing", sleep=lambda seconds: None)
+    patience.wait()
+    assert patience.disturbed() == 0 and patience.left > 4
+
+
+def test_what_was_disturbed_is_asked_again_and_what_was_faster_is_not():
+    quiet = comparison("SLOWER", 1.5)
+    assert not unanswered(quiet) and unanswered(comparison("UNSURE", 1.0))
+    assert unanswered(replace(quiet, notes=(note(0.4),)))
+    assert not unanswered(replace(comparison("FASTER", 0.5), notes=(note(0.4),)))
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.0, 15e-3), (0.9, 1e-3)])
+def test_a_disturbed_time_does_not_take_the_place_of_a_shorter_one(share, kept):
+    """A round that was kept as 1.98 times as fast stood on the page with 32 times the time of the version before."""
+
+    def timing(seconds):
+        return Timing(samples_s=(seconds,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+
+    trials = Trials.__new__(Trials)
+    trials.patience = SimpleNamespace(wait=lambda: None, disturbed=lambda: share, left=0.0)
+    trials.job = SimpleNamespace(measure=lambda candidates, factor: [timing(15e-3)])
+    item = SimpleNamespace(candidate=lambda: None, timing=timing(1e-3))
+    assert trials.seconds([item]) == [kept] and item.timing.median_s == kept

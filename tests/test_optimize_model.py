@@ -9,6 +9,7 @@ import pytest
 from opforge.core.operator import Case
 from opforge.core.optimization import KEPT, ROUND
 from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.forge.loop.beam import STRATEGY as BEAM
 from opforge.forge.loop.choices import AS_GENERATED, POOR, with_default
 from opforge.forge.loop.feedback import feedback
 from opforge.forge.loop.model import PROMPTS, Budget, Model, read_answer
@@ -43,7 +44,7 @@ def rounds_of(made_up, make, store, **more):  # noqa: F811
     registry = load([made_up.home])
     item = next(one for one in registry.implementations("gated") if one.name == "cpp_rows")
     work = registry.operator("gated").workloads[0]
-    options = LoopOptions(**{"target": 1000.0, "baseline": "", "rounds": 1, **more})
+    options = LoopOptions(**{"target": 1000.0, "baseline": "", "rounds": 1, "patience_s": 0.0, **more})
     return list(optimize(registry, item, work, "float32", options, make, None, store))
 
 
@@ -122,3 +123,63 @@ def test_feedback_has_the_first_wrong_element_its_replay_and_the_compilers_words
     assert "was not declared" in of(broken) and of(None) == "It was not run. r"
     assert of(Pass(checked=(), not_taken=(), isolation="none"))
     assert issubclass(made_up.trials, MadeUp)
+
+
+def test_after_the_first_pass_a_beam_of_two_by_two_goes_on(made_up, server, tmp_path):  # noqa: F811
+    """Two candidates of the best and two of the fastest other that passed, five rounds at most; a replay comes to the
+    same verdicts and needs no server.
+    """
+    start = made_up.file.read_text()
+    poor = {name: POOR[name] for name in ("PART", "WIDE", "STREAM", "GRAIN", "SHARE")}
+
+    def at(**better):
+        return with_default(start, False, {**poor, **better})
+
+    part = AS_GENERATED["PART"]
+    both, all_three = at(PART=part, STREAM=0), at(PART=part, STREAM=0, WIDE=1)
+    script = [
+        # the first phase: a hostile one, then one that passes, and no third is asked for
+        answer("#include <fstream>\n" + start),
+        answer(at(PART=part)),
+        # the beam begins with the best alone, for nothing else has passed
+        answer(at(STREAM=0), "One at a time."),
+        answer(both),
+        # then of two kernels: the best, and the fastest other
+        answer(all_three),
+        answer("I give up", "no block"),
+        answer(at(WIDE=1)),
+        answer(at(GRAIN=2048)),
+    ]
+    server.script += script
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = rounds_of(made_up, model(server, candidates=4, repairs=0), store, rounds=3)
+        again = rounds_of(
+            made_up, lambda scratch: Replay(rounds), store, start=start, write=False, fresh=True, rounds=3
+        )
+    tried = [one for one in rounds if one.stage == ROUND]
+    assert [len(one.tried) for one in tried] == [2, 2, 4]
+    assert [one.strategy for one in tried] == ["candidates of a model", BEAM, BEAM]
+    assert "2 candidates of each of 1 kernels" in tried[1].hypothesis and "of 2 kernels" in tried[2].hypothesis
+    assert [one.best for one in tried] == [at(PART=part), both, all_three] and made_up.file.read_text() == all_three
+    standing = [asked[0]["content"] for asked in server.asked]
+    assert all("is the best until now" in told for told in standing[:6])
+    assert all("is the fastest but for the best" in told for told in standing[6:])
+    assert all(both in told for told in standing[4:6]) and all(both not in told for told in standing[6:])
+    assert len(server.asked) == len(script) and differences(rounds, again) == ()
+    with Store.open(tmp_path / "t.sqlite") as store:
+        # a target that is reached at once ends no replay
+        soon = {"start": start, "write": False, "fresh": True, "rounds": 1, "target": 0.1, "baseline": ""}
+        again = rounds_of(made_up, lambda scratch: Replay(rounds), store, **soon)
+    assert differences(rounds, again) == ()
+
+
+def test_a_beam_has_five_rounds_and_a_budget_of_device_seconds_ends_it(made_up, server, tmp_path):  # noqa: F811
+    start = made_up.file.read_text()
+    poor = {name: POOR[name] for name in ("PART", "WIDE", "STREAM", "GRAIN", "SHARE")}
+    good = with_default(start, False, {**poor, "WIDE": 1})
+    server.script += [answer(good)] + [answer(start)] * 40
+    with Store.open(tmp_path / "s.sqlite") as store:
+        rounds = rounds_of(made_up, model(server, candidates=1, repairs=0), store, rounds=20)
+        none = rounds_of(made_up, model(server, device_seconds=0.0), store, rounds=3, fresh=True)
+    assert sum(one.strategy == BEAM for one in rounds) == 5 and "nothing left to try" in rounds[-1].reason
+    assert [one.stage for one in none] == ["start", "end"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,17 +40,24 @@ def diagnose(
         str, typer.Option(metavar="NAME=VALUE,…", help="Tunables in place of their defaults: BLOCK=512,num_warps=8.")
     ] = "",
     device: Device = "",
+    counters: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH", help="What a profiler left of this kernel: ncu's CSV file, or msprof op's folder."
+        ),
+    ] = "",
     again: Annotated[bool, typer.Option("--again", help="Measure now, whatever is on record.")] = False,
     json: Json = False,
 ) -> None:
     """Say what holds one implementation back on one workload: the class of bottleneck with its evidence (share of the
-    roof, compiled code, counters where ncu may read them), and what to try, each with its command.
+    roof, compiled code, counters by ncu or msprof), and what to try, each with its command.
 
     The newest time on record of the same sources is taken; where there is none, it is measured. Exit code 1 where the
     implementation is not right.
     """
     from opforge.core.diagnosis import WRONG
     from opforge.forge.loop.choices import has_rules
+    from opforge.inspect.counters import counters_at
     from opforge.machine import detect, measure_ceilings
     from opforge.report.diagnosis_text import diagnosis_lines
     from opforge.verify import CaseCache
@@ -66,6 +74,9 @@ def diagnose(
     kind = (checked("dtype", [dtype], definition.dtypes) if dtype else (takes[0],))[0]
     work = workloads_to_time(definition, where, [workload] if workload else None, [kind])[0]
     point = with_settings(chosen, own_configs([config])[0]) if config else chosen.default
+    if counters and where == "cpu":
+        raise UsageError("--counters are an accelerator's, and the device is cpu. Add --device cuda or --device npu.")
+    given = counters_at(Path(counters)) if counters else None
     if not detect(where).ceilings:
         typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
         measure_ceilings(where)
@@ -80,6 +91,7 @@ def diagnose(
                 diagnosis = diagnosis_of(
                     registry, chosen, work, record, device=where, cases=cases,
                     rivals=rivals_on_record(store, record), generated=has_rules(chosen),
+                    counters=given,
                 )  # fmt: skip
             finally:
                 cases.close()

@@ -74,7 +74,7 @@ def new(
         typer.Option(
             metavar="NAME",
             help="Write this backend's kernel too, beside PyTorch, Triton and C++: cuda, tilelang; ascend for a "
-            "wrapper of the Triton kernel on an NPU. May be given several times.",
+            "wrapper of the Triton kernel on an NPU, ascendc for AscendC by TileLang. May be given several times.",
         ),
     ] = None,
     show_ir: Annotated[

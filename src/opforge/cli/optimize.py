@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,9 +57,17 @@ def optimize(
     ] = False,
     run: Annotated[str, typer.Option(help="replay: the run to replay. Default: the newest of the operator.")] = "",
     tokens: Annotated[int, typer.Option(min=0, help="model: tokens for all rounds, question and answer.")] = 200_000,
+    device_seconds: Annotated[
+        float,
+        typer.Option(min=0.0, help="model: seconds that candidates are compiled, verified and timed. 0: no limit."),
+    ] = 0.0,
     limit: Annotated[
         float, typer.Option(min=0.0, help="Seconds for all of it: no round is begun after them. 0: no limit.")
     ] = 0.0,
+    patience: Annotated[
+        float,
+        typer.Option(min=0.0, help="On a CPU: seconds to wait, in all, for other work to leave the processors."),
+    ] = 60.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, whatever an interrupted run left.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Record the rounds, and change no file.")] = False,
     lang: Annotated[str, typer.Option(help="Language of optimization_log.md: en or zh.")] = "en",
@@ -107,10 +116,11 @@ def optimize(
                 fresh=fresh or engine == "replay",
                 named={"conservative": str(conservative), "rounds": str(rounds), "tokens": str(tokens)},
                 start=recorded[0].best if recorded else None,
+                patience_s=patience,
             )
 
             def make(scratch: Path) -> Engine:
-                return _engine(engine, scratch, recorded, conservative, tokens, limit)
+                return _engine(engine, scratch, recorded, conservative, tokens, limit, device_seconds)
 
             for fact in run_loop(registry, chosen, work, kind, options, make, host, store, say=say):
                 found.append(fact)
@@ -180,7 +190,13 @@ def _first(registry: Registry, name: str, device: str) -> Implementation:
 
 
 def _engine(
-    name: str, scratch: Path, recorded: Sequence[OptimizationRound], conservative: bool, tokens: int, limit: float
+    name: str,
+    scratch: Path,
+    recorded: Sequence[OptimizationRound],
+    conservative: bool,
+    tokens: int,
+    limit: float,
+    device_seconds: float,
 ) -> Engine:
     from opforge.forge.loop.model import Budget, Model
     from opforge.forge.loop.replay import Replay
@@ -190,5 +206,7 @@ def _engine(
     if name == "rules":
         return Rules(scratch, conservative=conservative)
     if name == "model":
-        return Model(endpoint_from(), Budget(tokens=tokens, seconds=limit or float("inf")))
+        return Model(
+            endpoint_from(), Budget(tokens=tokens, seconds=limit or math.inf, device_seconds=device_seconds or math.inf)
+        )
     return Replay(recorded)

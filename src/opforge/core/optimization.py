@@ -22,7 +22,7 @@ class Tried:
     diff       against the best until then, unified
     verdict    what became of it on the operator's cases and on the workload; None where it was refused before it ran
     ratio      its time over that of the best, interleaved, by which candidates were ranked; None where it was not timed
-    reason     why it was refused, failed or not looked at any further; "" for one that was timed
+    reason     why it was refused, failed or not looked at any further; "" for one that was timed on a still machine
     tokens     that a language model took for it, question and answer; 0 elsewhere
     source     its whole text: what `--engine replay` tries again
     repair     how many answers of the model came before this one, of the same attempt

@@ -261,10 +261,14 @@ def _of_counters(subject: Subject) -> list[Evidence]:
         "dram_percent": ("DRAM throughput", 100 * WANTED_BANDWIDTH),
         "sm_percent": ("SM efficiency", None),
         "occupancy_percent": ("warps active", None),
+        "vector_percent": ("vector unit busy", None),
+        "cube_percent": ("cube unit busy", None),
+        "scalar_percent": ("scalar unit busy", None),
+        "mte2_percent": ("loads under way (MTE2)", None),
     }
     if not subject.counters:
         why = subject.why_no_counters or "not asked"
-        names = ", ".join(name for name, _ in wanted.values())
+        names = ", ".join(name for name, _ in list(wanted.values())[:4])
         return [Evidence(name=names, value="not read", criterion=f"L2 hits > {units.percent(WANTED_HITS)}", source=why)]
     found = []
     for key, (name, least) in wanted.items():
@@ -275,7 +279,7 @@ def _of_counters(subject: Subject) -> list[Evidence]:
                     value=f"{value:.0f} %",
                     criterion="" if least is None else f"> {least:.0f} %",
                     met=None if least is None else value > least,
-                    source="ncu",
+                    source="msprof" if "mte2_percent" in subject.counters else "ncu",
                 )
             )
     return found

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from opforge.forge.analysis import analysed, described
 from opforge.forge.definition import Definition
 from opforge.forge.document import document
-from opforge.forge.families import Layout, layout_of
-from opforge.forge.ir import Program, shown
+from opforge.forge.families import layout_of
+from opforge.forge.ir import shown
 from opforge.forge.new import checked_folder
+from opforge.forge.on_request import BACKENDS, written
 from opforge.forge.write_ascend import ascend_file
+from opforge.forge.write_ascendc import ascendc_file
 from opforge.forge.write_cpp import cpp_file
-from opforge.forge.write_cuda import cuda_file
 from opforge.forge.write_four_files import four_files
 from opforge.forge.write_op import Case, one_line, op_text, workload_sizes
 from opforge.forge.write_product import product_files
-from opforge.forge.write_tilelang import tilelang_file
 from opforge.forge.write_torch import torch_text
 from opforge.forge.write_triton import triton_file
 from opforge.machine import descriptors
@@ -37,18 +37,18 @@ IDEAS = {
     "cuda_vectors": "16-byte vectors of elements, several in flight per thread",
     "cuda_tiles": "a vector of the last axis per thread, what is broadcast read once for it",
     "cuda_rows": "rows on chip: read once, reduced in registers or shared memory",
+    "cuda_product": "a tile of the product per block, what is done to its sums before they are stored",
+    "cuda_scans": "a block for each row: pieces in shared memory, their totals scanned over the block",
     "tilelang_tiles": "a tile of rows and columns per block, an element per access",
     "tilelang_rows": "rows a tile at a time, with one partial result for each column of it",
+    "tilelang_product": "a tile of the product per block, its sums in registers until the formula has met them",
+    "tilelang_scans": "a thread for each row, which carries every scan along",
     "torch_eager": "the formula in PyTorch, in float32: the baseline",
 }
-WRITERS: Mapping[str, Callable[[Definition, Program, Layout], tuple[str, str]]] = {
-    "cuda": cuda_file,
-    "tilelang": tilelang_file,
-}
-"""Backends on request, and what writes their file."""
-ASCEND = "ascend"
-"""On request too: no implementation, but a function that launches the Triton kernel on an NPU."""
-ON_REQUEST = (*WRITERS, ASCEND)
+ASCEND, ASCENDC = "ascend", "ascendc"
+"""On request too, and no implementations: a function that launches the Triton kernel on an NPU, and the program in
+TileLang's dialect for Ascend, which prints AscendC."""
+ON_REQUEST = (*BACKENDS, ASCEND, ASCENDC)
 BROUGHT_IN = "a solution that came with the task, as it is"
 
 
@@ -77,8 +77,8 @@ def files_of(
         kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
     kernels["torch_eager.py"] = torch_text(definition, program, layout)
     for name in backends:
-        if name != ASCEND:
-            file, text = WRITERS[name](definition, program, layout)
+        if name in BACKENDS:
+            file, text = written(name, definition, program, layout)
             kernels[file] = text
     generated = tuple(name.split(".")[0] for name in kernels)
     implementations = (*generated, *(name.split(".")[0] for name in more.files))
@@ -90,6 +90,7 @@ def files_of(
         "README.md": _readme(definition, implementations),
         **kernels,
         **dict([ascend_file(definition, program, triton)] if ASCEND in backends else []),
+        **dict([ascendc_file(definition, program, layout)] if ASCENDC in backends else []),
         **more.files,
     }
 

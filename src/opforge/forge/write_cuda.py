@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from opforge.core.errors import UsageError
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import CUDA, Writer, call
 from opforge.forge.families import Layout
@@ -10,23 +9,14 @@ from opforge.forge.ir import Program, Value
 from opforge.forge.walks import along, extent, places, row_offset, sizes_from
 from opforge.forge.write_cpp import row_values, sources
 
-_NAMES = frozenset(
+NAMES = frozenset(
     ("across", "col", "blocks", "count", "vectors", "stream", "results", "operands", "op", "whole", "Formula", "result")
 )
 """What else the kernels name, beside TAKEN."""
 
 
 def cuda_file(definition: Definition, program: Program, layout: Layout) -> tuple[str, str]:
-    """The file's name and text. Raises UsageError for a family that no CUDA is generated for."""
-    if layout.family == "product" or any(value.scans for value in program.values):
-        kind = "products" if layout.family == "product" else "scans"
-        raise UsageError(
-            f"CUDA is generated for elements and rows, not for {kind}. Leave out --backend cuda: Triton's kernel runs "
-            "on the same GPU."
-        )
-    named = [name for name, _ in (*program.reads, *program.parameters)] + [write.name for write in program.writes]
-    if taken := next((name for name in named if name in _NAMES), None):
-        raise UsageError(f"{taken!r} means something in CUDA kernels. Rename it, or leave out --backend cuda.")
+    """The file's name and text: of elements, or of rows without scans."""
     if layout.family == "rows":
         return "cuda_rows.cu", _rows(definition, program, layout)
     if len(layout.groups) == 1:
@@ -65,7 +55,7 @@ def _flat(definition: Definition, program: Program) -> str:
         f"    opforge::map<THREADS, UNROLL>(stream, n, results, Formula{{{held}}}, operands);",
         "  });",
     ]
-    return _whole(
+    return whole_file(
         definition, program, inside, struct,
         "16-byte accesses, UNROLL vectors of each input in flight per thread.",
         [f"moves     {len(reads) + len(writes)} * elements * itemsize bytes: the least possible"],
@@ -145,7 +135,7 @@ def _tiles(definition: Definition, program: Program, layout: Layout) -> str:
         "    }",
         "  });",
     ]
-    return _whole(
+    return whole_file(
         definition, program, inside, kernel,
         "A vector of the last axis per thread; what is broadcast is read once for it.",
         ["moves     each full tensor once; what is broadcast comes from the caches",
@@ -246,13 +236,13 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
     inside = [
         f"  const int64_t cols = {full}.size(-1), rows = cols == 0 ? 0 : {full}.numel() / cols;",
         f"  OPFORGE_DISPATCH_DTYPE({full}, T, {{",
-        _braced("const Formula<T> op", held),
+        braced("const Formula<T> op", held),
         f"    const bool vectors = {checked.replace(' && ', ' &&' + chr(10) + ' ' * 25)};",
         f"    const opforge::Rows<const T> whole{{opforge::data<const T>({full}), rows, cols, cols}};",
         f"    opforge::launch_rows<T>(op, whole, vectors, opforge::current_stream({full}));",
         "  });",
     ]
-    return _whole(
+    return whole_file(
         definition, program, inside, struct,
         f"Rows on chip: {full} is read once and waits in registers or shared memory; the rest comes where it is used.",
         ["moves     each tensor once while a row fits shared memory; see opforge/rows/device.h",
@@ -261,13 +251,13 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
     )  # fmt: skip
 
 
-def _braced(head: str, values: list[str]) -> str:
+def braced(head: str, values: list[str]) -> str:
     """`head{values};` on one line where it fits, else a value a line."""
     line = f"    {head}{{{', '.join(values)}}};"
     return line if len(line) <= 120 else f"    {head}{{\n" + ",\n".join(f"        {one}" for one in values) + "\n    };"
 
 
-def _whole(
+def whole_file(
     definition: Definition, program: Program, inside: list[str], before: str, idea: str, notes: list[str], includes: str
 ) -> str:
     reads, writes = [name for name, _ in program.reads], [write.name for write in program.writes]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from opforge.core.shapes import AxisValue
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import CPP, TRITON, Dialect, Writer, call
@@ -83,7 +85,7 @@ def _operand_lines(a_at: str, b_at: str, b_strides: str) -> list[str]:
     )
 
 
-def _matrices(layout: Layout, index: str, divided: str) -> tuple[bool, list[str], list[str]]:
+def matrix_places(layout: Layout, index: str, divided: str) -> tuple[bool, list[str], list[str]]:
     """Whether there are several matrices, the assignments of a matrix's places among them, and the sizes these need."""
     found = matrices(layout, index)
     lines = [f"{name} = {text}".replace("//", divided) for name, text in found]
@@ -93,13 +95,13 @@ def _matrices(layout: Layout, index: str, divided: str) -> tuple[bool, list[str]
     return bool(batch), lines, sizes
 
 
-def _matrix_start(layout: Layout, name: str, sizes: str) -> str:
+def matrix_start(layout: Layout, name: str, sizes: str) -> str:
     """What is added to a pointer so that it stands at the tensor's own matrix."""
     at = matrix_of(layout, name, "matrix") if layout.columns > 1 else ""
     return f" + {at} * {sizes}" if at else ""
 
 
-def _extents(program: Program, layout: Layout, wanted: list[str], shape: str) -> list[tuple[str, str]]:
+def matrix_extents(program: Program, layout: Layout, wanted: list[str], shape: str) -> list[tuple[str, str]]:
     """(name, expression) of sizes along the axes of matrices, from the result's shape."""
     out = program.writes[0]
     return [
@@ -112,7 +114,7 @@ def _extents(program: Program, layout: Layout, wanted: list[str], shape: str) ->
     ]
 
 
-def _where(layout: Layout, name: str, row: str, col: str) -> str:
+def where_it_meets(layout: Layout, name: str, row: str, col: str) -> str:
     """The offset of what meets a sum, in a tensor that has its rows, its columns, both or neither."""
     has = layout.tensors[name]
     text = matrix_of(layout, name, "matrix") if layout.columns > 1 else ""
@@ -128,9 +130,11 @@ def _mask(layout: Layout, name: str) -> str:
     return "inside" if rows and cols else "row < rows" if rows else "col < cols" if cols else "True"
 
 
-def _writer(program: Program, dialect: Dialect, names: dict[str, str]) -> Writer:
-    """A writer that knows the sums, and the inputs by `names`."""
-    writer = Writer(program, dialect, TAKEN)
+def sums_writer(
+    program: Program, dialect: Dialect, names: dict[str, str], also: Collection[str] = frozenset()
+) -> Writer:
+    """A writer that knows the sums, and the inputs by `names`; it gives no name that is TAKEN or in `also`."""
+    writer = Writer(program, dialect, {*TAKEN, *also})
     writer.known[operands_of(program).dot] = "sums"
     for number, value in enumerate(program.values):
         if value.operation == "read" and value.text in names:
@@ -168,8 +172,8 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
         "inside = (row < rows) & (col < cols)",
         *call("sums = masked_sums", [f"{of.a}_ptr", f"{of.b}_ptr", *sums], 4).removeprefix("    ").split("\n    "),
     ]
-    several, at_matrix, batch = _matrices(layout, "matrix", "//")
-    a_at, b_at = (f"{name}_ptr" + _matrix_start(layout, name, sizes) for name, sizes in (
+    several, at_matrix, batch = matrix_places(layout, "matrix", "//")
+    a_at, b_at = (f"{name}_ptr" + matrix_start(layout, name, sizes) for name, sizes in (
         (of.a, "rows * terms"), (of.b, "terms * cols")))  # fmt: skip
     if several:
         body = [
@@ -185,15 +189,17 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
     if others:
         body.append("# what meets the sums is read once for a block, while they are in registers")
     for name in others:
-        body.append(f"{name} = load_float({name}_ptr + {_where(layout, name, 'row', 'col')}, {_mask(layout, name)})")
-    writer = _writer(program, TRITON, {name: name for name in others})
+        body.append(
+            f"{name} = load_float({name}_ptr + {where_it_meets(layout, name, 'row', 'col')}, {_mask(layout, name)})"
+        )
+    writer = sums_writer(program, TRITON, {name: name for name in others})
     text = writer.write([out.value])[0]
     body += writer.lines
     if not text.isidentifier():
         local = out.name if out.name not in writer.known.values() else f"{out.name}_stored"
         body.append(f"{local} = {text}")
         text = local
-    body.append(f"store_float({out.name}_ptr + {_where(layout, out.name, 'row', 'col')}, {text}, inside)")
+    body.append(f"store_float({out.name}_ptr + {where_it_meets(layout, out.name, 'row', 'col')}, {text}, inside)")
     kernel = f"{definition.name}_block"
     given = [*reads, out.name, "rows", "cols", "terms", *batch, *parameters, "BLOCK_M=BLOCK_M", "BLOCK_N=BLOCK_N"]
     given += [f"BLOCK_K=BLOCK_K_BYTES // {of.a}.element_size()", "GROUP=GROUP", 'PRECISION="ieee"']
@@ -219,7 +225,7 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
         f"    terms, cols = {of.a}.shape[-1], {out.name}.shape[-1]\n"
         + (
             f"    rows = {out.name}.shape[-2]\n    matrices = {out.name}.numel() // (rows * cols)\n"
-            + "".join(f"    {name} = {size}\n" for name, size in _extents(program, layout, batch, "shape[AXIS]"))
+            + "".join(f"    {name} = {size}\n" for name, size in matrix_extents(program, layout, batch, "shape[AXIS]"))
             + "    grid = (matrices * triton.cdiv(rows, BLOCK_M) * triton.cdiv(cols, BLOCK_N),)\n"
             if several
             else f"    rows = {out.name}.numel() // cols\n"
@@ -233,7 +239,7 @@ def _triton(definition: Definition, program: Program, layout: Layout) -> str:
 def _cpp(definition: Definition, program: Program, layout: Layout) -> str:
     of, out = operands_of(program), program.writes[0]
     others = [name for name, _ in program.reads if name not in (of.a, of.b)]
-    writer = _writer(program, CPP, {name: f"{name}_here" for name in others})
+    writer = sums_writer(program, CPP, {name: f"{name}_here" for name in others})
     text = writer.write([out.value])[0]
     b_strides = "1, terms" if of.by_columns else "cols, 1"
     body = ["  using opforge::gemm::Elements;", "  if (rows == 0 || cols == 0) return;"]
@@ -241,13 +247,13 @@ def _cpp(definition: Definition, program: Program, layout: Layout) -> str:
     if text != "sums":
         epilogue = ["      for (int64_t j = 0; j < n; ++j) {", "        const float sums = line[j];"]
         for name in others:
-            at = _where(layout, name, "row", "col + j")
+            at = where_it_meets(layout, name, "row", "col + j")
             epilogue.append(f"        const float {name}_here = opforge::load_as_float({name}[{at}]);")
         epilogue += [f"        {line}" for line in writer.lines]
         epilogue += [f"        line[j] = {text};", "      }"]
-    several, at_matrix, batch = _matrices(layout, "matrix", "/")
+    several, at_matrix, batch = matrix_places(layout, "matrix", "/")
     names = "float* line, int64_t row, int64_t col, int64_t n" if epilogue else "float*, int64_t, int64_t, int64_t"
-    a_at, b_at, out_at = (name + _matrix_start(layout, name, sizes) for name, sizes in (
+    a_at, b_at, out_at = (name + matrix_start(layout, name, sizes) for name, sizes in (
         (of.a, "rows * terms"), (of.b, "terms * cols"), (out.name, "rows * cols")))  # fmt: skip
     if several:
         body.append("  const auto one = [&](int64_t matrix) {")
@@ -282,7 +288,7 @@ def _cpp(definition: Definition, program: Program, layout: Layout) -> str:
         sizes[2:] = [
             ("rows", f"{out.name}.size(-2)"),
             ("matrices", f"rows * cols == 0 ? 0 : {out.name}.numel() / (rows * cols)"),
-            *_extents(program, layout, batch, "size(AXIS)"),
+            *matrix_extents(program, layout, batch, "size(AXIS)"),
         ]
     return cpp_text(
         "Packed panels that stay in cache; what is done to the sums is done to a register tile before it is stored.",

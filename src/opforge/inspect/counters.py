@@ -15,9 +15,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from opforge.core.errors import UsageError
+from opforge.inspect.msprof import counters_from, how_to
 
 LIMIT_S = 120.0
 PERMISSION = Path("/proc/driver/nvidia/params")
@@ -46,10 +49,12 @@ class Counters:
 
 def unreadable(device: str) -> str:
     """Why no counters can be read on a torch device type; "" where they may be."""
+    if device == "npu":
+        return how_to()
     if device != "cuda":
-        return f"hardware counters are read by ncu on NVIDIA GPUs; the device is {device}"
+        return f"hardware counters are read by ncu on NVIDIA GPUs and by msprof on NPUs; the device is {device}"
     if shutil.which("ncu") is None:
-        return "ncu (Nsight Compute) is not on PATH; it comes with the CUDA toolkit"
+        return "ncu (Nsight Compute) is not on PATH; it comes with the CUDA toolkit: put its bin folder there"
     if PERMISSION.is_file() and "RmProfilingAdminOnly: 1" in PERMISSION.read_text() and os.geteuid() != 0:
         return "the driver lets only root read counters (NVreg_RestrictProfilingToAdminUsers=1)"
     return ""
@@ -76,6 +81,28 @@ def read_counters(job: Mapping[str, Any], environment: Mapping[str, str]) -> Cou
     found = counters_in(done.stdout.splitlines())
     last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["it said nothing"]
     return found if found is not None else f"ncu gave no table: {last[0][:200]}"
+
+
+def counters_at(path: Path) -> dict[str, float]:
+    """Percentages by name from what a profiler left: ncu's CSV in a file, or the folder of `msprof op`.
+
+    Raises UsageError where there is no such table.
+    """
+    if path.is_dir():
+        return counters_from(path)
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be read: {error.strerror}. Name ncu's CSV file, or msprof's folder."
+        ) from error
+    found = counters_in(lines)
+    if found is None:
+        metrics = ",".join(METRICS.values())
+        raise UsageError(
+            f"{path} holds no table of ncu. Make one: ncu --csv --metrics {metrics} python … > {path.name}"
+        )
+    return {name: value for name, value in asdict(found).items() if isinstance(value, float)}
 
 
 def counters_in(lines: Sequence[str]) -> Counters | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -68,8 +68,13 @@ def diagnosis_of(
     cases: CaseCache | None = None,
     rivals: dict[str, float] | None = None,
     generated: bool = False,
+    counters: Mapping[str, float] | None = None,
 ) -> Diagnosis:
-    """The Diagnosis of what a record says. cases: of the operator, where counters shall be read."""
+    """The Diagnosis of what a record says.
+
+    cases     of the operator, where counters shall be read
+    counters  what a profiler left (inspect.counters.counters_at), where nothing shall be read now
+    """
     operator = registry.operator(implementation.operator)
     spec = detect(device)
     scalars = operator.scalar_values(workload.scalars)
@@ -88,7 +93,7 @@ def diagnosis_of(
         rivals=rivals or {},
         generated=generated,
         **_code(registry, implementation, workload, record, spec.target),
-        **_counters(implementation, workload, record, device, cases),
+        **({"counters": counters} if counters else _counters(implementation, workload, record, device, cases)),
     )
     return diagnose(subject)
 

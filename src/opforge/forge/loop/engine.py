@@ -7,10 +7,11 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from opforge.core.comparison import UNSURE
+from opforge.core.comparison import FASTER, UNSURE, Comparison
 from opforge.core.diagnosis import Diagnosis
 from opforge.core.implementation import Config, Implementation
 from opforge.core.optimization import OptimizationRound, Tried
+from opforge.forge.loop.patience import NOTE
 
 NEAR = 5.0
 """Ratios below may be the machine's doing: while another process has a processor, a kernel on two threads takes several
@@ -54,23 +55,32 @@ class Situation:
     allows: Callable[[Implementation, Config], bool]
 
     def seen(self, *, again: bool = False) -> frozenset[str]:
-        """Texts that were tried in this run and are not tried again. What an UNSURE comparison could not tell was not
-        answered, and is not among them; `again`: nor is what was tried once and was not hopeless.
+        """Texts that were tried in this run and are not tried again. What a comparison could not tell (`unanswered`)
+        was not answered, and is not among them; `again`: nor is what was tried once and was not hopeless.
         """
         times = Counter(tried.source for one in self.rounds for tried in one.tried)
         unsure = {
             tried.source
             for one in self.rounds
-            if one.comparison is not None and one.comparison.outcome == UNSURE
+            if one.comparison is not None and unanswered(one.comparison)
             for tried in one.tried
         }
         near = {
             tried.source
             for one in self.rounds
             for tried in one.tried
-            if again and times[tried.source] == 1 and tried.ratio is not None and tried.ratio < NEAR
+            if again
+            and times[tried.source] == 1
+            and tried.ratio is not None
+            and (tried.ratio < NEAR or NOTE in tried.reason)
         }
         return frozenset(set(times) - unsure - near)
+
+
+def unanswered(comparison: Comparison) -> bool:
+    """Whether a comparison tells nothing about its sides: UNSURE, or not FASTER while others had the processors."""
+    disturbed = any(one.startswith(NOTE) for one in comparison.notes)
+    return comparison.outcome == UNSURE or (disturbed and comparison.outcome != FASTER)
 
 
 Variants = Generator[Variant, Tried, None]

@@ -1,4 +1,5 @@
-"""The engine of a language model: candidates that it writes, each repaired until it passes or its budget is spent.
+"""The engine of a language model: candidates that it writes, each repaired until it passes or its budget is spent; then
+a beam from the fastest of them.
 
 The prompts are files beside this one (prompts/*.md): read them, change them. What the model is told of the operator,
 the best kernel, its bottleneck and its failures is filled in; answers are texts to be tried, never instructions.
@@ -16,6 +17,7 @@ from opforge.core import units
 from opforge.core.errors import UsageError
 from opforge.core.optimization import LOGIC, Tried
 from opforge.core.verdict import Pass
+from opforge.forge.loop.beam import CHILDREN, ROUNDS, STRATEGY as BEAM, Parent, parents, rounds_done
 from opforge.forge.loop.engine import Proposal, Situation, Variant, Variants
 from opforge.forge.loop.feedback import feedback
 from opforge.forge.loop.patterns import patterns
@@ -33,13 +35,15 @@ Asked = Callable[[Sequence[Mapping[str, str]]], Answer]
 class Budget:
     """What a model may cost: candidates of a round, repairs of each, tokens and seconds of the whole run.
 
-    answer_tokens   of one answer at most
+    device_seconds   of trials: candidates compiled, verified and timed, since the command was given
+    answer_tokens    of one answer at most
     """
 
     candidates: int = 4
     repairs: int = 10
     tokens: int = 200_000
     seconds: float = float("inf")
+    device_seconds: float = float("inf")
     answer_tokens: int = 8192
 
 
@@ -63,39 +67,66 @@ class Model:
         self.tokens = spent
         self.clock = clock
         self.began = clock()
+        self.device_s = 0.0
         self.task, self.repair = (_prompt(prompts / name) for name in ("task.md", "repair.md"))
         self.asked = asked or (
             lambda messages: ask(endpoint, messages, temperature=0.7, max_tokens=budget.answer_tokens)
         )
 
     def propose(self, situation: Situation) -> Proposal | None:
-        """The next round's candidates; None where the budget is spent."""
+        """The next round's candidates; None where the budget is spent, or the beam has had its rounds.
+
+        Until a candidate of this run has passed: `candidates` of the best kernel, and the round ends with the first
+        that passes. Then a beam: two of the best kernel, and two of the fastest other that passed.
+        """
         self.tokens = max(self.tokens, sum(one.tokens for one in situation.rounds))
         if self._spent():
             return None
+        beam = parents(situation.text, situation.rounds)
+        if beam:
+            if rounds_done(situation.rounds) >= ROUNDS:
+                return None
+            return Proposal(
+                strategy=BEAM,
+                hypothesis=f"{CHILDREN} candidates of each of {len(beam)} kernels, each repaired up to "
+                f"{self.budget.repairs} times; the bottleneck is {situation.diagnosis.bottleneck}",
+                expected=None,
+                variants=self._variants(situation, [parent for parent in beam for _ in range(CHILDREN)], every=True),
+            )
+        best_s = next((one.best_s for one in reversed(situation.rounds) if one.best_s is not None), None)
         return Proposal(
             strategy=STRATEGY,
-            hypothesis=f"{self.budget.candidates} candidates, each repaired up to {self.budget.repairs} times; the "
-            f"bottleneck is {situation.diagnosis.bottleneck}",
+            hypothesis=f"{self.budget.candidates} candidates, each repaired up to {self.budget.repairs} times, until "
+            f"one passes; the bottleneck is {situation.diagnosis.bottleneck}",
             expected=None,
-            variants=self._variants(situation),
+            variants=self._variants(situation, [Parent(situation.text, best_s)] * self.budget.candidates, every=False),
         )
 
     def _spent(self) -> bool:
-        return self.tokens >= self.budget.tokens or self.clock() - self.began >= self.budget.seconds
+        budget = self.budget
+        return (
+            self.tokens >= budget.tokens
+            or self.clock() - self.began >= budget.seconds
+            or self.device_s >= budget.device_seconds
+        )
 
-    def _variants(self, situation: Situation) -> Variants:
+    def _variants(self, situation: Situation, asked: Sequence[Parent], *, every: bool) -> Variants:
+        """A candidate for each Parent in `asked`; `every`: of all of them, else until one passes."""
         now: list[Tried] = []
-        for number in range(1, self.budget.candidates + 1):
-            messages = [{"role": "user", "content": self._question(situation, number, now)}]
+        for number, parent in enumerate(asked, 1):
+            messages = [{"role": "user", "content": self._question(situation, parent, number, len(asked), now)}]
             for repair in range(self.budget.repairs + 1):
                 if self._spent():
                     return
                 variant, said = self._answered(messages, number, repair, situation.implementation.source.suffix)
+                began = self.clock()
                 tried = yield variant
+                self.device_s += self.clock() - began
                 now.append(tried)
                 if said is None:
                     # no answer: asking the same server again would not help this round
+                    return
+                if isinstance(tried.verdict, Pass) and not every:
                     return
                 if isinstance(tried.verdict, Pass) or tried.ratio is not None:
                     break
@@ -126,7 +157,9 @@ class Model:
         change = f"{what}: {told}" if told else what
         return Variant(text=text, change=change, claims=LOGIC, tokens=tokens, repair=repair, broken=reason), answer.text
 
-    def _question(self, situation: Situation, number: int, now: Sequence[Tried]) -> str:
+    def _question(
+        self, situation: Situation, parent: Parent, number: int, candidates: int, now: Sequence[Tried]
+    ) -> str:
         diagnosis = situation.diagnosis
         helped = [
             f"{one.strategy} (kept {one.kept} of {one.tried}, {one.gain:.2f}x)"
@@ -134,22 +167,24 @@ class Model:
             if one.gain is not None and one.bottleneck == diagnosis.bottleneck
         ]
         earlier = [*(tried for one in situation.rounds for tried in one.tried), *now]
-        time_s = next((one.best_s for one in reversed(situation.rounds) if one.best_s is not None), None)
         suffix = situation.implementation.source.suffix
         return self.task.format_map(
             _Filled(
                 described=situation.described,
                 file=situation.implementation.source.name,
-                time=units.seconds(time_s) if time_s is not None else "not timed",
+                time=units.seconds(parent.seconds) if parent.seconds is not None else "not timed",
+                standing="is the best until now"
+                if parent.text == situation.text
+                else "is the fastest but for the best",
                 language=LANGUAGES[suffix],
-                text=situation.text,
+                text=parent.text,
                 bottleneck=diagnosis.bottleneck,
                 because=diagnosis.because,
                 evidence="\n".join(f"- {item.name}: {item.value}" for item in diagnosis.evidence),
                 patterns="; ".join(helped[:5]) or "nothing yet",
                 tried="\n".join(_line(item) for item in earlier[-12:]) or "- nothing yet",
                 number=str(number),
-                candidates=str(self.budget.candidates),
+                candidates=str(candidates),
             )
         )
 

@@ -25,6 +25,8 @@ from opforge.core.optimization import END, KEPT, ROLLED_BACK, ROUND, START, STOP
 from opforge.diagnose.bottleneck import NEAR_ROOF
 from opforge.forge.loop.changes import claims_less, classified, diff, refusal
 from opforge.forge.loop.engine import Engine, Proposal, Situation, Variant
+from opforge.forge.loop.patience import NOTE, Patience
+from opforge.forge.loop.replay import Replay
 from opforge.forge.loop.trials import Trials
 from opforge.machine import environment
 from opforge.registry import Registry
@@ -50,6 +52,7 @@ class LoopOptions:
     named       what the engine was given, by name: rounds go on only under the same
     fresh       begin anew, whatever an interrupted run left
     start       the text to begin with; None: the implementation's file as it is
+    patience_s  seconds that it may wait, in all, for other work to leave the processors of a CPU
     """
 
     rounds: int = 5
@@ -61,6 +64,7 @@ class LoopOptions:
     fresh: bool = False
     named: Mapping[str, str] | None = None
     start: str | None = None
+    patience_s: float = 60.0
 
 
 def optimize(
@@ -88,7 +92,14 @@ def optimize(
         )
     with tempfile.TemporaryDirectory(prefix="opforge-optimize-") as scratch:
         trials = Trials(
-            registry, implementation, workload, dtype, device=options.device, host=host, folder=Path(scratch, "home")
+            registry,
+            implementation,
+            workload,
+            dtype,
+            device=options.device,
+            host=host,
+            folder=Path(scratch, "home"),
+            patience=Patience(options.patience_s),
         )
         try:
             loop = _Loop(registry, implementation, options, make_engine(Path(scratch, "engine")), trials, store, say)
@@ -211,7 +222,9 @@ class _Loop:
         self.trials.seconds(sides)
 
     def _over(self, began: float) -> str | None:
-        """Why no further round is begun; None where one is."""
+        """Why no further round is begun; None where one is. A replay goes to the end of what it replays."""
+        if self.engine.name == Replay.name:
+            return None
         done = [one for one in self.rounds if one.stage == ROUND]
         ratio = self.over_baseline if self.baseline is not None else self.over_start
         if ratio is not None and ratio >= self.options.target:
@@ -331,6 +344,7 @@ class _Loop:
             return None, ROLLED_BACK, f"{met.reason}: {describe(met.verdict)}"
         told = met.comparison
         figures = f"{told.speedup:.2f} times as fast ({1 / told.high:.2f} to {1 / told.low:.2f}, {told.pairs} pairs)"
+        figures += "".join(f"; {one}" for one in told.notes if one.startswith(NOTE))
         if told.outcome == FASTER:
             return told, KEPT, f"{told.outcome}: {figures}"
         return told, ROLLED_BACK, f"{told.outcome}, not surely faster: {figures}"

@@ -22,6 +22,7 @@ from opforge.core.implementation import Accepted, Config, Implementation
 from opforge.core.operator import Case, Workload
 from opforge.core.timing import Timing
 from opforge.core.verdict import Pass, Verdict
+from opforge.forge.loop.patience import AGAIN, Patience, note
 from opforge.machine import detect, environment
 from opforge.registry import Home, Registry
 from opforge.registry.implementation_files import read_implementation
@@ -32,7 +33,7 @@ from opforge.tuning.compile_queue import Compilers, default_jobs
 from opforge.tuning.job import Attempt, Job, Passed, attempt
 from opforge.tuning.outcomes import TuneOptions
 from opforge.verify import BRIEF, CaseCache
-from opforge.workbench.compare import Contender, meet
+from opforge.workbench.compare import Contender, SidesCompared, meet
 from opforge.workbench.sides import Side
 
 ALSO = """
@@ -74,7 +75,9 @@ class Trials:
         host: Host,
         folder: Path,
         budget_s: float = 0.8,
+        patience: Patience | None = None,
     ) -> None:
+        """patience: what waits for a still machine, and has disturbed times taken again; None: nothing does."""
         name = implementation.operator
         source = registry.operator(name).folder
         assert source is not None
@@ -87,6 +90,8 @@ class Trials:
         self.operator = self.registry.operator(name)
         self.implementation = implementation
         self.workload, self.dtype, self.device = workload, dtype, device
+        # on an accelerator other work on the host's processors moves no time of a kernel
+        self.patience = patience if patience is not None and device == "cpu" else Patience(None)
         self.cases = CaseCache(registry=self.registry, operator=self.operator, host=host, device=device)
         self.clock = Clock(device=device)
         # a name of its own: a meeting prepares the workload anew, and lets it go afterwards
@@ -146,10 +151,24 @@ class Trials:
         return isinstance(implementation.allows(config, axes, self.dtype, size, scalars, bounds), Accepted)
 
     def tried(self, implementation: Implementation, best: Passed | None) -> Attempt:
-        """What becomes of a candidate: see tuning.job.attempt. Its process lives on where it passed: see `drop`."""
-        outcome = attempt(self.job, implementation, implementation.default, best)
-        if outcome.passed is not None:
-            self._held.append(outcome.passed)
+        """What becomes of a candidate: see tuning.job.attempt. Its process lives on where it passed: see `drop`.
+
+        One that seems slower while other work has the processors is tried again, while there is patience.
+        """
+        for again in range(AGAIN + 1):
+            self.patience.wait()
+            outcome = attempt(self.job, implementation, implementation.default, best)
+            if outcome.passed is not None:
+                self._held.append(outcome.passed)
+            slower = outcome.ratio is not None and outcome.ratio > 1
+            share = self.patience.disturbed() if slower else 0.0
+            if share:
+                said = f"{outcome.reason}; {note(share)}".removeprefix("; ")
+                outcome = replace(outcome, reason=said)
+            if not share or again == AGAIN or self.patience.left <= 0:
+                break
+            gone = outcome.passed
+            self.drop(lambda item, gone=gone: item is not gone)  # type: ignore[misc]
         return outcome
 
     def named(self, name: str) -> Implementation | None:
@@ -157,14 +176,29 @@ class Trials:
         return next((item for item in self.registry.implementations(self.operator.name) if item.name == name), None)
 
     def seconds(self, passed: list[Passed]) -> list[float | None]:
-        """Their times now, interleaved; None for one that could not be timed."""
-        timings = self.job.measure([item.candidate() for item in passed], 2.0)
+        """Their times now, interleaved; None for one that could not be timed. Where other work disturbed them to the
+        end, each keeps the shorter of this time and its last.
+        """
+        for again in range(AGAIN + 1):
+            self.patience.wait()
+            timings = self.job.measure([item.candidate() for item in passed], 2.0)
+            share = self.patience.disturbed()
+            if not share or again == AGAIN or self.patience.left <= 0:
+                break
         for item, timing in zip(passed, timings, strict=True):
-            item.timing = timing if isinstance(timing, Timing) else item.timing
-        return [timing.median_s if isinstance(timing, Timing) else None for timing in timings]
+            longer = isinstance(timing, Timing) and item.timing is not None and timing.median_s > item.timing.median_s
+            if isinstance(timing, Timing) and not (share and longer):
+                item.timing = timing
+        return [
+            item.timing.median_s if isinstance(timing, Timing) and item.timing is not None else None
+            for item, timing in zip(passed, timings, strict=True)
+        ]
 
     def met(self, candidate: Passed, best: Passed) -> Met:
-        """The best candidate of a round, verified with all cases, against the best until then, in fresh processes."""
+        """The best candidate of a round, verified with all cases, against the best until then, in fresh processes.
+
+        A meeting that other work disturbed is held again, while there is patience; the calmest counts, with a note.
+        """
         verdict = check(self.cases, candidate.implementation, self.dtype, BRIEF, candidate.config)
         if not isinstance(verdict, Pass):
             return Met(comparison=None, verdict=verdict, reason="it did not pass all cases")
@@ -184,8 +218,21 @@ class Trials:
                 )
             )
         plan = replace(self.plan, budget_s=4.0)
-        outcome = meet(contenders[0], contenders[1], self.workload, self.dtype, RULE, plan)
-        return Met(comparison=outcome.comparison, verdict=outcome.a or verdict, reason=outcome.reason)
+        calmest: tuple[float, SidesCompared] | None = None
+        for _ in range(AGAIN + 1):
+            self.patience.wait()
+            outcome = meet(contenders[0], contenders[1], self.workload, self.dtype, RULE, plan)
+            share = self.patience.disturbed()
+            if calmest is None or share < calmest[0]:
+                calmest = share, outcome
+            if not share or self.patience.left <= 0 or outcome.comparison is None:
+                break
+        assert calmest is not None
+        share, outcome = calmest
+        comparison = outcome.comparison
+        if comparison is not None and share:
+            comparison = replace(comparison, notes=(*comparison.notes, note(share)))
+        return Met(comparison=comparison, verdict=outcome.a or verdict, reason=outcome.reason)
 
     def drop(self, keep: Callable[[Passed], bool]) -> None:
         """End the processes of those that are not kept."""
