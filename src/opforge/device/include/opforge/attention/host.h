@@ -63,7 +63,21 @@ OPFORGE_ATTENTION_ROW(row_avx512, __attribute__((target("avx512f,avx512dq,avx512
 
 using Row = float (*)(float*, int64_t, int64_t, int64_t, float, float, float*, float*);
 
-template <typename Tile, Row row, typename T, int kKeys, int kTiles>
+/// A row's sums have come to their end: the sink joins them. Returns what weighted values are multiplied by.
+template <typename T>
+float close_row(const Sides<T>& sides, int64_t head, float* top, float* total) {
+  float shrink = 1.0f;
+  if (sides.sinks != nullptr) {
+    const float sink = sides.sinks[head * sides.sinks_h], higher = std::max(*top, sink);
+    shrink = higher == *top ? 1.0f : std::exp(*top - higher);
+    *total = *total * shrink + (sink == higher && sink == *top ? float(!std::isinf(sink)) : std::exp(sink - higher));
+    *top = higher;
+  }
+  return *total > 0.0f ? shrink * sides.grow / *total : *total == 0.0f ? 0.0f : *total;
+}
+
+/// Blocks of queries against blocks of keys. kBounded: windows and causal masks bound the loop over keys; else they hide keys one by one.
+template <typename Tile, Row row, typename T, int kKeys, int kTiles, bool kBounded>
 void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
   using gemm::Buffer;
   using gemm::pack_panel;
@@ -89,8 +103,8 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       std::fill(top, top + kBlock, -std::numeric_limits<float>::infinity());
       std::fill(total, total + kBlock, 0.0f);
       std::fill(sums.get(), sums.get() + kBlock * wide_out, 0.0f);
-      const int64_t stop = std::min(reach.last(i0 + rows - 1), sides.keys_of(b, k.size(2)));
-      for (int64_t j0 = reach.first(i0); j0 < stop; j0 += kKeys) {
+      const int64_t there = sides.keys_of(b, k.size(2)), stop = kBounded ? std::min(reach.last(i0 + rows - 1), there) : there;
+      for (int64_t j0 = kBounded ? reach.first(i0) : 0; j0 < stop; j0 += kKeys) {
         const int64_t cols = std::min<int64_t>(kKeys, stop - j0);
         for (int64_t p = 0; p * kCols < cols; ++p)
           pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, cols - p * kCols), dim, packed_k.get() + p * kCols * dim);
@@ -136,14 +150,7 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t line = (b * heads + h) * queries + i0 + r;
         float* values = sums.get() + r * wide_out;
-        float shrink = 1.0f;
-        if (sides.sinks != nullptr) {
-          const float sink = sides.sinks[h * sides.sinks_h], higher = std::max(top[r], sink);
-          shrink = higher == top[r] ? 1.0f : std::exp(top[r] - higher);
-          total[r] = total[r] * shrink + (sink == higher && sink == top[r] ? float(!std::isinf(sink)) : std::exp(sink - higher));
-          top[r] = higher;
-        }
-        const float inverse = total[r] > 0.0f ? shrink * sides.grow / total[r] : total[r] == 0.0f ? 0.0f : total[r];
+        const float inverse = close_row(sides, h, &top[r], &total[r]);
         for (int64_t e = 0; e < width; ++e) values[e] *= inverse;
         convert_from_float(values, out + line * width, width);
         lse[line] = total[r] == 0.0f ? -std::numeric_limits<float>::infinity() : top[r] + std::log(total[r]);
@@ -153,14 +160,14 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
 }
 
 /// Attention in the registers that the CPU has: kKeys keys at a time, kTiles register tiles of queries in a block.
-template <typename T, int kKeys, int kTiles, int kIsa>
+template <typename T, int kKeys, int kTiles, int kIsa, bool kBounded = true>
 void forward_any(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
   switch (gemm::instruction_set<kIsa>()) {
 #if defined(__x86_64__)
-    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
-    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
+    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles, kBounded>(q, k, v, out, lse, reach, sides, factor, cap);
+    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles, kBounded>(q, k, v, out, lse, reach, sides, factor, cap);
 #endif
-    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
+    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles, kBounded>(q, k, v, out, lse, reach, sides, factor, cap);
   }
 }
 
