@@ -6,10 +6,11 @@ python scripts/attention_matrix.py --fuzz 20                                   d
                                                                                lengths % 128 of 1, 64 and 127
 python scripts/attention_matrix.py --from matrix.json --page matrix.html       what was found before
 
-A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each implementation;
-Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where one of its
-implementations Passes; it refuses a cell where all of them refuse it, with the reason. Valid are the cells that are not
-refused. Exit code 1 where fewer than 95 % of the valid cells Pass.
+A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each of the
+implementations; Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where
+one of its implementations Passes and none fails (a baseline whose file says that it is inaccurate may); it refuses
+a cell where all of them refuse it, with the reason. Valid are the cells that are not refused. Exit code 1 where fewer
+than 95 % of a backend's valid cells Pass.
 """
 
 from __future__ import annotations
@@ -129,9 +130,10 @@ def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> A
 def answers(bench: Any, item: Any, dtype: str, asked: Mapping[str, tuple[Cell, Any]]) -> Iterator[tuple[str, str, str]]:
     """(case, verdict, words) of each: all in one verification, each by itself where that is no Pass."""
     from opforge.core.verdict import Pass, Unsupported
+    from opforge.trial.baselines import as_baseline
     from opforge.verify import verify
 
-    whole = verify(bench, item, dtype, cases=[case for _, case in asked.values()])
+    whole = as_baseline(item, verify(bench, item, dtype, cases=[case for _, case in asked.values()]))
     if isinstance(whole, Pass):
         for checked in whole.checked:
             ratio = max((metrics.worst_ratio for metrics in checked.metrics), default=0.0)
@@ -208,13 +210,13 @@ def by_backend(found: Sequence[Answer]) -> dict[tuple[Cell, str], tuple[str, str
     all refuse it.
     """
     result: dict[tuple[Cell, str], tuple[str, str]] = {}
-    rank = {PASS: 1, REFUSED: 0}
+    rank = {REFUSED: 0, "Inaccurate": 1, PASS: 2}
     for answer in found:
         if answer.verdict == MISSING:
             continue
         key = (answer.cell, answer.backend)
         before = result.get(key)
-        if before is None or rank.get(answer.verdict, 2) > rank.get(before[0], 2):
+        if before is None or rank.get(answer.verdict, 3) > rank.get(before[0], 3):
             result[key] = (answer.verdict, f"{answer.implementation} {answer.dtype}: {answer.words}")
     return result
 
@@ -282,7 +284,8 @@ def page(found: Sequence[Answer]) -> str:
     return (
         "<!doctype html><meta charset=utf-8><title>Attention's matrix</title>"
         "<style>body{font:14px sans-serif}td,th{padding:2px 8px;border:1px solid #ddd}</style>"
-        f"<h1>Attention's matrix</h1><pre>{html.escape(text(found))}</pre><table><tr>{head}</tr>{''.join(lines)}</table>\n"
+        f"<h1>Attention's matrix</h1><pre>{html.escape(text(found))}</pre>"
+        f"<table><tr>{head}</tr>{''.join(lines)}</table>\n"
     )
 
 
