@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import html
+import itertools
 import json
 import random
 import sys
@@ -84,13 +85,10 @@ class Answer:
     words: str
 
 
-def cells(masks: Sequence[str], heads: Sequence[str], dims: Sequence[str], features: Sequence[str]) -> Iterator[Cell]:
-    for mask in masks:
-        for head in heads:
-            for dim in dims:
-                for feature in features:
-                    for direction in DIRECTIONS:
-                        yield Cell(mask, head, dim, feature, direction)
+def cells(options: argparse.Namespace) -> list[Cell]:
+    """All cells of what was asked for."""
+    axes = (options.masks, options.heads, options.dims, options.features, options.directions)
+    return [Cell(*names) for names in itertools.product(*axes)]
 
 
 def missing(operators: Mapping[str, Any], cell: Cell) -> str | None:
@@ -157,6 +155,14 @@ def lengths_drawn(count: int, seed: int) -> list[tuple[int, int]]:
     return [(draw.choice(edges), draw.choice(edges)) for _ in range(count)]
 
 
+def keep(path: Path | None, found: Sequence[Answer]) -> None:
+    """Write the answers, whole or not at all."""
+    if path is not None:
+        fresh = path.with_name(f".new.{path.name}")
+        fresh.write_text(json.dumps({"answers": [asdict(answer) for answer in found]}))
+        fresh.replace(path)
+
+
 def verified(options: argparse.Namespace) -> list[Answer]:
     """Every answer, told as it comes."""
     from opforge.registry import load
@@ -167,7 +173,7 @@ def verified(options: argparse.Namespace) -> list[Answer]:
     operators = {name: registry.operator(name) for name in registry.names() if name.startswith("attention")}
     groups: dict[str, list[tuple[Cell, Any]]] = collections.defaultdict(list)
     found: list[Answer] = []
-    wanted = list(cells(options.masks, options.heads, options.dims, options.features))
+    wanted = cells(options)
     for cell in wanted:
         reason = missing(operators, cell)
         if reason is not None:
@@ -181,6 +187,7 @@ def verified(options: argparse.Namespace) -> list[Answer]:
     with Isolated() as host:
         for name, pairs in groups.items():
             items = [item for item in registry.implementations(name) if item.backend in options.backends]
+            items = [item for item in items if not options.implementations or item.name in options.implementations]
             for first in range(0, len(pairs), options.together):
                 asked = {case.name: (cell, case) for cell, case in pairs[first : first + options.together]}
                 # one after another: what a group of cases has prepared is given back before the next
@@ -202,6 +209,8 @@ def verified(options: argparse.Namespace) -> list[Answer]:
                     bench.close()
                 done = min(first + options.together, len(pairs))
                 print(f"[{time.monotonic() - began:4.0f} s] {name}: {done} of {len(pairs)} cells", flush=True)
+                # what was found is kept if the run is ended
+                keep(options.json, found)
     return found
 
 
@@ -294,7 +303,14 @@ def main() -> int:
     parser.add_argument("--device", default=None, help="default: the accelerator if there is one")
     parser.add_argument("--backends", nargs="+", default=["torch", "triton", "cpp", "cuda"])
     parser.add_argument("--dtypes", nargs="+", default=None, help="default: float32, on a GPU bfloat16")
-    for name, values in (("masks", MASKS), ("heads", HEADS), ("dims", DIMS), ("features", FEATURES)):
+    parser.add_argument("--implementations", nargs="+", default=[], help="these alone, by name")
+    for name, values in (
+        ("masks", MASKS),
+        ("heads", HEADS),
+        ("dims", DIMS),
+        ("features", FEATURES),
+        ("directions", DIRECTIONS),
+    ):
         parser.add_argument(f"--{name}", nargs="+", default=list(values), choices=list(values))
     parser.add_argument("--fuzz", type=int, default=0, help="so many calls of drawn lengths besides")
     parser.add_argument("--seed", type=int, default=0)
@@ -316,8 +332,7 @@ def main() -> int:
         options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         options.dtypes = options.dtypes or ["float32" if options.device == "cpu" else "bfloat16"]
         found = verified(options)
-    if options.json:
-        options.json.write_text(json.dumps({"answers": [asdict(answer) for answer in found]}))
+    keep(options.json, found)
     if options.page:
         options.page.write_text(page(found), encoding="utf-8")
     print(text(found))

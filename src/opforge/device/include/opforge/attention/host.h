@@ -5,8 +5,10 @@
 #define OPFORGE_ATTENTION_HOST_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "opforge/attention/checks.h"
 #include "opforge/attention/sides.h"
@@ -76,6 +78,9 @@ float close_row(const Sides<T>& sides, int64_t head, float* top, float* total) {
   return *total > 0.0f ? shrink * sides.grow / *total : *total == 0.0f ? 0.0f : *total;
 }
 
+/// Packed keys and values of one head that are kept for each thread: 16 MB.
+constexpr int64_t kKeptFloats = int64_t{1} << 22;
+
 /// Blocks of queries against blocks of keys. kBounded: windows and causal masks bound the loop over keys; else they hide keys one by one.
 template <typename Tile, Row row, typename T, int kKeys, int kTiles, bool kBounded>
 void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
@@ -86,13 +91,23 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
   constexpr int64_t kWide = (kKeys + kCols - 1) / kCols * kCols;
   const int64_t heads = q.size(1), queries = q.size(2), dim = q.size(3), width = v.size(3), group = heads / k.size(1);
   const int64_t blocks = (queries + kBlock - 1) / kBlock, wide_out = round_up(width, kCols), tasks = q.size(0) * heads * blocks;
-  // a multiple of blocks of one head each: neighbours share keys. Tasks are dealt out in turns, since causal ones grow
-  const int64_t turns = 16;
-  parallel_for(0, turns, 1, [&](int64_t begin, int64_t end) {
-    Buffer packed_q(kBlock * dim), packed_k(kWide * dim), packed_v(kKeys * wide_out), scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
+  // packed keys and values of a head are kept for all of its blocks of queries where they fit a cache, and each is packed when first met
+  const int64_t most = k.size(2), in_all = (most + kKeys - 1) / kKeys;
+  const bool kept = reach.first(queries - 1) == 0 && in_all * (kWide * dim + kKeys * wide_out) <= kKeptFloats;
+  const int64_t slots = kept ? in_all : 1;
+  std::atomic<int64_t> next{0};
+  // a thread takes the next block when it has done one: neighbours share keys, and causal ones are not alike
+  parallel_for(0, tasks, 1, [&](int64_t, int64_t) {
+    Buffer packed_q(kBlock * dim), packed_k(slots * kWide * dim), packed_v(slots * kKeys * wide_out), scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
     alignas(64) float tile[kRows * kCols];
-    for (int64_t turn = begin; turn < end; ++turn) for (int64_t task = turn; task < tasks; task += turns) {
+    std::vector<char> met(slots, 0);
+    int64_t held = -1;
+    for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
       const int64_t b = task / (heads * blocks), h = task / blocks % heads, i0 = (blocks - 1 - task % blocks) * kBlock;
+      if (held != b * heads + h / group) {
+        held = b * heads + h / group;
+        std::fill(met.begin(), met.end(), char{0});
+      }
       const int64_t rows = std::min<int64_t>(kBlock, queries - i0), bands = (rows + kRows - 1) / kRows;
       const T* q_head = data<const T>(q) + b * q.stride(0) + h * q.stride(1);
       const T* k_head = data<const T>(k) + b * k.stride(0) + h / group * k.stride(1);
@@ -105,14 +120,21 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       std::fill(sums.get(), sums.get() + kBlock * wide_out, 0.0f);
       const int64_t there = sides.keys_of(b, k.size(2)), stop = kBounded ? std::min(reach.last(i0 + rows - 1), there) : there;
       for (int64_t j0 = kBounded ? reach.first(i0) : 0; j0 < stop; j0 += kKeys) {
-        const int64_t cols = std::min<int64_t>(kKeys, stop - j0);
-        for (int64_t p = 0; p * kCols < cols; ++p)
-          pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, cols - p * kCols), dim, packed_k.get() + p * kCols * dim);
-        for (int64_t p = 0; p * kCols < width; ++p)
-          pack_panel<kCols>(v_head + j0 * v.stride(2) + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), cols, packed_v.get() + p * kCols * cols);
+        // of a block that is kept all keys are packed, whatever these queries see of it
+        const int64_t cols = std::min<int64_t>(kKeys, stop - j0), full = kept ? std::min<int64_t>(kKeys, there - j0) : cols;
+        const int64_t slot = kept ? j0 / kKeys : 0;
+        float* const keys_at = packed_k.get() + slot * kWide * dim;
+        float* const values_at = packed_v.get() + slot * kKeys * wide_out;
+        if (!kept || !met[slot]) {
+          for (int64_t p = 0; p * kCols < full; ++p)
+            pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, full - p * kCols), dim, keys_at + p * kCols * dim);
+          for (int64_t p = 0; p * kCols < width; ++p)
+            pack_panel<kCols>(v_head + j0 * v.stride(2) + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), full, values_at + p * kCols * full);
+          met[slot] = 1;
+        }
         for (int64_t p = 0; p * kCols < cols; ++p)
           for (int64_t i = 0; i < bands; ++i) {
-            Tile::multiply(packed_q.get() + i * kRows * dim, packed_k.get() + p * kCols * dim, dim, tile);
+            Tile::multiply(packed_q.get() + i * kRows * dim, keys_at + p * kCols * dim, dim, tile);
             for (int64_t r = 0; r < kRows; ++r) __builtin_memcpy(scores.get() + (i * kRows + r) * kWide + p * kCols, tile + r * kCols, kCols * sizeof(float));
           }
         for (int64_t i = 0; i < bands; ++i) {
@@ -139,7 +161,7 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
           }
           pack_panel<kRows>(scores.get() + i * kRows * kWide, kWide, int64_t{1}, now, cols, packed_p.get());
           for (int64_t p = 0; p * kCols < width; ++p) {
-            Tile::multiply(packed_p.get(), packed_v.get() + p * kCols * cols, cols, tile);
+            Tile::multiply(packed_p.get(), values_at + p * kCols * full, cols, tile);
             for (int64_t r = 0; r < now; ++r) {
               float* values = sums.get() + (i * kRows + r) * wide_out + p * kCols;
               for (int e = 0; e < kCols; ++e) values[e] += tile[r * kCols + e];
