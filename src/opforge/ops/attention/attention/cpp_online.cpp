@@ -1,7 +1,7 @@
 // One loop over all keys with an online softmax: no scores in memory. Causal masks and windows hide keys, and save nothing.
 //
 // source    Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867; Dao et al., FlashAttention, arXiv:2205.14135
-// moves     q and out once; k and v once for each block of queries, into panels that stay in the L2 cache
+// moves     q and out once; k and v once for each block of queries, from panels that are packed once a head where 16 MB a thread hold them
 // idea      the third step of the ladder. A block of keys that no query of a block sees is multiplied all the same: cpp_blocked leaves it out
 // code      opforge/attention/host.h
 /* opforge

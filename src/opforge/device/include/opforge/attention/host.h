@@ -98,7 +98,8 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
   std::atomic<int64_t> next{0};
   // a thread takes the next block when it has done one: neighbours share keys, and causal ones are not alike
   parallel_for(0, tasks, 1, [&](int64_t, int64_t) {
-    Buffer packed_q(kBlock * dim), packed_k(slots * kWide * dim), packed_v(slots * kKeys * wide_out), scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
+    Buffer packed_q(kBlock * dim), packed_k(slots * kWide * dim), packed_v(slots * kKeys * wide_out);
+    Buffer scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
     alignas(64) float tile[kRows * kCols];
     std::vector<char> met(slots, 0);
     int64_t held = -1;
