@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from opforge.dispatch import Choice, Chooser
 from opforge.dispatch.named_call import call_named
 
 APART = """
@@ -19,6 +20,19 @@ from opforge.dispatch.named_call import call_named
 folder, kernel, tensors, scalars = torch.load(sys.argv[1])
 torch.save(call_named(Path(folder), kernel, *tensors, **scalars), sys.argv[2])
 """
+
+
+class Named(Chooser):
+    """The implementation of a name, verified or not."""
+
+    def __init__(self, registry, wanted):
+        super().__init__(registry)
+        self.wanted = wanted
+
+    def choose(self, operator, axes, dtype, scalars, device, layouts, manner=None):
+        found = [item for item in self.registry.implementations(operator.name) if item.name == self.wanted]
+        found += self.registry.implementations(operator.name)
+        return Choice(implementation=found[0], config=found[0].default, why="for this test", passed_over=())
 
 
 def renamed(operator, folder):

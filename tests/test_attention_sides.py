@@ -8,30 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.named_kernels import Named
 
 from opforge import ops
 from opforge.core.attention_dropout import four_words, kept_of
 from opforge.core.attention_sides import NAMES, Sides
 from opforge.core.errors import UsageError
-from opforge.dispatch import Choice, Chooser, Function
+from opforge.dispatch import Chooser, Function
 from opforge.registry import load
 
 OPERATOR = load([]).operator("attention")
 GRADIENT = load([]).operator("attention_backward")
 BATCH, HEADS, SHARED, QUERIES, KEYS = 2, 4, 2, 7, 9
-
-
-class Named(Chooser):
-    """The implementation of a name, verified or not."""
-
-    def __init__(self, registry, wanted):
-        super().__init__(registry)
-        self.wanted = wanted
-
-    def choose(self, operator, axes, dtype, scalars, device, layouts, manner=None):
-        found = [item for item in self.registry.implementations(operator.name) if item.name == self.wanted]
-        found += self.registry.implementations(operator.name)
-        return Choice(implementation=found[0], config=found[0].default, why="for this test", passed_over=())
 
 
 @pytest.fixture

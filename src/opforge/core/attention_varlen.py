@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from opforge.core.attention import PARAMETERS, attended, attention_errors, in_parts
+from opforge.core.attention_gradients import differentiated, gradient_errors
+from opforge.core.attention_sides import Sides
 from opforge.core.operator import Constraint, ScalarValue, Workload
 from opforge.core.rounding import Errors
 from opforge.core.shapes import AxisValue
@@ -127,6 +129,48 @@ def varlen_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: str
             getattr(whole["out"], kind)[rows] = getattr(found["out"], kind)[0].transpose(0, 1)
             getattr(whole["lse"], kind)[:, rows] = getattr(found["lse"], kind)[0]
     return whole
+
+
+OF_QUERIES, OF_KEYS = ("q", "out", "dout"), ("k", "v")
+"""Inputs of the gradients that have a row for each query, and for each key; lse and dlse have a column for each query.
+"""
+
+
+def _each_whole(inputs: Any) -> Iterator[tuple[slice, slice, dict[str, Any]]]:
+    """What the gradients of each sequence that has queries and keys are made of, heads first."""
+    for rows, columns in sequences_of(inputs["cu_seqlens_q"], inputs["cu_seqlens_k"]):
+        if rows.stop > rows.start and columns.stop > columns.start and inputs["q"].shape[1]:
+            found = {name: _heads_first(inputs[name][rows]) for name in OF_QUERIES}
+            found |= {name: _heads_first(inputs[name][columns]) for name in OF_KEYS}
+            found |= {name: inputs[name][:, rows].unsqueeze(0).to(inputs["q"]) for name in ("lse", "dlse")}
+            yield rows, columns, found
+
+
+def varlen_differentiated(inputs: Any, scalars: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """(dq, dk, dv), of what packed attention returned and what arrives for both of its results. Sequence by sequence;
+    a key that no query of its sequence sees has a gradient of 0.
+    """
+    found = tuple(inputs[name].new_zeros(inputs[name].shape) for name in ("q", "k", "v"))
+    names = ("q", "k", "v", "out", "lse", "dout", "dlse")
+    for rows, columns, given in _each_whole(inputs):
+        q, k, v, out, lse, dout, dlse = (given[name] for name in names)
+        pieces = differentiated(q, k, v, out, lse, dout, dlse, Sides.of(q, {}), _plain(scalars))
+        for whole, place, piece in zip(found, (rows, columns, columns), pieces, strict=True):
+            whole[place] = piece[0].transpose(0, 1)
+    return found
+
+
+def varlen_gradient_errors(inputs: Any, scalars: dict[str, Any], dtype: str) -> dict[str, Errors]:
+    """Those of attention's gradients, sequence by sequence."""
+    places = {"dq": "q", "dk": "k", "dv": "v"}
+    whole = {name: [inputs[of].new_zeros(inputs[of].shape) for _ in range(3)] for name, of in places.items()}
+    for rows, columns, given in _each_whole(inputs):
+        found = gradient_errors(given, _plain(scalars), dtype)
+        for name, parts in whole.items():
+            for part, kind in zip(parts, ("largest", "typical", "reached"), strict=True):
+                own = getattr(found[name], kind)[0].transpose(0, 1)
+                part[rows if name == "dq" else columns] = own
+    return {name: Errors(*parts) for name, parts in whole.items()}
 
 
 _CAUSAL: dict[str, ScalarValue] = {"causal": True}

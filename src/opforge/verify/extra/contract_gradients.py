@@ -13,7 +13,7 @@ from opforge.core.operator import Operator
 from opforge.verify.cases.hidden import elements
 from opforge.verify.extra.contract_subject import ClauseBroken, Open, Subject
 from opforge.verify.judging.elements import compare
-from opforge.verify.oracle.expectation import Expectation, half_ulp, reduction_length
+from opforge.verify.oracle.expectation import Expectation, consult, half_ulp, reduction_length
 
 GRADIENT_FACTOR = 16.0
 
@@ -21,7 +21,7 @@ GRADIENT_FACTOR = 16.0
 def gradients(subject: Subject) -> str:
     import torch
 
-    operator, dtype = subject.operator, subject.dtype
+    operator = subject.operator
     tensors = subject.inputs()
     leaves = subject.floating(tensors)
     if not leaves:
@@ -40,10 +40,10 @@ def gradients(subject: Subject) -> str:
     returned = operator.reference(*wide, **subject.scalars)
     references = returned if isinstance(returned, tuple) else (returned,)
     wanted = torch.autograd.grad(references, wide_leaves, [seed.cpu().double() for seed in seeds], allow_unused=True)
-    root = reduction_length(operator, subject.case, dtype) ** 0.5
     worst = 0.0
     stored_outputs = _of_stored_outputs(subject, wide, references, seeds) or [0.0] * len(leaves)
-    for number, (mine, true, kept) in enumerate(zip(got, wanted, stored_outputs, strict=True)):
+    own = _own_bounds(subject, wide, references, seeds) or [None] * len(leaves)
+    for number, (mine, true, kept, stated) in enumerate(zip(got, wanted, stored_outputs, own, strict=True)):
         if (mine is None) != (true is None):
             raise ClauseBroken(
                 f"gradient {number} is {'missing' if mine is None else 'there'}, the reference's is "
@@ -54,11 +54,9 @@ def gradients(subject: Subject) -> str:
         stored = str(mine.dtype).removeprefix("torch.")
         # the sums of a backward run over other axes than those of the forward: the largest gradient stands for their
         # magnitude
-        bound = (
-            GRADIENT_FACTOR * DTYPES["float32"].epsilon * root * max(1.0, float(true.abs().max()))
-            + half_ulp(true, stored)
-            + kept
-        )
+        root = _terms(subject, true.numel()) ** 0.5
+        common = GRADIENT_FACTOR * DTYPES["float32"].epsilon * root * max(1.0, float(true.abs().max()))
+        bound = (common + half_ulp(true, stored) if stated is None else stated) + kept
         errors = compare(
             mine.detach().cpu(), Expectation(output=f"gradient {number}", dtype=stored, expected=true, bound=bound)
         )
@@ -70,6 +68,47 @@ def gradients(subject: Subject) -> str:
             )
         worst = max(worst, errors.metrics.worst_ratio)
     return f"within {worst:.0%} of the bound of the reference's gradient in float64"
+
+
+def _terms(subject: Subject, elements_of_it: int) -> float:
+    """How many terms are added up for an element of a gradient. An operator that gives its errors itself states no
+    length: then as many as its work, shared out among that gradient's elements, has products.
+    """
+    case, operator = subject.case, subject.operator
+    length = reduction_length(operator, case, subject.dtype)
+    if operator.tolerance.errors is None:
+        return length
+    scalars = operator.scalar_values(case.scalars)
+    return max(length, operator.cost(case.axes, subject.dtype, scalars).flops / (2.0 * max(1, elements_of_it)))
+
+
+def _own_bounds(
+    subject: Subject, wide: Sequence[Any], references: Sequence[Any], seeds: Sequence[Any]
+) -> list[Any] | None:
+    """The bounds that the gradient operator states itself, for each floating input; None where it states none, and for
+    all where there is no such operator or its tolerance is a common factor.
+    """
+    import torch
+
+    gradient, operator, case = subject.gradient, subject.operator, subject.case
+    if gradient is None or gradient.tolerance.errors is None:
+        return None
+    wiring = wire(operator, gradient)
+    exact = [reference.detach() for reference in references]
+    sources = {"input": wide, "output": exact, "incoming": [seed.cpu().double() for seed in seeds]}
+    named = {
+        spec.name: sources[kind][place].detach()
+        for spec, (kind, place) in zip(gradient.inputs, wiring.takes, strict=True)
+    }
+    with torch.no_grad():
+        truth = consult(gradient, case, subject.dtype, named)
+    bounds = [expectation.bound for expectation in truth.expectations]
+    leaves = [id(leaf) for leaf in subject.floating(wide)]
+    return [
+        None if place is None else bounds[place]
+        for place, tensor in zip(wiring.gives, wide, strict=True)
+        if id(tensor) in leaves
+    ]
 
 
 def _of_stored_outputs(
@@ -142,7 +181,14 @@ def gradcheck(subject: Subject) -> str:
         )
     else:
         through, words = subject.operator.reference, ", through the reference that the backward differentiates"
-    torch.autograd.gradcheck(lambda *given: through(*given, **scalars), tensors)
+
+    def asked(*given: Any) -> Any:
+        # the logarithm of an empty sum is -inf, of which there are no differences: such elements are constants
+        returned = through(*given, **scalars)
+        outputs = returned if isinstance(returned, tuple) else (returned,)
+        return tuple(output.masked_fill(~output.isfinite(), 0.0) for output in outputs)
+
+    torch.autograd.gradcheck(asked, tensors)
     return f"finite differences in float64 agree{words}"
 
 

@@ -1,7 +1,7 @@
 // Blocks of queries against blocks of keys: scores stay in the cache, an online softmax rescales the sums of weighted values.
 //
 // source    Dao, FlashAttention-2, arXiv:2307.08691, on the register tiles of opforge/gemm/host.h
-// moves     q and out once; k and v are packed once for each block of queries, into panels that stay in the L2 cache
+// moves     q and out once; k and v once for each block of queries, from panels that are packed once a head where 16 MB a thread hold them
 // idea      windows and causal masks bound the loop over keys; only blocks at the edges are masked
 // code      opforge/attention/host.h
 // limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products

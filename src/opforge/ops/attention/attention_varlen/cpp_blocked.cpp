@@ -1,8 +1,8 @@
 // One sequence after another, each as attention's own blocks of queries and keys; threads share its heads and blocks.
 //
 // source    Dao, FlashAttention-2, arXiv:2307.08691, on the register tiles of opforge/gemm/host.h
-// moves     q and out once, a sequence's result once more, from heads first to tokens first; k and v are packed once
-//           for each block of queries
+// moves     q and out once, a sequence's result once more, from heads first to tokens first; k and v are packed as
+//           attention packs them
 // code      opforge/attention/host.h
 // limits    threads wait for each other at the end of a sequence: many short ones leave some idle
 /* opforge

@@ -163,5 +163,6 @@ operator = Operator(
         ),
     ),
     workloads=VARLEN_WORKLOADS,
+    gradient="attention_varlen_backward",
     implementations=("triton_varlen", "cpp_blocked", "torch_eager", "torch_definition"),
 )

@@ -5,8 +5,10 @@
 #define OPFORGE_ATTENTION_HOST_H_
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "opforge/attention/checks.h"
 #include "opforge/attention/sides.h"
@@ -63,7 +65,24 @@ OPFORGE_ATTENTION_ROW(row_avx512, __attribute__((target("avx512f,avx512dq,avx512
 
 using Row = float (*)(float*, int64_t, int64_t, int64_t, float, float, float*, float*);
 
-template <typename Tile, Row row, typename T, int kKeys, int kTiles>
+/// A row's sums have come to their end: the sink joins them. Returns what weighted values are multiplied by.
+template <typename T>
+float close_row(const Sides<T>& sides, int64_t head, float* top, float* total) {
+  float shrink = 1.0f;
+  if (sides.sinks != nullptr) {
+    const float sink = sides.sinks[head * sides.sinks_h], higher = std::max(*top, sink);
+    shrink = higher == *top ? 1.0f : std::exp(*top - higher);
+    *total = *total * shrink + (sink == higher && sink == *top ? float(!std::isinf(sink)) : std::exp(sink - higher));
+    *top = higher;
+  }
+  return *total > 0.0f ? shrink * sides.grow / *total : *total == 0.0f ? 0.0f : *total;
+}
+
+/// Packed keys and values of one head that are kept for each thread: 16 MB.
+constexpr int64_t kKeptFloats = int64_t{1} << 22;
+
+/// Blocks of queries against blocks of keys. kBounded: windows and causal masks bound the loop over keys; else they hide keys one by one.
+template <typename Tile, Row row, typename T, int kKeys, int kTiles, bool kBounded>
 void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
   using gemm::Buffer;
   using gemm::pack_panel;
@@ -72,13 +91,24 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
   constexpr int64_t kWide = (kKeys + kCols - 1) / kCols * kCols;
   const int64_t heads = q.size(1), queries = q.size(2), dim = q.size(3), width = v.size(3), group = heads / k.size(1);
   const int64_t blocks = (queries + kBlock - 1) / kBlock, wide_out = round_up(width, kCols), tasks = q.size(0) * heads * blocks;
-  // a multiple of blocks of one head each: neighbours share keys. Tasks are dealt out in turns, since causal ones grow
-  const int64_t turns = 16;
-  parallel_for(0, turns, 1, [&](int64_t begin, int64_t end) {
-    Buffer packed_q(kBlock * dim), packed_k(kWide * dim), packed_v(kKeys * wide_out), scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
+  // packed keys and values of a head are kept for all of its blocks of queries where they fit a cache, and each is packed when first met
+  const int64_t most = k.size(2), in_all = (most + kKeys - 1) / kKeys;
+  const bool kept = reach.first(queries - 1) == 0 && in_all * (kWide * dim + kKeys * wide_out) <= kKeptFloats;
+  const int64_t slots = kept ? in_all : 1;
+  std::atomic<int64_t> next{0};
+  // a thread takes the next block when it has done one: neighbours share keys, and causal ones are not alike
+  parallel_for(0, tasks, 1, [&](int64_t, int64_t) {
+    Buffer packed_q(kBlock * dim), packed_k(slots * kWide * dim), packed_v(slots * kKeys * wide_out);
+    Buffer scores(kBlock * kWide), packed_p(kRows * kKeys), sums(kBlock * wide_out);
     alignas(64) float tile[kRows * kCols];
-    for (int64_t turn = begin; turn < end; ++turn) for (int64_t task = turn; task < tasks; task += turns) {
+    std::vector<char> met(slots, 0);
+    int64_t held = -1;
+    for (int64_t task = next.fetch_add(1); task < tasks; task = next.fetch_add(1)) {
       const int64_t b = task / (heads * blocks), h = task / blocks % heads, i0 = (blocks - 1 - task % blocks) * kBlock;
+      if (held != b * heads + h / group) {
+        held = b * heads + h / group;
+        std::fill(met.begin(), met.end(), char{0});
+      }
       const int64_t rows = std::min<int64_t>(kBlock, queries - i0), bands = (rows + kRows - 1) / kRows;
       const T* q_head = data<const T>(q) + b * q.stride(0) + h * q.stride(1);
       const T* k_head = data<const T>(k) + b * k.stride(0) + h / group * k.stride(1);
@@ -89,16 +119,23 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       std::fill(top, top + kBlock, -std::numeric_limits<float>::infinity());
       std::fill(total, total + kBlock, 0.0f);
       std::fill(sums.get(), sums.get() + kBlock * wide_out, 0.0f);
-      const int64_t stop = std::min(reach.last(i0 + rows - 1), sides.keys_of(b, k.size(2)));
-      for (int64_t j0 = reach.first(i0); j0 < stop; j0 += kKeys) {
-        const int64_t cols = std::min<int64_t>(kKeys, stop - j0);
-        for (int64_t p = 0; p * kCols < cols; ++p)
-          pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, cols - p * kCols), dim, packed_k.get() + p * kCols * dim);
-        for (int64_t p = 0; p * kCols < width; ++p)
-          pack_panel<kCols>(v_head + j0 * v.stride(2) + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), cols, packed_v.get() + p * kCols * cols);
+      const int64_t there = sides.keys_of(b, k.size(2)), stop = kBounded ? std::min(reach.last(i0 + rows - 1), there) : there;
+      for (int64_t j0 = kBounded ? reach.first(i0) : 0; j0 < stop; j0 += kKeys) {
+        // of a block that is kept all keys are packed, whatever these queries see of it
+        const int64_t cols = std::min<int64_t>(kKeys, stop - j0), full = kept ? std::min<int64_t>(kKeys, there - j0) : cols;
+        const int64_t slot = kept ? j0 / kKeys : 0;
+        float* const keys_at = packed_k.get() + slot * kWide * dim;
+        float* const values_at = packed_v.get() + slot * kKeys * wide_out;
+        if (!kept || !met[slot]) {
+          for (int64_t p = 0; p * kCols < full; ++p)
+            pack_panel<kCols>(k_head + (j0 + p * kCols) * k.stride(2), k.stride(2), k.stride(3), std::min<int64_t>(kCols, full - p * kCols), dim, keys_at + p * kCols * dim);
+          for (int64_t p = 0; p * kCols < width; ++p)
+            pack_panel<kCols>(v_head + j0 * v.stride(2) + p * kCols * v.stride(3), v.stride(3), v.stride(2), std::min<int64_t>(kCols, width - p * kCols), full, values_at + p * kCols * full);
+          met[slot] = 1;
+        }
         for (int64_t p = 0; p * kCols < cols; ++p)
           for (int64_t i = 0; i < bands; ++i) {
-            Tile::multiply(packed_q.get() + i * kRows * dim, packed_k.get() + p * kCols * dim, dim, tile);
+            Tile::multiply(packed_q.get() + i * kRows * dim, keys_at + p * kCols * dim, dim, tile);
             for (int64_t r = 0; r < kRows; ++r) __builtin_memcpy(scores.get() + (i * kRows + r) * kWide + p * kCols, tile + r * kCols, kCols * sizeof(float));
           }
         for (int64_t i = 0; i < bands; ++i) {
@@ -125,7 +162,7 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
           }
           pack_panel<kRows>(scores.get() + i * kRows * kWide, kWide, int64_t{1}, now, cols, packed_p.get());
           for (int64_t p = 0; p * kCols < width; ++p) {
-            Tile::multiply(packed_p.get(), packed_v.get() + p * kCols * cols, cols, tile);
+            Tile::multiply(packed_p.get(), values_at + p * kCols * full, cols, tile);
             for (int64_t r = 0; r < now; ++r) {
               float* values = sums.get() + (i * kRows + r) * wide_out + p * kCols;
               for (int e = 0; e < kCols; ++e) values[e] += tile[r * kCols + e];
@@ -136,14 +173,7 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
       for (int64_t r = 0; r < rows; ++r) {
         const int64_t line = (b * heads + h) * queries + i0 + r;
         float* values = sums.get() + r * wide_out;
-        float shrink = 1.0f;
-        if (sides.sinks != nullptr) {
-          const float sink = sides.sinks[h * sides.sinks_h], higher = std::max(top[r], sink);
-          shrink = higher == top[r] ? 1.0f : std::exp(top[r] - higher);
-          total[r] = total[r] * shrink + (sink == higher && sink == top[r] ? float(!std::isinf(sink)) : std::exp(sink - higher));
-          top[r] = higher;
-        }
-        const float inverse = total[r] > 0.0f ? shrink * sides.grow / total[r] : total[r] == 0.0f ? 0.0f : total[r];
+        const float inverse = close_row(sides, h, &top[r], &total[r]);
         for (int64_t e = 0; e < width; ++e) values[e] *= inverse;
         convert_from_float(values, out + line * width, width);
         lse[line] = total[r] == 0.0f ? -std::numeric_limits<float>::infinity() : top[r] + std::log(total[r]);
@@ -153,14 +183,14 @@ void forward(TensorView q, TensorView k, TensorView v, T* out, float* lse, const
 }
 
 /// Attention in the registers that the CPU has: kKeys keys at a time, kTiles register tiles of queries in a block.
-template <typename T, int kKeys, int kTiles, int kIsa>
+template <typename T, int kKeys, int kTiles, int kIsa, bool kBounded = true>
 void forward_any(TensorView q, TensorView k, TensorView v, T* out, float* lse, const Reach& reach, const Sides<T>& sides, float factor, float cap) {
   switch (gemm::instruction_set<kIsa>()) {
 #if defined(__x86_64__)
-    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
-    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
+    case 3: return forward<gemm::Avx512Tile, row_avx512, T, kKeys, kTiles, kBounded>(q, k, v, out, lse, reach, sides, factor, cap);
+    case 2: return forward<gemm::Avx2Tile, row_avx2, T, kKeys, kTiles, kBounded>(q, k, v, out, lse, reach, sides, factor, cap);
 #endif
-    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles>(q, k, v, out, lse, reach, sides, factor, cap);
+    default: return forward<gemm::PlainTile, row_plain, T, kKeys, kTiles, kBounded>(q, k, v, out, lse, reach, sides, factor, cap);
   }
 }
 

@@ -1,0 +1,344 @@
+"""Attention's matrix: mask x heads x head dimension x feature x forward or backward x backend, each cell verified.
+
+python scripts/attention_matrix.py --json matrix.json --page matrix.html       all of it, on this machine's device
+python scripts/attention_matrix.py --dims 64 192/128 --masks causal window     a part of it
+python scripts/attention_matrix.py --fuzz 20                                   drawn shapes besides: Nq != Nk, N = 1,
+                                                                               lengths % 128 of 1, 64 and 127
+python scripts/attention_matrix.py --from matrix.json --page matrix.html       what was found before
+
+A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each of the
+implementations; Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where
+one of its implementations Passes and none fails (a baseline whose file says that it is inaccurate may); it refuses
+a cell where all of them refuse it, with the reason. Valid are the cells that are not refused. Exit code 1 where fewer
+than 95 % of a backend's valid cells Pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import html
+import itertools
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+
+BOTTOM = {"causal": True, "alignment": "bottom_right"}
+MASKS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal": {"causal": True},
+    "causal bottom right": BOTTOM,
+    "window left": {"causal": True, "window_left": 7},
+    "window both": {"window_left": 5, "window_right": 9, "alignment": "bottom_right"},
+    "padding": {"has_key_lengths": True},
+    "mask": {"has_mask": True},
+    "varlen": {"causal": True},
+    "paged": {},
+}
+HEADS = {"MHA": (3, 1), "GQA": (2, 2), "MQA": (1, 4)}
+DIMS = {"64": (64, 64), "96": (96, 96), "128": (128, 128), "192": (192, 192), "256": (256, 256), "192/128": (192, 128)}
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "dropout": {"dropout": 0.25, "seed": 5},
+    "softcap": {"softcap": 2.0},
+    "ALiBi": {"has_alibi_slopes": True},
+    "bias": {"has_bias": True},
+    "sinks": {"has_sinks": True},
+}
+DIRECTIONS = ("forward", "backward")
+PACKED = {"varlen": "attention_varlen", "paged": "attention_decode"}
+WANTED = 0.95
+PASS, REFUSED, MISSING = "Pass", "refused", "not in the definition"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is asked of every backend."""
+
+    mask: str
+    heads: str
+    dim: str
+    feature: str
+    direction: str
+
+    @property
+    def operator(self) -> str:
+        return PACKED.get(self.mask, "attention") + ("_backward" if self.direction == "backward" else "")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an implementation made of a cell: Pass with its share of the bound, refused, or the verdict's name."""
+
+    cell: Cell
+    backend: str
+    implementation: str
+    dtype: str
+    verdict: str
+    words: str
+
+
+def cells(options: argparse.Namespace) -> list[Cell]:
+    """All cells of what was asked for."""
+    axes = (options.masks, options.heads, options.dims, options.features, options.directions)
+    return [Cell(*names) for names in itertools.product(*axes)]
+
+
+def missing(operators: Mapping[str, Any], cell: Cell) -> str | None:
+    """Why no implementation can be asked: the definition does not have it."""
+    operator = operators.get(cell.operator)
+    if operator is None:
+        return f"there is no {cell.operator}"
+    known = {spec.name for spec in operator.scalars} | {f"has_{spec.name}" for spec in operator.inputs if spec.optional}
+    lacking = [
+        name.removeprefix("has_") for name in {**MASKS[cell.mask], **FEATURES[cell.feature]} if name not in known
+    ]
+    return f"{operator.name} has no {', '.join(lacking)}" if lacking else None
+
+
+def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> Any:
+    """The call of a cell."""
+    from opforge.core.attention_cases import axes
+    from opforge.core.attention_varlen import varlen_axes
+    from opforge.core.operator import Case
+
+    kv_heads, group = HEADS[cell.heads]
+    dim, value_dim = DIMS[cell.dim]
+    scalars = {f"has_{spec.name}": False for spec in operator.inputs if spec.optional}
+    scalars |= {**MASKS[cell.mask], **FEATURES[cell.feature]}
+    if cell.mask == "varlen":
+        sizes: dict[str, Any] = dict(varlen_axes(4, *lengths, kv_heads, group, dim, value_dim))
+    elif cell.mask == "paged":
+        sizes = dict(operator.cases[0].axes)
+        sizes |= {"kv_heads": kv_heads, "group": group, "head_dim": dim}
+        sizes |= {"value_dim": value_dim} if "value_dim" in sizes else {}
+    else:
+        sizes = dict(axes(2, kv_heads, group, *lengths, dim, value_dim))
+    name = f"{cell.mask}, {cell.heads}, {cell.dim}, {cell.feature}, {lengths[0]} x {lengths[1]}"
+    return Case(name=name, axes=sizes, scalars=scalars, why="a cell of the matrix")
+
+
+def answers(bench: Any, item: Any, dtype: str, asked: Mapping[str, tuple[Cell, Any]]) -> Iterator[tuple[str, str, str]]:
+    """(case, verdict, words) of each: all in one verification, each by itself where that is no Pass."""
+    from opforge.core.verdict import Pass, Unsupported
+    from opforge.trial.baselines import as_baseline
+    from opforge.verify import verify
+
+    whole = as_baseline(item, verify(bench, item, dtype, cases=[case for _, case in asked.values()]))
+    if isinstance(whole, Pass):
+        for checked in whole.checked:
+            ratio = max((metrics.worst_ratio for metrics in checked.metrics), default=0.0)
+            yield checked.case.name, PASS, f"{ratio:.0%} of the bound"
+        for name, reason in whole.not_taken:
+            yield name, REFUSED, reason
+    elif isinstance(whole, Unsupported):
+        for name in asked:
+            yield name, REFUSED, whole.reason
+    elif len(asked) == 1:
+        yield next(iter(asked)), type(whole).__name__, str(getattr(whole, "cause", getattr(whole, "reason", "")))
+    else:
+        for name, pair in asked.items():
+            yield from answers(bench, item, dtype, {name: pair})
+
+
+def lengths_drawn(count: int, seed: int) -> list[tuple[int, int]]:
+    """Lengths of queries and keys: one of them 1, or 1, 64 and 127 beyond a multiple of 128, most pairs unequal."""
+    draw = random.Random(seed)
+    edges = [1, 64, 65, 127, 128, 129, 192, 255, 257]
+    return [(draw.choice(edges), draw.choice(edges)) for _ in range(count)]
+
+
+def keep(path: Path | None, found: Sequence[Answer]) -> None:
+    """Write the answers, whole or not at all."""
+    if path is not None:
+        fresh = path.with_name(f".new.{path.name}")
+        fresh.write_text(json.dumps({"answers": [asdict(answer) for answer in found]}))
+        fresh.replace(path)
+
+
+def verified(options: argparse.Namespace) -> list[Answer]:
+    """Every answer, told as it comes."""
+    from opforge.registry import load
+    from opforge.runner import Isolated
+    from opforge.verify import CaseCache
+
+    registry, began = load([]), time.monotonic()
+    operators = {name: registry.operator(name) for name in registry.names() if name.startswith("attention")}
+    groups: dict[str, list[tuple[Cell, Any]]] = collections.defaultdict(list)
+    found: list[Answer] = []
+    wanted = cells(options)
+    for cell in wanted:
+        reason = missing(operators, cell)
+        if reason is not None:
+            found.append(Answer(cell, "", "", "", MISSING, reason))
+            continue
+        groups[cell.operator].append((cell, case_of(operators[cell.operator], cell)))
+    for place, lengths in enumerate(lengths_drawn(options.fuzz, options.seed)):
+        cell = random.Random(options.seed + place).choice([cell for cell in wanted if cell.mask != "paged"])
+        if missing(operators, cell) is None:
+            groups[cell.operator].append((cell, case_of(operators[cell.operator], cell, lengths)))
+    with Isolated() as host:
+        for name, pairs in groups.items():
+            items = [item for item in registry.implementations(name) if item.backend in options.backends]
+            items = [item for item in items if not options.implementations or item.name in options.implementations]
+            for first in range(0, len(pairs), options.together):
+                asked = {case.name: (cell, case) for cell, case in pairs[first : first + options.together]}
+                # one after another: what a group of cases has prepared is given back before the next
+                bench = CaseCache(registry=registry, operator=operators[name], host=host, device=options.device)
+                try:
+                    for dtype in options.dtypes:
+                        for item in items:
+                            if (time.monotonic() - began) / 60 > options.minutes:
+                                print(
+                                    f"stopped after {options.minutes:g} minutes; later cells are not asked", flush=True
+                                )
+                                return found
+                            for case, verdict, words in answers(bench, item, dtype, asked):
+                                answer = Answer(asked[case][0], item.backend, item.name, dtype, verdict, words)
+                                found.append(answer)
+                                if verdict not in (PASS, REFUSED):
+                                    print(f"{name} {item.name} {dtype} {case}: {verdict}: {words}", flush=True)
+                finally:
+                    bench.close()
+                done = min(first + options.together, len(pairs))
+                print(f"[{time.monotonic() - began:4.0f} s] {name}: {done} of {len(pairs)} cells", flush=True)
+                # what was found is kept if the run is ended
+                keep(options.json, found)
+    return found
+
+
+def by_backend(found: Sequence[Answer]) -> dict[tuple[Cell, str], tuple[str, str]]:
+    """(verdict, words) of each cell and backend: a failure of any of its implementations, else a Pass of one, else why
+    all refuse it.
+    """
+    result: dict[tuple[Cell, str], tuple[str, str]] = {}
+    rank = {REFUSED: 0, "Inaccurate": 1, PASS: 2}
+    for answer in found:
+        if answer.verdict == MISSING:
+            continue
+        key = (answer.cell, answer.backend)
+        before = result.get(key)
+        if before is None or rank.get(answer.verdict, 3) > rank.get(before[0], 3):
+            result[key] = (answer.verdict, f"{answer.implementation} {answer.dtype}: {answer.words}")
+    return result
+
+
+def shares(found: Sequence[Answer]) -> list[tuple[str, int, int, int]]:
+    """(backend, Pass, valid, refused) of each backend, and of all kernels of opforge's own together."""
+    by = by_backend(found)
+    backends = sorted({backend for _, backend in by})
+    lines = []
+    for backend in backends:
+        verdicts = [verdict for (_, other), (verdict, _) in by.items() if other == backend]
+        valid = [verdict for verdict in verdicts if verdict != REFUSED]
+        lines.append((backend, valid.count(PASS), len(valid), len(verdicts) - len(valid)))
+    return lines
+
+
+def text(found: Sequence[Answer]) -> str:
+    """The matrix in Markdown: a row for each mask, feature and direction, heads and dimensions counted in its cells."""
+    by = by_backend(found)
+    backends = sorted({backend for _, backend in by})
+    rows: dict[tuple[str, str, str], list[Cell]] = collections.defaultdict(list)
+    for answer in found:
+        row = rows[answer.cell.mask, answer.cell.feature, answer.cell.direction]
+        if answer.cell not in row:
+            row.append(answer.cell)
+    lines = [f"| mask | feature | direction | {' | '.join(backends)} |", "|---" * (len(backends) + 3) + "|"]
+    reasons: dict[str, int] = collections.Counter()
+    for (mask, feature, direction), members in rows.items():
+        parts = []
+        for backend in backends:
+            verdicts = [by[cell, backend] for cell in members if (cell, backend) in by]
+            refused = [words for verdict, words in verdicts if verdict == REFUSED]
+            passed = sum(verdict == PASS for verdict, _ in verdicts)
+            reasons.update(words for words in refused)
+            valid = len(verdicts) - len(refused)
+            parts.append("-" if not verdicts else f"{passed}/{valid}" if valid else "refused")
+        lines.append(f"| {mask} | {feature} | {direction} | {' | '.join(parts)} |")
+    lines.append("")
+    for backend, passed, valid, refused in shares(found):
+        share = f" ({passed / valid:.1%})" if valid else ""
+        lines.append(f"{backend}: {passed} of {valid} valid cells Pass{share}; {refused} refused.")
+    reasons.update(answer.words for answer in found if answer.verdict == MISSING)
+    if reasons:
+        lines += ["", "Refused or missing, with the number of cells:", ""]
+        lines += [f"- {count} x {words}" for words, count in collections.Counter(reasons).most_common()]
+    return "\n".join(lines)
+
+
+def page(found: Sequence[Answer]) -> str:
+    """The same as one HTML page, every cell by itself with its words."""
+    by = by_backend(found)
+    backends = sorted({backend for _, backend in by})
+    colour = {PASS: "#d7f0d7", REFUSED: "#eee"}
+    lines = []
+    for cell in dict.fromkeys(answer.cell for answer in found):
+        columns = []
+        for backend in backends:
+            verdict, words = by.get((cell, backend), (MISSING, ""))
+            shade = colour.get(verdict, "#f6f6f6" if verdict == MISSING else "#f8c8c8")
+            shown = html.escape(verdict if verdict != MISSING else "-")
+            columns.append(f'<td style="background:{shade}" title="{html.escape(words)}">{shown}</td>')
+        named = (cell.mask, cell.heads, cell.dim, cell.feature, cell.direction)
+        lines.append("<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in named) + "".join(columns) + "</tr>")
+    head = "".join(f"<th>{name}</th>" for name in ("mask", "heads", "dim", "feature", "direction", *backends))
+    return (
+        "<!doctype html><meta charset=utf-8><title>Attention's matrix</title>"
+        "<style>body{font:14px sans-serif}td,th{padding:2px 8px;border:1px solid #ddd}</style>"
+        f"<h1>Attention's matrix</h1><pre>{html.escape(text(found))}</pre>"
+        f"<table><tr>{head}</tr>{''.join(lines)}</table>\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--device", default=None, help="default: the accelerator if there is one")
+    parser.add_argument("--backends", nargs="+", default=["torch", "triton", "cpp", "cuda"])
+    parser.add_argument("--dtypes", nargs="+", default=None, help="default: float32, on a GPU bfloat16")
+    parser.add_argument("--implementations", nargs="+", default=[], help="these alone, by name")
+    for name, values in (
+        ("masks", MASKS),
+        ("heads", HEADS),
+        ("dims", DIMS),
+        ("features", FEATURES),
+        ("directions", DIRECTIONS),
+    ):
+        parser.add_argument(f"--{name}", nargs="+", default=list(values), choices=list(values))
+    parser.add_argument("--fuzz", type=int, default=0, help="so many calls of drawn lengths besides")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--together", type=int, default=36, help="cells in one verification")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--page", type=Path)
+    parser.add_argument("--from", dest="kept", type=Path, nargs="+", help="verify nothing; show what these files hold")
+    options = parser.parse_args()
+    if options.kept:
+        found = [
+            Answer(**{**item, "cell": Cell(**item["cell"])})
+            for path in options.kept
+            for item in json.loads(path.read_text())["answers"]
+        ]
+    else:
+        import torch
+
+        options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        options.dtypes = options.dtypes or ["float32" if options.device == "cpu" else "bfloat16"]
+        found = verified(options)
+    keep(options.json, found)
+    if options.page:
+        options.page.write_text(page(found), encoding="utf-8")
+    print(text(found))
+    counts = shares(found)
+    return int(not all(passed >= WANTED * valid for _, passed, valid, _ in counts) or not counts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+// Scores, softmax and weighted values as three kernels, each through memory: attention as it is written down.
+//
+// source    Vaswani et al., Attention is all you need, arXiv:1706.03762, section 3.2.1
+// moves     all scores in float32 four times: written, read and written by the softmax, read by the second product
+// idea      the first step of the ladder, to be measured against. Masks hide keys after their scores have been made
+// code      opforge/attention/through_memory.h
+// limits    4 bytes for each pair of a query and a key
+/* opforge
+layouts = ["contiguous", "rows", "strided"]
+
+[supports]
+scores_fit_memory = "batch * kv_heads * group * queries * keys <= 1073741824"
+*/
+#include <optional>
+
+#include "opforge/attention/through_memory.h"
+
+namespace {
+
+using Given = std::optional<opforge::TensorView>;
+
+template <typename T>
+using Sides = opforge::attention::Sides<T>;
+
+void attention(opforge::TensorView q, opforge::TensorView k, opforge::TensorView v, Given key_lengths, Given bias, Given mask, Given alibi_slopes,
+               Given sinks, opforge::TensorView out, opforge::TensorView lse, double scale, bool causal, int64_t window_left, int64_t window_right,
+               int64_t alignment, double softcap, double dropout, int64_t seed, int64_t offset) {
+  const opforge::attention::Reach reach(q.size(2), k.size(2), causal, window_left, window_right, alignment == 1);
+  opforge::attention::check(q, k, v, out, lse);
+  if (out.numel() == 0) return;
+  const float factor = scale != 0.0 ? static_cast<float>(scale) : 1.0f / std::sqrt(static_cast<float>(q.size(3)));
+  OPFORGE_DISPATCH_DTYPE(q, T, {
+    const Sides<T> sides(q, k, key_lengths, bias, mask, alibi_slopes, sinks, reach.shift, dropout, seed, offset);
+    opforge::attention::ThroughMemory<T>{q, k, v, opforge::data<T>(out), opforge::data<float>(lse), reach, sides, factor, static_cast<float>(softcap)}.three_kernels();
+  });
+}
+
+}  // namespace
+
+OPFORGE_EXPORT(run, attention)

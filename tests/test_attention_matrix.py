@@ -1,0 +1,73 @@
+"""The printed matrix of attention: what counts as valid, what a failure does to it, and a part of it for real."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "attention_matrix.py"
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    spec = importlib.util.spec_from_file_location("attention_matrix", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def answer(matrix, verdict, implementation="one", dim="64", backend="cpp"):
+    cell = matrix.Cell("causal", "GQA", dim, "bias", "forward")
+    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it")
+
+
+def test_a_failure_outweighs_a_pass_and_a_pass_a_refusal(matrix):
+    found = [answer(matrix, "Mismatch"), answer(matrix, "Pass", "two"), answer(matrix, "refused", dim="96")]
+    assert matrix.shares(found) == [("cpp", 0, 1, 1)]
+    assert matrix.shares(found[1:]) == [("cpp", 1, 1, 1)]
+    baseline = [answer(matrix, "Inaccurate"), answer(matrix, "Pass", "two")]
+    assert matrix.shares(baseline) == [("cpp", 1, 1, 0)]
+    assert matrix.shares(baseline[:1]) == [("cpp", 0, 1, 0)]
+
+
+def test_refusals_are_told_with_their_reason_and_number(matrix):
+    found = [answer(matrix, "refused", dim=dim) for dim in ("64", "96")]
+    words = matrix.text(found)
+    assert "- 2 x one float32: words of it" in words and "refused" in words.splitlines()[2]
+    assert "words of it" in matrix.page(found)
+
+
+def test_drawn_lengths_are_the_edges(matrix):
+    drawn = matrix.lengths_drawn(200, 1)
+    assert {length % 128 for pair in drawn for length in pair} >= {1, 64, 127} and any(1 in pair for pair in drawn)
+    assert sum(queries != keys for queries, keys in drawn) > 100
+
+
+def test_what_is_not_in_a_definition_is_said(matrix):
+    from opforge.registry import load
+
+    registry = load([])
+    operators = {name: registry.operator(name) for name in ("attention", "attention_varlen", "attention_decode")}
+    said = matrix.missing(operators, matrix.Cell("varlen", "MHA", "64", "bias", "forward"))
+    assert said == "attention_varlen has no bias"
+    assert matrix.missing(operators, matrix.Cell("padding", "MHA", "64", "sinks", "forward")) is None
+
+
+@pytest.mark.campaign
+def test_a_part_of_the_matrix_passes_here(tmp_path):
+    """Every kind of mask once, both directions, by the definition in PyTorch."""
+    kept = tmp_path / "matrix.json"
+    command = [sys.executable, SCRIPT, "--dims", "64", "--heads", "GQA", "--features", "plain", "--backends", "torch"]
+    done = subprocess.run([*command, "--device", "cpu", "--json", kept], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    answers = json.loads(kept.read_text())["answers"]
+    assert {item["cell"]["mask"] for item in answers if item["verdict"] == "Pass"} >= {
+        "full",
+        "padding",
+        "varlen",
+        "paged",
+    }

@@ -1,0 +1,49 @@
+"""The same bits each time: attention and its gradients, called again and again on more than one thread."""
+
+import pytest
+import torch
+from tests.named_kernels import Named
+
+from opforge.dispatch import Function
+from opforge.registry import load
+
+REGISTRY = load([])
+
+
+@pytest.mark.parametrize(
+    ("operator", "kernel", "times"),
+    [
+        ("attention", "cpp_blocked", 50),
+        ("attention", "cpp_twokernels", 20),
+        ("attention_backward", "torch_definition", 50),
+        ("attention_varlen_backward", "torch_definition", 20),
+    ],
+)
+def test_results_are_bit_equal_over_repeated_calls(operator, kernel, times, front_door):
+    """No sum depends on who comes first: neither forward nor backward adds up by atomics."""
+    definition = REGISTRY.operator(operator)
+    function = Function(definition, Named(load(), kernel))
+    make = torch.Generator().manual_seed(6)
+    packed = "varlen" in operator
+    rows, heads, shared = ((70,), (4,), (2,)) if packed else ((1, 4, 70), (), ())
+    of_keys = (70,) if packed else (1, 2, 70)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=make)
+
+    q, k, v = drawn(*rows, *heads, 32), drawn(*of_keys, *shared, 32), drawn(*of_keys, *shared, 32)
+    ends = [torch.tensor([0, 30, 30, 70], dtype=torch.int32)] * 2 if packed else []
+    scalars = {"causal": True}
+    if operator.endswith("_backward"):
+        forward = REGISTRY.operator(operator.removesuffix("_backward"))
+        wide = [tensor.double() for tensor in (q, k, v)]
+        beside = [] if packed else [None] * 5
+        out, lse = forward.reference(*wide, *ends, *beside, **forward.scalar_values(scalars))
+        tensors = [q, k, v, out.float(), lse.float(), drawn(*out.shape), drawn(*lse.shape), *ends]
+    else:
+        tensors = [q, k, v, *ends]
+    first = function(*tensors, **scalars)
+    assert all(bool(tensor.isfinite().all()) for tensor in first)
+    for _ in range(times):
+        again = function(*tensors, **scalars)
+        assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
