@@ -7,10 +7,10 @@ docs/sanitizers.md, from docs/sanitizers.jsonl.
 Kernels are compiled first, side by side. Then processes, each under one tool, run some small cases of several kernels
 one after another: racecheck first, and of each operator the kernels that come first in its order of preference.
 racecheck sees every dtype, the other tools bfloat16, or float32 where a kernel takes no other. A kernel whose process
-ended early is asked again in a process of its own. Every answer is a line of FILE at once, with the hash of the kernel
-and of all shared code that it reaches: a run that is cut off goes on where it was, and what is known of the same
-sources is not asked again, unless something was found. What nobody asked, or asked of other sources, the page says
-so, never clean. Exit code 1: something was found.
+ended early is asked again in a process of its own. Every answer is a line of FILE at once, with the hash of what the
+kernel and all shared code that it reaches say to the compiler: a run that is cut off goes on where it was, and what
+is known of the same sources is not asked again, unless something was found. What nobody asked, or asked of other
+sources, the page says so, never clean. Exit code 1: something was found.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from opforge.backends import backend  # noqa: E402
 from opforge.backends.cache import cache_root  # noqa: E402
-from opforge.backends.shared_code import source_sha256  # noqa: E402
+from opforge.backends.program_hash import program_sha256  # noqa: E402
 from opforge.core.errors import OpforgeError  # noqa: E402
 from opforge.core.operator import Case  # noqa: E402
 from opforge.registry import Registry, load  # noqa: E402
@@ -125,10 +125,11 @@ def narrow(dtypes: Sequence[str]) -> list[str]:
 
 
 def sources_of(registry: Registry, wanted: Sequence[Asked]) -> dict[str, str]:
-    """The hash of each kernel's source, by its name."""
+    """The hash of what each kernel's source says to the compiler, by its name: comments, limits and spaces have no part
+    in it (backends/program_hash.py).
+    """
     return {
-        asked.kernel: source_sha256(registry.implementation(asked.operator, asked.implementation).source)
-        for asked in wanted
+        asked.kernel: program_sha256(registry.implementation(asked.operator, asked.implementation)) for asked in wanted
     }
 
 
