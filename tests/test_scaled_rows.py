@@ -40,13 +40,13 @@ def test_each_row_has_a_power_of_two_of_its_own(kind, reach):
 
 
 def test_rows_are_spread_evenly_over_the_exponents():
-    """Drawn one by one, 97 rows leave a third of 97 exponents out: each has one here, in another order each time."""
+    """Drawn one by one, 95 rows leave a third of 95 exponents out: each has one here, in another order each time."""
     made = [
-        DISTRIBUTIONS["scaled_half"]((97, 4096), LARGEST, torch.Generator().manual_seed(seed)).abs().mean(-1).log2()
+        DISTRIBUTIONS["scaled_half"]((95, 4096), LARGEST, torch.Generator().manual_seed(seed)).abs().mean(-1).log2()
         for seed in range(3)
     ]
     places = [(powers - powers.min()).round().long().tolist() for powers in made]
-    assert all(sorted(place) == list(range(97)) for place in places)
+    assert all(sorted(place) == list(range(95)) for place in places)
     assert places[0] != places[1] != places[2]
     for shape in ((), (0, 3), (5,)):
         assert DISTRIBUTIONS["scaled"](shape, LARGEST, torch.Generator().manual_seed(0)).shape == shape

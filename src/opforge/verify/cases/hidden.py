@@ -123,7 +123,7 @@ SHORT = 4
 
 
 ROWS = 128
-"""Rows of every size lie a binade and a half apart then: float32's range, as far as anything is squared in it, has 97
+"""Rows of every size lie a binade and a half apart then: float32's range, as far as anything is squared in it, has 95
 binades, and 223 where nothing is."""
 SHORTER = (7, 16, 5)
 """Columns of such rows: as many as vectors and blocks have, or not."""
