@@ -170,13 +170,8 @@ def _compiled(subject: Subject) -> str:
 def _vmap(subject: Subject) -> str:
     import torch
 
-    tensors = subject.inputs()
-    # offsets the other way round would be none
-    turned = [
-        tensor.flip(0) if tensor.ndim and spec.offsets is None else tensor
-        for spec, tensor in zip(subject.operator.inputs, tensors, strict=True)
-    ]
-    batched = [torch.stack(pair) for pair in zip(tensors, turned, strict=True)]
+    # two sets that were drawn, and not one of them turned: what follows from other inputs does so in each
+    batched = [torch.stack(pair) for pair in zip(subject.inputs(), subject.inputs(), strict=True)]
     before = [tensor.clone() for tensor in batched]
     try:
         # it takes functions of tensors that return some
