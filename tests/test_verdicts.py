@@ -274,7 +274,7 @@ def test_hidden_cases_keep_constraints_and_quotas():
         operator.violated(case.axes, "float32", {}) is None and elements(operator, case) <= 4096 for case in found
     )
     empty = sum(elements(operator, case) == 0 for case in found) / len(found)
-    irregular = sum(case.layout not in ("contiguous", *PLACES) for case in found) / len(found)
+    irregular = sum(case.layout not in ("contiguous", "fenced", *PLACES) for case in found) / len(found)
     assert 0.04 <= empty <= 0.16 and 0.04 <= irregular <= 0.14
     assert all(
         {"fenced", "ordinary", "offset_16", "offset_32"} <= {case.layout for case in found[start : start + 5]}

@@ -146,7 +146,8 @@ def lowered(guard: str) -> Iterator[None]:
         "declared": [("opforge.verify.verification.declared", lambda *args: ())],
         "places": [
             ("opforge.verify.verification.fenced", lambda *args: ()),
-            ("opforge.verify.cases.hidden.PLACES", ()),
+            ("opforge.verify.cases.hidden.PLACES", ("contiguous",) * 3),
+            ("opforge.verify.cases.hidden.FENCED", 0),
         ],
         "audit_replayed": [("opforge.trial.audit.replayed", lambda *args, **kwargs: None)],
         "audit_conserved": [("opforge.trial.audit.conserved", lambda *args, **kwargs: None)],

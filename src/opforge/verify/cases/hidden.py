@@ -24,10 +24,13 @@ from opforge.verify.cases.extreme_values import EXTREMES, NARROWER, SCATTERED
 ZERO_SIZE = 0.10
 NOT_CONTIGUOUS = 0.08
 LAYOUTS = ("transposed", "sliced", "strided", "misaligned", "expanded", "channels_last")
-PLACES = ("fenced", "ordinary", "offset_16", "fenced", "offset_32")
-"""Where the tensors of hidden contiguous cases lie, by turns, besides an aligned address between guards: before pages
-that cannot be touched,
-in allocations as users make them, 16 and 32 bytes past an aligned address."""
+FENCED = 2
+PLACES = ("ordinary", "offset_16", "offset_32")
+"""Where the tensors of hidden contiguous cases lie, besides an aligned address between guards: before pages that cannot
+be touched (of the first FENCED cases of extreme values: who reads there is found whatever the values are), in
+allocations as users make them, 16 and 32 bytes past an aligned address (of cases of ordinary values: 1 too much is
+nothing beside 2^100).
+"""
 GENERAL = (
     "normal",
     "uniform",
@@ -105,6 +108,10 @@ EXACT = Effort(
 """The cases given and nothing else: for replays, and for a tuner that runs the same kernel a hundred times."""
 
 
+HUGE = ("large", "special")
+"""Beside such values a small error is within its bound: they are no distribution to ask a place with."""
+
+
 def distributions(operator: Operator, dtype: str) -> tuple[str, ...]:
     """The distributions that hidden cases of this dtype draw from."""
     own = {case.distribution for case in operator.cases if case.dtype in (None, dtype)}
@@ -147,12 +154,21 @@ def hidden_cases(
     own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
     kinds = [kind for kind in distributions(operator, dtype) if kind not in ("exponents", "scaled", SCATTERED)]
     draw.shuffle(kinds)
-    # first, and run whatever time is left
-    first = ["exponents", "scaled", *([SCATTERED] if any(case.distribution == "special" for case in own) else ())]
+    plain = [kind for kind in kinds if kind not in HUGE][: len(PLACES)]
+    rest = [kind for kind in kinds if kind not in plain]
+    first = ["exponents", "scaled"]
     draw.shuffle(first)
-    kinds[:0] = first
     places = list(PLACES)
     draw.shuffle(places)
+    # by turns, since only the first are run whatever time is left; what "special" has, an own case asks as well
+    kinds, layouts_of_first = [], []
+    for turn in range(len(PLACES)):
+        if turn < len(first):
+            kinds.append(first[turn])
+            layouts_of_first.append("fenced" if turn < FENCED else "contiguous")
+        kinds += plain[turn : turn + 1]
+        layouts_of_first += places[turn : turn + 1]
+    kinds += [*([SCATTERED] if any(case.distribution == "special" for case in own) else ()), *rest]
     # channels last means something for four axes; elsewhere it would be one more contiguous case
     layouts = [
         layout
@@ -179,7 +195,7 @@ def hidden_cases(
         base, sizes = max(drawn, key=lambda item: measure(operator, Case(name="", axes=item[1], why="")))
         if kind == "scaled" and not empty:
             sizes = _with_rows(operator, dtype, base, sizes, most_elements)
-        layout = places[number] if number < len(places) and not empty else "contiguous"
+        layout = layouts_of_first[number] if number < len(layouts_of_first) and not empty else "contiguous"
         if count - zeros - irregular <= number < count - zeros:
             layout = draw.choice(layouts)
         if kind in (SCATTERED, "special", "large", "offset", "tiny", "constant_rows"):
