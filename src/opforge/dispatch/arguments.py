@@ -154,10 +154,10 @@ def misfit(operator: Operator, tensors: Sequence[Any], scalars: Mapping[str, Any
             else ""
         )
         plain = isinstance(strange[0], list | tuple | float | int) or type(strange[0]).__module__ == "numpy"
+        remedy = "Make a tensor of it, torch.as_tensor(…)" if plain else "Give tensors in its place"
         return UsageError(
             f"{wanted}, and {' '.join(repr(strange[0]).split()):.60} is a {type(strange[0]).__name__}{by_name}. "
-            f"{'Make a tensor of it, torch.as_tensor(…)' if plain else 'Give tensors in its place'}; see: opforge show "
-            f"{operator.name}"
+            f"{remedy}; see: opforge show {operator.name}"
         )
     if len(tensors) != len(operator.inputs):
         return UsageError(f"{wanted}, not {len(tensors)}. Give them in this order; see: opforge show {operator.name}")

@@ -265,8 +265,8 @@ class Rows:
         return []
 
     def scanned(self, number: int, value: Value) -> None:
-        """A scan: see write_tilelang_scans."""
-        raise NotImplementedError(f"{value.operation}, value {number}")
+        """What a subclass writes for a scan (write_tilelang_scans): a program that has one is given to it."""
+        raise AssertionError(f"value {number} is a scan, {value.operation}: its program is written by another class")
 
     def given(
         self, root: int, col: str, stop: Collection[int] = frozenset()
