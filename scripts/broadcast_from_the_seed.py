@@ -173,7 +173,7 @@ def steps(folder: Path, scratch: Path, device: str, limit_s: float) -> int:
     rivals = ["torch_eager", "triton_tiles"] if device == "cuda" else ["torch_eager"]
     compared = [
         opforge(
-            "compare", f"{OPERATOR}:{kernel}", f"{OPERATOR}:{rival}", *on, *workload, "--budget", "2", seconds=20
+            "compare", f"{OPERATOR}:{kernel}", f"{OPERATOR}:{rival}", *on, *workload, "--budget", "2", seconds=90
         )
         for rival in rivals
     ]  # fmt: skip

@@ -34,6 +34,8 @@ ROOM_BYTES = 4 << 30
 BESIDE_S = 20.0
 """After so long the kernel beside ends by itself: a script that is killed leaves no GPU behind that is taken."""
 TURNS, FINAL_TURNS = 5, 21
+SAID = "degraded: "
+"""Begins a line of a compiling process that is its answer: compilers print programs there that begin with brackets."""
 BATCH_S = 6e-4
 
 
@@ -108,10 +110,11 @@ def compile_share(share: int, shares: int, device: str) -> None:
                         use = code_of(request, point.config).use
                 except direct.kernel_errors() as error:
                     refused = {"task": task.name, "place": place, "cap": cap, "refused": direct.reason_of(error)}
-                    print(json.dumps(refused), flush=True)
+                    print(f"{SAID}{json.dumps(refused)}", flush=True)
                     continue
                 shared = use.shared_bytes if use else None
-                print(json.dumps([task.name, place, cap, shared, use.registers if use else None]), flush=True)
+                made = [task.name, place, cap, shared, use.registers if use else None]
+                print(f"{SAID}{json.dumps(made)}", flush=True)
 
 
 def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict[tuple[str, int, int | None], int]:
@@ -139,11 +142,17 @@ def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict
             said, _ = child.communicate()
             reasons["its process was ended for want of time"] += 1
         for line in said.splitlines():
-            if line.startswith("["):
-                name, place, cap, shared, _ = json.loads(line)
+            if not line.startswith(SAID):
+                continue
+            try:
+                told = json.loads(line.removeprefix(SAID))
+            except ValueError:  # the process was ended in the middle of a line
+                continue
+            if isinstance(told, list):
+                name, place, cap, shared, _ = told
                 found[name, place, cap] = shared
-            elif line.startswith("{"):
-                reasons[json.loads(line)["refused"]] += 1
+            else:
+                reasons[told["refused"]] += 1
         if child.returncode > 0:
             reasons[f"a compiling process ended with {child.returncode}; see {log.name}"] += 1
     log.close()
@@ -252,7 +261,7 @@ def roof_call(task: Wanted, tensors: Sequence[Any]) -> Callable[[Sequence[Any]],
 
 def measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str, Any]:
     """Times in every condition: {"conditions": {name: why}, "tasks": {name: {"labels", "conditions": …}}}."""
-    with tempfile.TemporaryDirectory(prefix="opforge-degraded-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="opforge-degraded-", ignore_cleanup_errors=True) as scratch:
         # beside the folder: thousands of files that nobody reads afterwards
         os.environ["TRITON_CACHE_DIR"] = scratch
         return _measured(folder, script, jobs, limit_s)

@@ -185,6 +185,17 @@ def test_a_claim_below_the_parents_clock_is_not_believed(factor, believed):
     assert (audit.understated(candidate, SimpleNamespace(median_s=1e-3 * factor)) is None) == believed
 
 
+def test_a_wait_for_a_processor_accuses_nobody():
+    """On a busy machine a worker waits for its turn before it begins: 0.1 s, whatever was asked."""
+    import time
+
+    def ask(question):
+        time.sleep(0.1 + 1e-3 * question.batch)
+        return Samples(samples=(1e-3,), batch=question.batch)
+
+    assert audit.understated(SimpleNamespace(ask=ask, launch=1, timer="host"), SimpleNamespace(median_s=1e-3)) is None
+
+
 @pytest.mark.parametrize("keeps", [False, True])
 def test_an_answer_that_is_kept_is_faster_the_second_time(keeps):
     """A cache by a hash of all inputs is always right: only time gives it away."""

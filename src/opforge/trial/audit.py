@@ -53,8 +53,12 @@ scheduler's ticks of 4 ms.
 """
 DISAGREEMENT = 2.0
 """One process beside a worker on the same processor takes half of it, and doubles the time by the parent's clock."""
-TRIES = 3
-"""An honest kernel is refused only where three looks in a row are disturbed."""
+LONGER = (1, 1, 2, 4, 8, 16)
+"""How many times as many calls each further look has: an honest kernel is refused only where all of them are disturbed.
+What a request waits for a processor does not grow with its calls, and weighs less in the longer ones.
+"""
+REST_S = 0.02
+"""Between two looks: longer than a scheduler lets one of several processes run at a stretch."""
 AHEAD = 512
 """Half of the thousand launches or so that a stream takes before the caller waits: the events cannot see the wait."""
 ROUNDS = 7
@@ -206,8 +210,12 @@ def understated(candidate: Candidate, timing: Timing) -> str | None:
     # few calls too: a stream takes about a thousand launches ahead, then the caller waits for it, and the events see
     # the wait
     for calls in sorted({batch, min(batch, AHEAD)}):
-        for _ in range(TRIES):
-            answer, took = ask(calls)
+        for look, longer in enumerate(LONGER):
+            if look:
+                time.sleep(REST_S)
+            # few calls stay few
+            now = calls * (longer if calls > AHEAD else min(longer, AHEAD // calls))
+            answer, took = ask(now)
             if isinstance(answer, Unfit):
                 return None  # events cannot time this; what did was compared with other clocks while it was chosen
             if isinstance(answer, Failure):
@@ -216,7 +224,7 @@ def understated(candidate: Candidate, timing: Timing) -> str | None:
             if took <= DISAGREEMENT * claimed + SLACK_S:
                 break
         else:
-            return f"{calls} calls take {took:.3g} s by this process's clock and {claimed:.3g} s by the worker's"
+            return f"{now} calls take {took:.3g} s by this process's clock and {claimed:.3g} s by the worker's"
     return None
 
 
