@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from opforge.backends import Missing, backend
 from opforge.core.errors import OpforgeError
 from opforge.core.record import Record
 from opforge.core.verdict import REFUSED, Inaccurate, Pass
@@ -26,6 +27,8 @@ from opforge.workbench import BenchOptions, verify_all
 
 BACKENDS = ("torch", "cpp", "tilelang", "triton", "cuda", "compile")
 """Those that run, are interpreted or are emulated without a GPU, the fast ones first."""
+ON_A_GPU = ("cuda", "triton", "tilelang", "torch", "compile")
+"""Those that run there, what is our own first."""
 
 NEAREST = 12
 """Lines of cases nearest to their bounds."""
@@ -39,12 +42,14 @@ def main() -> int:
     parser.add_argument("--store", default="honest.sqlite", help="where the verdicts are kept, and counted")
     parser.add_argument("--limit", type=float, default=270.0, help="seconds after which no batch is begun")
     parser.add_argument("--operators", nargs="*", default=[])
-    parser.add_argument("--backends", nargs="*", default=list(BACKENDS), choices=BACKENDS)
+    parser.add_argument("--backends", nargs="*", choices=BACKENDS, help="default: all that run on the device")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--dtype", nargs="*", default=[], help="default: all of an operator")
     parser.add_argument("--rounds", type=int, default=0, help="end when each batch was verified so often; 0: go on")
     parser.add_argument("--brief", action="store_true", help="fewer hidden cases and repeats, as before a bench")
     parser.add_argument("--report", action="store_true", help="verify nothing; print what the store has")
     asked = parser.parse_args()
+    asked.backends = asked.backends or list(BACKENDS if asked.device == "cpu" else ON_A_GPU)
     with Store.open(asked.store) as store:
         if not asked.report:
             verify_slice(store, asked)
@@ -71,7 +76,7 @@ def verify_slice(store: Store, asked: argparse.Namespace) -> None:
             rounds[batch] += 1
             name, kind = batch
             options = BenchOptions(
-                device="cpu",
+                device=asked.device,
                 dtypes=tuple(asked.dtype),
                 backends=(kind,),
                 timed=False,
@@ -94,6 +99,8 @@ def batches_of(registry: Registry, asked: argparse.Namespace) -> dict[Batch, int
     """The batches in the order of their backends, and how many verdicts each gives."""
     found: dict[Batch, int] = {}
     for kind in asked.backends:
+        if isinstance(backend(kind).execution_mode(asked.device), Missing):
+            continue
         for name in asked.operators or registry.names():
             kernels = sum(item.backend == kind for item in registry.implementations(name))
             dtypes = [dtype for dtype in registry.operator(name).dtypes if not asked.dtype or dtype in asked.dtype]

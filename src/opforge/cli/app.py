@@ -30,6 +30,7 @@ VERBS = {
     "report": "report:report",
     "build": "build:build",
     "inspect": "inspect:inspect",
+    "accuracy": "accuracy:accuracy",
     "diagnose": "diagnose:diagnose",
     "optimize": "optimize:optimize",
     "log": "log:log",
