@@ -10,7 +10,7 @@ from opforge.core.verdict import Crash, Pass, Statement
 from opforge.registry import load
 from opforge.store import Store, read_file, read_lines
 from opforge.trial import verified_before as proven_of
-from opforge.workbench.renewal import MISSING, NEVER, OLD, STALE, WRONGLY, batches
+from opforge.workbench.renewal import MISSING, NEVER, OLD, STALE, UNSTEADY, WRONGLY, batches
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,16 @@ def test_what_users_would_be_given_wrongly_is_first(recorded, fast, slow, need):
     rows = [row(recorded, fast[0], 1e-3, fast[1])] + ([row(recorded, slow[0], 2e-3, slow[1])] if slow else [])
     (batch,) = order_of(rows)
     assert (batch.need, batch.rows) == (need, 2)
+
+
+def test_what_no_ratio_may_be_made_of_is_measured_again(recorded):
+    """After everything that is stale or missing, and before what is merely old."""
+    steady, drifting = row(recorded, "a", 1e-3, "a"), row(recorded, "b", 2e-3, "b")
+    samples = (1e-3,) * 40 + (2e-3,) * 40
+    drifting = dataclasses.replace(drifting, timing=dataclasses.replace(drifting.timing, samples_s=samples))
+    assert steady.timing.steady and not drifting.timing.steady
+    (batch,) = order_of([steady, drifting])
+    assert batch.need == UNSTEADY
 
 
 def test_calls_of_equal_need_are_one_batch_and_what_was_never_timed_comes_after_what_is_stale(recorded):

@@ -9,14 +9,15 @@ from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
 from opforge.core.verdict import Inaccurate, Pass
 
-WRONGLY, MISSING, STALE, NEVER, OLD = (
+WRONGLY, MISSING, STALE, NEVER, UNSTEADY, OLD = (
     "dispatch would pick a stale row",
     "rows are missing",
     "stale rows",
     "never measured",
+    "unsteady rows",
     "all rows are of today's code",
 )
-NEEDS = (WRONGLY, MISSING, STALE, NEVER, OLD)
+NEEDS = (WRONGLY, MISSING, STALE, NEVER, UNSTEADY, OLD)
 """Why a batch is measured, most urgent first."""
 
 
@@ -136,4 +137,6 @@ def _need(operator: str, rows: Sequence[Record | None], current: Callable[[str, 
         return NEVER
     if len(known) < len(rows):
         return MISSING
-    return OLD if all(current(operator, record) for record in known) else STALE
+    if not all(current(operator, record) for record in known):
+        return STALE
+    return OLD if all(record.timing is None or record.timing.steady for record in known) else UNSTEADY
