@@ -1,7 +1,8 @@
 """What scripts/degraded.py does on a GPU: every candidate compiled and captured first, then timed in each condition.
 
-Two conditions are made by a kernel of our own beside the timed one (scripts/occupy.cu): loading code or asking for
-memory may wait for the whole device, which then never is at rest, so nothing of that kind is done while it runs.
+Two conditions are made by green contexts, which set multiprocessors apart: what is timed gets some of them, and in one
+of the two a kernel of our own (scripts/hog.cu) copies through memory on the others. Loading code or asking for memory
+may wait for the whole device, which then never is at rest, so nothing of that kind is done while it runs.
 """
 
 from __future__ import annotations
@@ -161,20 +162,68 @@ def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict
     return found
 
 
-class Occupied:
-    """Multiprocessors that are taken: `with occupied(units, streaming=…)`."""
+class Part:
+    """Some of the device's multiprocessors: a green context with a stream, where kernels find no others.
+
+    A kernel beside the timed one that holds multiprocessors does not do: on an H100 sleeping blocks on half of them
+    slowed a product on the others to 1/80, and PyTorch's copy to a quarter.
+    """
+
+    def __init__(self, resource: Any) -> None:
+        import torch
+        from cuda.bindings import driver
+
+        description = _asked(driver.cuDevResourceGenerateDesc([resource], 1))
+        flag = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+        self._context = _asked(driver.cuGreenCtxCreate(description, _device(), flag))
+        flag = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        self.stream = torch.cuda.ExternalStream(int(_asked(driver.cuGreenCtxStreamCreate(self._context, flag, 0))))
+        self.units = int(resource.sm.smCount)
+
+
+def parted(least: int) -> tuple[Part, Part]:
+    """`least` multiprocessors, or as few more as the driver can set apart, and the rest of them."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise RuntimeError(
+            "Setting multiprocessors apart needs NVIDIA's bindings: pip install cuda-bindings"
+        ) from error
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    groups, _, rest = _asked(
+        driver.cuDevSmResourceSplitByCount(1, _asked(driver.cuDeviceGetDevResource(_device(), kind)), 0, least)
+    )
+    return Part(groups[0]), Part(rest)
+
+
+def _device() -> Any:
+    from cuda.bindings import driver
+
+    return _asked(driver.cuDeviceGet(0))
+
+
+def _asked(answer: Any) -> Any:
+    """What a call of the driver returned, without its error code, which raises."""
+    code, *values = answer
+    if int(code):
+        raise RuntimeError(f"CUDA answered {code.name}: multiprocessors cannot be set apart here")
+    return values[0] if len(values) == 1 else values
+
+
+class Hog:
+    """A kernel that copies through memory all the time: `with hog(part): …`."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            library = Path(folder, "occupy.so")
-            source = Path(__file__).resolve().parent / "occupy.cu"
+            library = Path(folder, "hog.so")
+            source = Path(__file__).resolve().parent / "hog.cu"
             subprocess.run(
                 ["nvcc", "-shared", "-Xcompiler", "-fPIC", "-arch=native", "-O2", "-o", str(library), str(source)],
                 check=True,
             )
             self.library = ctypes.CDLL(str(library))
         self.library.prepare.argtypes = [ctypes.c_longlong]
-        self.library.start.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_double]
+        self.library.start.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_double]
         self._asked(self.library.prepare(ROOM_BYTES))
 
     @staticmethod
@@ -183,13 +232,14 @@ class Occupied:
             raise RuntimeError(f"CUDA answered {code}: the kernel beside the timed ones cannot run")
 
     @contextlib.contextmanager
-    def __call__(self, units: int, *, streaming: bool = False) -> Iterator[None]:
-        self._asked(self.library.start(units, ROOM_BYTES if streaming else 0, BESIDE_S))
+    def __call__(self, part: Part) -> Iterator[None]:
+        blocks = 2 * part.units
+        self._asked(self.library.start(part.stream.cuda_stream, blocks, BESIDE_S))
         try:
             until = time.monotonic() + 2
-            while self.library.seated() < 2 * units:
+            while self.library.seated() < blocks:
                 if time.monotonic() > until:
-                    raise RuntimeError(f"{self.library.seated()} of {2 * units} blocks found a seat")
+                    raise RuntimeError(f"{self.library.seated()} of {blocks} blocks found a seat")
             yield
         finally:
             self._asked(self.library.stop())
@@ -209,23 +259,27 @@ class Captured:
     keep: tuple[Any, ...]
 
 
-def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]]) -> Captured:
-    """Calls in a CUDA graph, replayed twice so that nothing is left to load."""
+def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]], stream: Any) -> Captured:
+    """Calls in a CUDA graph, replayed twice so that nothing is left to load. A graph keeps to the multiprocessors of
+    the stream that it was captured on."""
     import torch
 
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    call(copies[0])
-    begin.record()
-    call(copies[-1])
-    end.record()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        call(copies[0])
+        begin.record(stream)
+        call(copies[-1])
+        end.record(stream)
     end.synchronize()
     calls = max(1, min(64, round(BATCH_S / max(begin.elapsed_time(end) / 1e3, 4e-6))))
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for step in range(calls):
             call(copies[step % len(copies)])
-    for _ in range(2):
-        graph.replay()
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            graph.replay()
     torch.cuda.synchronize()
     # the call holds the outputs, the copies are the inputs
     return Captured(graph.replay, calls, (graph, call, copies))
@@ -274,8 +328,10 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
     began = time.monotonic()
     shared = compile_all(folder, script, jobs, 0.5 * limit_s)
     print(f"{len(shared)} points compiled in {time.monotonic() - began:.0f} s", flush=True)
-    occupied, stream = Occupied(), torch.cuda.Stream()
+    hog, whole = Hog(), torch.cuda.Stream()
     units = torch.cuda.get_device_properties(0).multi_processor_count
+    half, (hogged, beside) = parted(units // 2)[0], parted(HOG_UNITS)
+    streams = {"original": whole, "half the units": half.stream, "low_bw": beside.stream}
     plans = []
     for task in tasks():
         registry = load()
@@ -287,9 +343,11 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
         eager = next(item for item in registry.implementations(task.operator) if item.backend == "torch")
         answer = direct.prepared(operator, eager, tensors, task.axes, task.dtype, scalars)
         expected = answer(tensors).clone()
-        candidates: dict[Any, dict[int, Captured]] = {None: {}, REGISTERS: {}}
+        candidates: dict[Any, dict[int, dict[str, Captured]]] = {None: {}, REGISTERS: {}}
         reasons: dict[Any, dict[int, str]] = {None: {}, REGISTERS: {}}
         for cap in (None, REGISTERS):
+            # a capped kernel is timed on the whole device alone
+            where = streams if cap is None else {"original": whole}
             for place, point in enumerate(points):
                 if time.monotonic() - began > 0.75 * limit_s:
                     reasons[cap][place] = "no time left"
@@ -299,34 +357,36 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
                     continue
                 try:
                     with register_cap(cap):
-                        candidates[cap][place] = _checked(operator, point, task, tensors, copies, scalars, expected)
+                        call = _checked(operator, point, task, tensors, scalars, expected)
+                        candidates[cap][place] = {name: capture(call, copies, on) for name, on in where.items()}
                 except direct.kernel_errors() as error:
                     reasons[cap][place] = direct.reason_of(error)
-        roof = capture(roof_call(task, tensors), copies)
+        roof = {name: capture(roof_call(task, tensors), copies, on) for name, on in streams.items()}
         plans.append((task, points, candidates, reasons, roof))
         print(f"{task.name}: {len(candidates[None])} candidates, {len(candidates[REGISTERS])} capped, "
               f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    found: dict[str, Any] = {"conditions": _conditions(units), "tasks": {}}
+    found: dict[str, Any] = {"conditions": _conditions(units, half.units, hogged.units), "tasks": {}}
     for task, points, candidates, reasons, roof in plans:
         told: dict[str, Any] = {}
-        for name, beside, cap, most in (
-            ("original", None, None, None),
-            ("half the units", (units // 2, False), None, None),
-            ("low_bw", (HOG_UNITS, True), None, None),
-            ("capped registers", None, REGISTERS, None),
-            ("capped shared memory", None, None, SHARED_BYTES),
+        for name, where, cap, most in (
+            ("original", "original", None, None),
+            ("half the units", "half the units", None, None),
+            ("low_bw", "low_bw", None, None),
+            ("capped registers", "original", REGISTERS, None),
+            ("capped shared memory", "original", None, SHARED_BYTES),
         ):
             mine = {
-                place: one
+                place: one[where]
                 for place, one in candidates[cap].items()
                 if most is None or (shared.get((task.name, place, None)) or 0) <= most
             }
-            with occupied(beside[0], streaming=beside[1]) if beside else contextlib.nullcontext():
+            stream = streams[where]
+            with hog(hogged) if name == "low_bw" else contextlib.nullcontext():
                 seconds = times(mine, stream, TURNS)
                 final = sorted(seconds, key=lambda place: seconds[place])[:3]
                 old = told["original"]["best"] if "original" in told else None
                 again = {place: mine[place] for place in {*final, *([old] if old in mine else [])}}
-                precise = times({**again, "roof": roof}, stream, FINAL_TURNS)
+                precise = times({**again, "roof": roof[where]}, stream, FINAL_TURNS)
             roof_s = precise.pop("roof")
             told[name] = {
                 "roof_s": roof_s,
@@ -347,19 +407,19 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
     return found
 
 
-def _conditions(units: int) -> dict[str, str]:
+def _conditions(units: int, half: int, hogged: int) -> dict[str, str]:
     return {
         "original": "nothing is taken",
-        "half the units": f"{units // 2} of {units} multiprocessors are held by blocks that sleep",
-        "low_bw": f"{HOG_UNITS} of {units} multiprocessors copy through {ROOM_BYTES >> 30} GiB all the time",
+        "half the units": f"{half} of {units} multiprocessors, set apart as a green context",
+        "low_bw": f"{units - hogged} of {units} multiprocessors; the others copy through {ROOM_BYTES >> 30} GiB all "
+        "the time",
         "capped registers": f"kernels are compiled with at most {REGISTERS} registers for a thread",
         "capped shared memory": f"a block may have {SHARED_BYTES} bytes of shared memory",
     }
 
 
-def _checked(
-    operator: Any, point: Point, task: Wanted, tensors: Any, copies: Any, scalars: Any, expected: Any
-) -> Captured:
+def _checked(operator: Any, point: Point, task: Wanted, tensors: Any, scalars: Any, expected: Any) -> Any:
+    """The candidate as a function of tensors, when it is right."""
     import direct
 
     call = direct.prepared(operator, point.implementation, tensors, task.axes, task.dtype, scalars, point.config)
@@ -368,4 +428,4 @@ def _checked(
     call(tensors).fill_(float("nan"))
     if not direct.right(call(tensors), expected, task.dtype):
         raise RuntimeError("not what PyTorch computes")
-    return capture(call, copies)
+    return call

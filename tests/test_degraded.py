@@ -60,15 +60,16 @@ def test_what_a_captured_graph_reads_and_writes_lives_as_long_as_it(monkeypatch)
     """A graph keeps addresses alone. Inputs and outputs were let go with the task that made them, and replays in the
     first condition ended in an illegal memory access on an H200.
     """
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0)
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, elapsed_time=lambda other: 1.0)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
     def prepared():
         copies, out = [[torch.ones(2)], [torch.ones(2)]], torch.empty(2)
-        captured = degraded_gpu.capture(lambda given: out.copy_(given[0]), copies)
+        captured = degraded_gpu.capture(lambda given: out.copy_(given[0]), copies, None)
         return captured, [weakref.ref(tensor) for tensor in (copies[0][0], copies[1][0], out)]
 
     captured, alive = prepared()
