@@ -21,7 +21,7 @@ from opforge.forge.write_cpp import cpp_file
 from opforge.forge.write_four_files import four_files
 from opforge.forge.write_op import Case, one_line, op_text, workload_sizes
 from opforge.forge.write_product import product_files
-from opforge.forge.write_torch import torch_text
+from opforge.forge.write_torch import torch_files
 from opforge.forge.write_triton import triton_file
 from opforge.machine import descriptors
 from opforge.registry import Registry
@@ -43,7 +43,8 @@ IDEAS = {
     "tilelang_rows": "rows a tile at a time, with one partial result for each column of it",
     "tilelang_product": "a tile of the product per block, its sums in registers until the formula has met them",
     "tilelang_scans": "a thread for each row, which carries every scan along",
-    "torch_eager": "the formula in PyTorch, in float32: the baseline",
+    "torch_definition": "the formula in PyTorch, float32 in between, as the kernels have it",
+    "torch_eager": "the formula as a user of PyTorch writes it: the baseline",
 }
 ASCEND, ASCENDC = "ascend", "ascendc"
 """On request too, and no implementations: a function that launches the Triton kernel on an NPU, and the program in
@@ -75,7 +76,7 @@ def files_of(
         kernels = product_files(definition, program, layout)
     else:
         kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
-    kernels["torch_eager.py"] = torch_text(definition, program, layout)
+    kernels |= torch_files(definition, program, layout)
     for name in backends:
         if name in BACKENDS:
             file, text = written(name, definition, program, layout)

@@ -13,7 +13,7 @@ from typing import Any
 
 from opforge.core.errors import UsageError
 from opforge.core.record import Record
-from opforge.core.verdict import Pass
+from opforge.core.verdict import Pass, may_be_timed
 from opforge.forge.generate import generate
 from opforge.forge.tasks import Task
 from opforge.registry import load
@@ -102,8 +102,8 @@ def judged(task: str, records: Sequence[Record], solutions: Sequence[str] = ()) 
 
 
 def _timed(record: Record) -> float | None:
-    """The median of a record that passed."""
-    return _median(record) if isinstance(record.verdict, Pass) else None
+    """The median of a record that passed, or of a baseline that is known to be inaccurate."""
+    return _median(record) if may_be_timed(record.verdict, record.backend) else None
 
 
 def _generated(task: str, records: Sequence[Record]) -> TaskResult:
@@ -116,7 +116,7 @@ def _generated(task: str, records: Sequence[Record]) -> TaskResult:
         )
     if not any(one in passed for one in own):
         return TaskResult(task=task, outcome="wrong", reason="no generated implementation passed here")
-    timed = [(one, _median(one)) for one in passed]
+    timed = [(one, _timed(one)) for one in records]
     candidates = [(time, one) for one, time in timed if time is not None and one.backend not in BASELINES]
     baselines = [(time, one) for one, time in timed if time is not None and one.backend in BASELINES]
     if not candidates or not baselines:

@@ -1,4 +1,4 @@
-"""The reference, and PyTorch's baseline: the same expressions, once on what is given, once in float32."""
+"""The reference and PyTorch's baselines: the same expressions, on what is given or in float32."""
 
 from __future__ import annotations
 
@@ -15,22 +15,45 @@ def reference_text(program: Program, layout: Layout) -> str:
     return call("def reference", arguments, tail=":") + "\n" + _body(program, layout, narrow="")
 
 
-def torch_text(definition: Definition, program: Program, layout: Layout) -> str:
-    """`torch_eager.py`: the baseline, in float32 between its inputs and its outputs."""
+def torch_files(definition: Definition, program: Program, layout: Layout) -> dict[str, str]:
+    """`torch_eager.py`, the formula as a user of PyTorch writes it; where that rounds in between, beside it
+    `torch_definition.py`, which computes in float32 as the kernels do.
+    """
+    steps = sum(value.operation not in FREE and not value.truth for value in program.values)
+    if steps <= 1 or set(definition.dtypes) <= {"float32", "float64"}:
+        return {"torch_eager.py": _text(program, layout, EAGER, wide=False)}
+    return {
+        "torch_definition.py": _text(program, layout, IN_FLOAT32, wide=True),
+        "torch_eager.py": _text(program, layout, EAGER, wide=False, stated=ROUNDS),
+    }
+
+
+FREE = ("const", "parameter", "read")
+"""What rounds nothing."""
+EAGER = "What a user of PyTorch writes: the baseline. torch.compile makes one kernel of it."
+IN_FLOAT32 = "The formula in PyTorch, float32 between its inputs and its outputs, as the kernels have it."
+ROUNDS = """INACCURATE = "in 16 bits the result of every step is rounded, and may leave the dtype's range on the way"
+
+"""
+
+
+def _text(program: Program, layout: Layout, about: str, *, wide: bool, stated: str = "") -> str:
     names = [name for name, _ in program.reads]
     arguments = [f"{name}: Tensor" for name in names] + [f"{name}: float" for name, _ in program.parameters]
     count = len(program.writes)
     returned = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
-    widened = f"    dtype = {names[0]}.dtype\n"
-    widened += "".join(f"    {name} = {name}.float()\n" for name in names)
+    truths = any(program.values[write.value].truth for write in program.writes)
+    kept = f"    dtype = {names[0]}.dtype\n" if wide or truths else ""
+    widened = "".join(f"    {name} = {name}.float()\n" for name in names) if wide else ""
+    stated = stated and f"{stated}\n"
     return (
-        '"""What a PyTorch user writes: the baseline. torch.compile makes one kernel of it.\n\n'
-        "Intermediates are float32, as in the kernels that it is compared with.\n"
-        '"""\n\nfrom torch import Tensor\n\n\n'
+        f'"""{about}"""\n\nfrom torch import Tensor\n\n'
+        + (stated or "\n")
         + call("def run", arguments, tail=f" -> {returned}:")
         + "\n"
+        + kept
         + widened
-        + _body(program, layout, narrow=".to(dtype)")
+        + _body(program, layout, narrow=".to(dtype)" if kept else "")
     )
 
 

@@ -173,6 +173,7 @@ def _judged(job: Job, first: Standing) -> Record:
     finalist, candidate = first.finalist, first.candidate
     verdict = check(job.setting.cases, finalist.implementation, job.dtype, BRIEF, finalist.config)
     if isinstance(verdict, Pass):
+        assert isinstance(finalist.proof, Pass)
         proof = on_the_workload(finalist.implementation, verdict, finalist.proof.checked[-1])
         assert isinstance(proof, Pass)
         candidate.proof = proof

@@ -12,7 +12,7 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing, Untimed
-from opforge.core.verdict import Broken, Crash, Pass, Timeout, Unsupported, Verdict
+from opforge.core.verdict import Broken, Crash, Pass, Proof, Timeout, Unsupported, Verdict
 from opforge.registry import Registry
 from opforge.timing import Candidate
 from opforge.trial import NotReady, Point, Ready, Setting, bind, check, leave, recorded
@@ -36,10 +36,12 @@ HOPELESS = 1.1
 
 @dataclass(kw_only=True)
 class Passed:
-    """A point that passed, bound to the workload in a process that lives on; and its time, once it was measured."""
+    """A point that passed, or a baseline that is known to be inaccurate, bound to the workload in a process that lives
+    on; and its time, once it was measured.
+    """
 
     ready: Ready
-    proof: Pass
+    proof: Proof
     timing: Timing | None = None
 
     @property
@@ -248,7 +250,7 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
     verdict = check(job.setting.cases, point.implementation, job.dtype, POINT, point.config)
     if not isinstance(verdict, Pass):
         return _failed(verdict)
-    point.proof = replace(verdict, checked=(*verdict.checked, *point.proof.checked))
+    point.proof = replace(verdict, checked=(*verdict.checked, *ready.proof.checked))
     ratio = _weighed(job, point, incumbent, ratio)
     if incumbent is None or ratio < 1:
         # of many points the one that was lucky looks best: who seems faster is measured once more, and that counts

@@ -213,7 +213,7 @@ class _Loop:
             self.best = best.passed
         known = self.trials.named(self.options.baseline) if self.options.baseline else None
         if known is not None and known.name != self.implementation.name:
-            self.baseline = self.trials.tried(known, None).passed
+            self.baseline = self.trials.beside(known)
         self._timed()
 
     def _timed(self) -> None:

@@ -17,18 +17,18 @@ from pathlib import Path
 
 from opforge.core.comparison import Comparison
 from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
+from opforge.core.errors import NotNow, UsageError
 from opforge.core.implementation import Accepted, Config, Implementation
 from opforge.core.operator import Case, Workload
 from opforge.core.timing import Timing
-from opforge.core.verdict import Pass, Verdict
+from opforge.core.verdict import Pass, Verdict, may_be_timed
 from opforge.forge.loop.patience import AGAIN, Patience, note
 from opforge.machine import detect, environment
 from opforge.registry import Home, Registry
 from opforge.registry.implementation_files import read_implementation
 from opforge.runner import Host
 from opforge.timing import Plan, Rule
-from opforge.trial import Clock, Setting, check, ensure_adequate, leave
+from opforge.trial import Clock, NotReady, Point, Setting, bind, check, ensure_adequate, leave
 from opforge.tuning.compile_queue import Compilers, default_jobs
 from opforge.tuning.job import Attempt, Job, Passed, attempt
 from opforge.tuning.outcomes import TuneOptions
@@ -170,6 +170,22 @@ class Trials:
             gone = outcome.passed
             self.drop(lambda item, gone=gone: item is not gone)  # type: ignore[misc]
         return outcome
+
+    def beside(self, baseline: Implementation) -> Passed | None:
+        """A baseline to be timed beside the candidates, right or known to be inaccurate; None where it is neither. Its
+        process lives on.
+        """
+        try:
+            (ready,) = bind(self.job.setting, [Point(implementation=baseline, config=baseline.default)])
+        except NotNow:
+            return None
+        if isinstance(ready, NotReady):
+            return None
+        if not may_be_timed(ready.proof, baseline.backend):
+            leave(self.job.setting, [ready])
+            return None
+        self._held.append(Passed(ready=ready, proof=ready.proof))
+        return self._held[-1]
 
     def named(self, name: str) -> Implementation | None:
         """Another implementation of the operator by name; None where there is none."""
