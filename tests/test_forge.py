@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from opforge.cli.app import command_line
 from opforge.core.errors import UsageError
 from opforge.core.rounding_formulas import formula_errors
-from opforge.core.verdict import Pass
+from opforge.core.verdict import Inaccurate, Pass
 from opforge.forge import files_of, from_formula, generate, read_definition
 from opforge.forge.definition import definition_of
 from opforge.forge.evaluate import evaluate
@@ -24,7 +24,8 @@ from opforge.forge.ir import shown
 from opforge.forge.write_torch import reference_text
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.verify import QUICK, CaseCache, verify
+from opforge.trial import check
+from opforge.verify import QUICK, CaseCache
 
 NORM = "y = (x[*lead, cols] - mean(x)) * rsqrt(var(x) + eps) * w[cols]"
 DEFINITIONS = {
@@ -456,7 +457,9 @@ def test_the_command_shows_writes_and_says_what_is_next(tmp_path):
 
 
 def failures(home, name, dtypes, backends=("torch", "cpp", "triton")):
-    """The verdicts of a generated folder that are no Pass, and those that were asked for."""
+    """The verdicts of a generated folder that are no Pass, and those that were asked for. What a user of PyTorch writes
+    may round its steps in 16 bits, and its file says so: in float32 it is as right as any.
+    """
     registry = load((home,))
     found, asked = {}, set()
     with Isolated() as host:
@@ -466,8 +469,8 @@ def failures(home, name, dtypes, backends=("torch", "cpp", "triton")):
             if implementation.backend in backends:
                 asked.add(implementation.backend)
                 for dtype in dtypes:
-                    verdict = verify(bench, implementation, dtype, effort=QUICK)
-                    if not isinstance(verdict, Pass):
+                    verdict = check(bench, implementation, dtype, QUICK)
+                    if not isinstance(verdict, Pass if dtype == "float32" else Pass | Inaccurate):
                         found[implementation.name, dtype] = verdict
     return found, asked
 
