@@ -2,9 +2,9 @@
 //
 // source    Shah et al., FlashAttention-3, arXiv:2407.08608; Dao, FlashAttention-2, arXiv:2307.08691, section 3.1
 // idea      scores have keys as rows: weights and slopes go from the registers where they were computed into the products that add up dv and dk.
-//           Slopes alone pass through shared memory, for dq, whose parts are added to float32
-//           sums in global memory by one block of keys after another: a counter for every 16 rows of a square of 64 x 64 says whose turn it is. Blocks
-//           take their tiles by number, so that whoever is waited for has begun; those of one head begin far apart, so that few wait
+//           Slopes alone pass through shared memory, for dq, whose parts are added to float32 sums in global memory by one block of keys after
+//           another: a counter for every square of 64 x 64 says whose turn it is, and a warp beside those that multiply moves it on. Blocks take
+//           their tiles by number, so that whoever is waited for has begun; those of one head begin far apart, so that few wait
 // moves     q and dout once for each 128 keys, and as often the float32 sums of dq, mostly in L2; k, v, dk and dv once. Heads that share keys follow one
 //           another in a block, so that dk and dv are summed in registers
 // code      opforge/attention/wgmma_backward.h, opforge/attention/wgmma_backward_launch.h

@@ -54,7 +54,7 @@ struct BackwardCall {
   int64_t lengths_step, slopes_step;
   const float *lse, *middle;         // [all heads, rows]: log-sum-exps in units of log(2), +inf where a row sees nothing or is none; see prepare_rows
   float* sums;                       // [all heads, rows / 64, kD / 64, 8, 128, 4]: the gradient of the queries as warpgroups hold it, not yet scaled
-  int* turns;                        // ordered: of each 16 rows of a square of sums, how many blocks of keys have added to it
+  int* turns;                        // ordered: of each square of sums, how many blocks of keys have added to it
   int* taken;                        // ordered: tiles that blocks have taken
 };
 
@@ -103,6 +103,19 @@ struct KeyTile {
   }
 };
 
+/// What a block does: a tile, the keys of its entry, and the blocks of queries that see any of the tile's.
+template <typename S>
+struct Work {
+  KeyTile tile;
+  int keys;
+  int2 blocks;
+
+  __device__ __forceinline__ Work(const BackwardCall& call, int at) : tile(KeyTile::of<S>(call, at)) {
+    keys = call.key_lengths == nullptr ? call.keys : min(max(__ldg(call.key_lengths + tile.entry * call.lengths_step), 0), call.keys);
+    blocks = query_blocks<S>(call, tile.key0, keys);
+  }
+};
+
 /// Starts copying `bytes` bytes, a multiple of 16 from addresses that are, to shared memory; the barrier is told of them.
 __device__ __forceinline__ void start_line(void* target, const void* source, int bytes, Barrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(target)),
@@ -122,15 +135,15 @@ __device__ __forceinline__ void add_four(float* target, float a, float b, float 
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(target)), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
-/// Waits until the counter is `turn`; what was added before it became that stands before what is added after.
+/// Waits until the counter is `turn`. What is added after it cannot come before: additions are not begun on a guess.
 __device__ __forceinline__ void await_turn(const int* counter, int turn) {
   int now;
   do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(__cvta_generic_to_global(counter)) : "memory");
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(now) : "l"(__cvta_generic_to_global(counter)) : "memory");
   } while (now != turn);
 }
 __device__ __forceinline__ void pass_turn(int* counter, int turn) {
-  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "r"(turn) : "memory");
+  asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" ::"l"(__cvta_generic_to_global(counter)), "r"(turn) : "memory");
 }
 
 template <typename S>
@@ -196,6 +209,31 @@ __device__ __forceinline__ void store_gradient(const float (&sums)[count], float
   }
 }
 
+/// Which square of sums a warpgroup adds to.
+template <typename S>
+__device__ __forceinline__ int square_of(const BackwardCall& call, const KeyTile& tile, int block, int member, int group) {
+  const int head = tile.entry * call.heads + tile.head * call.group + member;
+  return S::kM == 128 ? head * (call.rows / 64) + block * 2 + group : (head * (call.rows / 64) + block) * S::kBoxesD + group;
+}
+
+/// How many blocks of keys before a tile's see any query of a block: they are neighbours.
+template <typename S>
+__device__ __forceinline__ int turn_of(const BackwardCall& call, const KeyTile& tile, int block) {
+  return tile.key0 / S::kN - max(block * S::kM + call.shift - call.left, 0) / S::kN;
+}
+
+/// A warp beside each warpgroup that adds: tells the next block of keys whose turn it is, once what was added stands.
+template <typename S>
+__device__ __forceinline__ void pass_turns(const BackwardCall& call, const KeyTile& tile, int2 blocks, int group) {
+  for (int member = 0; member < call.group; ++member) {
+    for (int block = blocks.x; block < blocks.y; ++block) {
+      hopper::named_barrier(2 + group, 160);
+      __threadfence();
+      if (threadIdx.x % 32 == 0) pass_turn(call.turns + square_of<S>(call, tile, block, member, group), turn_of<S>(call, tile, block) + 1);
+    }
+  }
+}
+
 template <typename S>
 __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared, typename S::Element* dk, typename S::Element* dv, const BackwardCall& call,
                                                 const KeyTile& tile, int keys, int2 blocks) {
@@ -223,7 +261,6 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
   Pair weights[kSteps][4][4], steep[kSteps][4][4];
   Slot<S::kStages> slot;
   int block = blocks.x, member = 0, slope_stage = 0;
-  int pending = -1, turn = 0;  // ordered: the rows that this warp has added to, and how many blocks of keys had before
   float slope = 0.0f;
   // products of this warpgroup's keys with the 64 queries of a step, and of its values with what arrives for those
   const auto multiply_scores = [&](int step) {
@@ -332,26 +369,11 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
     hopper::hold(steep[step]);
   };
   const auto add_square = [&] {
-    const int head = tile.entry * call.heads + tile.head * call.group + member;
-    const int at = kOfQueries ? head * (call.rows / 64) + block * 2 + group : (head * (call.rows / 64) + block) * S::kBoxesD + group;
-    float* target = call.sums + static_cast<int64_t>(at) * 4096 + thread * 4;
-    if constexpr (S::kOrdered) {
-      // blocks of keys before this one that see any of these queries have all added, or have yet to
-      pending = at * 4 + thread / 32;
-      turn = tile.key0 / S::kN - max(block * S::kM + call.shift - call.left, 0) / S::kN;
-      if (lane == 0) await_turn(call.turns + pending, turn);
-      __syncwarp();
-    }
+    float* target = call.sums + static_cast<int64_t>(square_of<S>(call, tile, block, member, group)) * 4096 + thread * 4;
 #pragma unroll
     for (int i = 0; i < 8; ++i) add_four(target + i * 512, square[i * 4], square[i * 4 + 1], square[i * 4 + 2], square[i * 4 + 3]);
-  };
-  // tells the next block of keys that this one has added: later than it did, when it need not wait for that
-  const auto give_turn = [&] {
-    if (!S::kOrdered || pending < 0) return;
-    __threadfence();
-    __syncwarp();
-    if (lane == 0) pass_turn(call.turns + pending, turn + 1);
-    pending = -1;
+    // a warp that does nothing else tells the next block of keys: it waits until what was added stands
+    if constexpr (S::kOrdered) hopper::named_barrier(2 + group, 160);
   };
   constexpr std::integral_constant<int, 0> kFirst;
   constexpr std::integral_constant<int, kSteps - 1> kLast;
@@ -359,7 +381,6 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
   if (blocks.y > blocks.x) {
     hopper::wait(shared.keys_full, 0);
     bool began = false;
-    int before = 0;  // the slot of the block before
 #pragma unroll 1
     while (true) {
       if (S::kBent && call.slopes != nullptr) slope = __ldg(call.slopes + (tile.head * call.group + member) * call.slopes_step) * kLog2E;
@@ -368,11 +389,10 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
       hopper::wait(&shared.arriving_full[slot.at], slot.parity);
       multiply_inner(0);
       if constexpr (kSteps == 2) multiply_scores(1);
-      give_turn();
       hopper::wait_for_products<kSteps>();
       hopper::hold(scores[0]);
       // the block before has given its last gradient: its queries are done with
-      if (began && thread == 0) hopper::arrive(&shared.queries_empty[before]);
+      if (began && thread == 0) hopper::arrive(&shared.queries_empty[(slot.at + S::kStages - 1) % S::kStages]);
       weigh_step(kFirst);
       hopper::wait_for_products<kSteps>();
       hopper::hold(inner);
@@ -400,6 +420,11 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
 #pragma unroll
       for (int c = 0; c < kSteps * 4; ++c) Keys::run(sum_k, steep[c / 4][c % 4], q + ((slot.at * S::kQueryBytes + c * 16 * 128) >> 4), 1);
       hopper::commit_products();
+      if constexpr (S::kOrdered) {
+        // blocks of keys before this one that see any of these queries have all added, or have yet to
+        if (lane == 0) await_turn(call.turns + square_of<S>(call, tile, block, member, group), turn_of<S>(call, tile, block));
+        __syncwarp();
+      }
       hopper::wait_for_products<S::kOver>();
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
@@ -410,7 +435,6 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
       hopper::hold(square);
       if (thread == 0) hopper::arrive(&shared.arriving_empty[slot.at]);
       add_square();
-      before = slot.at;
       began = true;
       slope_stage ^= 1;
       slot.advance();
@@ -419,7 +443,6 @@ __device__ __forceinline__ void consume_queries(const BackwardShared<S>& shared,
         if (++member == call.group) break;
       }
     }
-    give_turn();
     hopper::wait_for_products<0>();
     hopper::hold(sum_k);
     hopper::hold(sum_v);
@@ -452,15 +475,32 @@ __global__ void __launch_bounds__(S::kThreads, 1)
     if constexpr (S::kOrdered) *shared.tile = atomicAdd(call.taken, 1);
   }
   __syncthreads();
-  const KeyTile tile = KeyTile::of<S>(call, S::kOrdered ? __shfl_sync(0xffffffffu, *shared.tile, 0) : static_cast<int>(blockIdx.x));
-  const int keys = call.key_lengths == nullptr ? call.keys : min(max(__ldg(call.key_lengths + tile.entry * call.lengths_step), 0), call.keys);
-  const int2 blocks = query_blocks<S>(call, tile.key0, keys);
-  if (threadIdx.x < 128) {
-    hopper::shrink_registers<S::kCopyRegisters>();
-    if (threadIdx.x == 0 && blocks.y > blocks.x) produce_queries<S>(shared, &q, &k, &v, &dout, call, tile, blocks);
+  const auto bring = [&](const Work<S>& work) {
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0 && work.blocks.y > work.blocks.x) produce_queries<S>(shared, &q, &k, &v, &dout, call, work.tile, work.blocks);
+    if (S::kOrdered && (warp == 1 || warp == 2)) pass_turns<S>(call, work.tile, work.blocks, warp - 1);
+  };
+  const auto add = [&](const Work<S>& work) {
+    consume_queries<S>(shared, dk, dv, call, work.tile, work.keys, work.blocks);
+  };
+  if constexpr (S::kOrdered) {
+    // each finds its work for itself: with what they have in common, registers do not suffice
+    if (threadIdx.x >= 128) {
+      hopper::grow_registers<S::kMathRegisters>();
+      add(Work<S>(call, __shfl_sync(0xffffffffu, *shared.tile, 0)));
+    } else {
+      hopper::shrink_registers<S::kCopyRegisters>();
+      bring(Work<S>(call, __shfl_sync(0xffffffffu, *shared.tile, 0)));
+    }
   } else {
-    hopper::grow_registers<S::kMathRegisters>();
-    consume_queries<S>(shared, dk, dv, call, tile, keys, blocks);
+    const Work<S> work(call, blockIdx.x);
+    if (threadIdx.x < 128) {
+      hopper::shrink_registers<S::kCopyRegisters>();
+      bring(work);
+    } else {
+      hopper::grow_registers<S::kMathRegisters>();
+      add(work);
+    }
   }
 }
 
@@ -506,7 +546,8 @@ __global__ void prepare_rows(Lines<T> out, Lines<T> dout, Lines<float> lse, Line
 
 /// Rows of dq from the sums of all blocks of keys, scaled: a warpgroup takes a square of 64 queries and 64 of their dimensions.
 template <typename T>
-__global__ void __launch_bounds__(128) place_queries(const float* sums, T* dq, int boxes, int squares_of_head, int queries, int head_dim, bool whole, float scale) {
+__global__ void __launch_bounds__(128)
+    place_queries(const float* sums, T* dq, int boxes, int squares_of_head, int queries, int head_dim, bool whole, float scale) {
   const int64_t square = blockIdx.x, head = square / squares_of_head;
   const int in_head = static_cast<int>(square % squares_of_head), row0 = in_head / boxes * 64, col0 = in_head % boxes * kBox;
   if (row0 >= queries || col0 >= head_dim) return;

@@ -76,10 +76,11 @@ void launch_backward(const BackwardTensors& of, BackwardCall call, cudaStream_t 
   OPFORGE_CHECK(tiles < int64_t{1} << 30 && all_rows / 64 * S::kBoxesD < int64_t{1} << 30, ValueError, "more than 2^30 blocks of keys or queries");
   // half of an H200's second-level cache for what heads of a group bring to each block of keys, and add to. In order, blocks of keys of one head wait for one
   // another: of more heads at a time, for those that have begun long before
-  const int64_t bytes = static_cast<int64_t>(call.rows) * call.group * (S::kD * 6 + S::kE * 2), together = std::max<int64_t>(S::kOrdered ? 16 : 1, (int64_t{25} << 20) / bytes);
+  const int64_t bytes = static_cast<int64_t>(call.rows) * call.group * (S::kD * 6 + S::kE * 2);
+  const int64_t together = std::max<int64_t>(S::kOrdered ? 16 : 1, (int64_t{25} << 20) / bytes);
   call.heads_together = static_cast<int>(std::min<int64_t>(together, call.all_kv_heads));
 
-  const int64_t sums_bytes = all_rows * S::kD * 4, turns = S::kOrdered ? all_rows / 64 * S::kBoxesD * 4 : 0;
+  const int64_t sums_bytes = all_rows * S::kD * 4, turns = S::kOrdered ? all_rows / 64 * S::kBoxesD : 0;
   const int64_t zero_bytes = sums_bytes + (S::kOrdered ? (turns + 1) * 4 : 0);
   const Scratch zeros(zero_bytes, stream), rows(2 * all_rows * 4, stream);
   call.sums = static_cast<float*>(zeros.data());
@@ -91,8 +92,8 @@ void launch_backward(const BackwardTensors& of, BackwardCall call, cudaStream_t 
   check_cuda(cudaMemsetAsync(call.sums, 0, zero_bytes, stream), "cudaMemsetAsync");
   const bool vectors = addressable(of.out) && addressable(of.dout) && call.value_dim % 8 == 0;
   const auto prepare = vectors ? prepare_rows<T, true> : prepare_rows<T, false>;
-  prepare<<<static_cast<unsigned>(ceil_div(all_rows, 16)), 256, 0, stream>>>(lines_of<T>(of.out), lines_of<T>(of.dout), lines_of<float>(of.lse), lines_of<float>(of.dlse), lse,
-                                                                            lse + all_rows, call.heads, call.queries, call.rows, call.value_dim, all_rows);
+  prepare<<<static_cast<unsigned>(ceil_div(all_rows, 16)), 256, 0, stream>>>(lines_of<T>(of.out), lines_of<T>(of.dout), lines_of<float>(of.lse),
+                                                                            lines_of<float>(of.dlse), lse, lse + all_rows, call.heads, call.queries, call.rows, call.value_dim, all_rows);
   check_cuda(cudaGetLastError(), "prepare_rows");
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kSharedBytes), "differentiate_wgmma");
   kernel<<<static_cast<unsigned>(tiles), S::kThreads, S::kSharedBytes, stream>>>(q.describe(S::kM), k.describe(S::kN), v.describe(S::kN), dout.describe(S::kM),
