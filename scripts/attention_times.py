@@ -8,7 +8,7 @@ python scripts/attention_times.py --device cpu --small     does it run? Tiny siz
 2. Forward: cuda_wgmma (a call without anything beside it, and one with full key_lengths, which takes the other
    instance), triton_twoloops, and PyTorch's cuDNN and FlashAttention-2, FlashAttention-4 where it can be imported; all
    interleaved, as CUDA graphs where that works, over copies that fit no cache together.
-3. Backward: triton_twokernels, and autograd of cuDNN's and FlashAttention-2's, called.
+3. Backward: cuda_wgmma, cuda_wgmma_ordered, triton_twokernels, and autograd of cuDNN's and FlashAttention-2's, called.
 4. scripts/decode_times.py and scripts/varlen_times.py, into decode.json and varlen.json.
 
 Nothing is begun that would pass --limit; what was left out is said. A rival whose result is not near PyTorch's is not
@@ -37,6 +37,7 @@ SHARES = {"verify": 0.30, "forward": 0.62, "backward": 0.78, "decode": 0.9, "var
 """At which part of the limit each step ends; what it leaves is the next one's."""
 WITH_LENGTHS = " with lengths"
 FORWARD = ("cuda_wgmma", "triton_twoloops")
+BACKWARD = ("cuda_wgmma", "cuda_wgmma_ordered", "triton_twokernels")
 CONFIGS: Mapping[str, Mapping[str, int]] = {
     "triton_twoloops": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
 }
@@ -58,7 +59,9 @@ class Watch:
 
 def verified(options: Any, watch: Watch, out: Path) -> str:
     """What `opforge verify` says of cuda_wgmma; its records are exported."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPFORGE_STORE": str(out / "attention.sqlite")}
+    # before what the caller has there, which may be where torch is
+    paths = os.pathsep.join(path for path in (str(ROOT / "src"), os.environ.get("PYTHONPATH", "")) if path)
+    environment = {**os.environ, "PYTHONPATH": paths, "OPFORGE_STORE": str(out / "attention.sqlite")}
     wanted = "cuda_wgmma" if options.device == "cuda" else "torch_definition"
     command = [sys.executable, "-m", "opforge", "verify", "attention", "-i", wanted, "--device", options.device]
     command += [word for dtype in ("bfloat16", "float16") for word in ("--dtype", dtype)]
@@ -216,9 +219,9 @@ def with_lengths(operator: Any, item: Any, given: Sequence[Any], axes: Any, dtyp
 
 
 def backward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[str, Any]:
-    """Seconds of the gradients: opforge's kernel by its name, rivals by autograd; all called."""
+    """Seconds of the gradients: opforge's kernels by their names, rivals by autograd; all called."""
     import torch
-    from direct import interleaved, kernel_errors, prepared, reason_of
+    from direct import interleaved, kernel_errors, prepared, reason_of, right
 
     operator, dtype = registry.operator("attention_backward"), options.dtype
     scalars = operator.scalar_values(workload.scalars)
@@ -235,7 +238,7 @@ def backward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[
         except kernel_errors() as error:
             notes[name] = reason_of(error)
             calls.pop(name, None)
-    name = "triton_twokernels" if options.device == "cuda" else "torch_definition"
+    wanted = calls[next(iter(calls))](()) if calls else None
     try:
         plain = registry.operator("attention")
         maker = registry.implementation("attention", "cuda_wgmma" if options.device == "cuda" else "cpp_blocked")
@@ -243,15 +246,25 @@ def backward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[
         if isinstance(forward, str):
             raise RuntimeError(forward)
         out, lse = (result.clone() for result in forward(tensors))
-        given = [*tensors[:3], out, lse, dout, torch.zeros_like(lse), *[None] * 5]
-        call = prepared(operator, registry.implementation("attention_backward", name), given, axes, dtype, scalars)
-        if isinstance(call, str):
-            raise RuntimeError(call)
-        calls[name] = lambda _, call=call, given=given: call(given)
-        calls[name](())
     except kernel_errors() as error:
-        notes[name] = reason_of(error)
-        calls.pop(name, None)
+        notes["attention"] = reason_of(error)
+        return {"workload": workload.name, "flops": 0.0, "seconds": {}, "notes": notes}
+    given = [*tensors[:3], out, lse, dout, torch.zeros_like(lse), *[None] * 5]
+    for name in BACKWARD if options.device == "cuda" else ("torch_definition",):
+        try:
+            item = registry.implementation("attention_backward", name)
+            call = prepared(operator, item, given, axes, dtype, scalars)
+            if isinstance(call, str):
+                notes[name] = call
+                continue
+            made = [gradient.clone() for gradient in call(given)]
+            wanted = wanted or made
+            if not all(right(ours, theirs, dtype) for ours, theirs in zip(made, wanted, strict=True)):
+                notes[name] = "is not near the first of these results: not timed"
+                continue
+            calls[name] = lambda _, call=call: call(given)
+        except kernel_errors() as error:
+            notes[name] = reason_of(error)
     times = interleaved(calls, [(), ()], options.device, graphs=False, turns=options.turns)
     flops = operator.cost(axes, dtype, scalars).flops
     return {"workload": workload.name, "flops": flops, "seconds": times.seconds, "notes": notes}

@@ -1,10 +1,13 @@
 """The same bits each time: attention and its gradients, called again and again on more than one thread."""
 
+import shutil
+
 import pytest
 import torch
 from tests.named_kernels import Named
 
 from opforge.dispatch import Function
+from opforge.inspect import inspect_implementation
 from opforge.registry import load
 
 REGISTRY = load([])
@@ -47,3 +50,24 @@ def test_results_are_bit_equal_over_repeated_calls(operator, kernel, times, fron
     for _ in range(times):
         again = function(*tensors, **scalars)
         assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+
+
+def test_of_hopper_s_gradients_the_ordered_ones_alone_promise_the_same_bits():
+    """cuda_wgmma adds to dq by atomics in any order: verification must not hold it to what it does not promise."""
+    items = {item.name: item for item in REGISTRY.implementations("attention_backward")}
+    assert not items["cuda_wgmma"].deterministic and items["cuda_wgmma_ordered"].deterministic
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc to compile for a GPU")
+@pytest.mark.offline
+@pytest.mark.parametrize("name", ["cuda_wgmma", "cuda_wgmma_ordered"])
+def test_hopper_s_gradients_multiply_while_they_compute_and_spill_nothing(name):
+    """Registers are full to the last few: one value more, and ptxas makes every product wait for the one before, which
+    is a silent loss of half the rate.
+    """
+    found = inspect_implementation(load(), "attention_backward", name, target="sm_90a", dtype="bfloat16")
+    multiplying = [kernel for kernel in found.kernels if kernel.matrix_instructions.get("HGMMA", 0) > 0]
+    # 64 and 128 dimensions, with and without what bends scores
+    assert len(multiplying) == 4
+    for kernel in found.kernels:
+        assert not kernel.spills and kernel.warnings == ()

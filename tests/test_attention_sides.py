@@ -285,12 +285,16 @@ def test_lengths_beyond_the_keys_are_all_of_them_and_below_zero_none(computed_by
         assert bool((lse[1] == -math.inf).all()), name
 
 
-def test_hopper_s_kernel_says_what_it_does_not_take():
+@pytest.mark.parametrize(
+    ("operator", "name"), [(OPERATOR, "cuda_wgmma"), (GRADIENT, "cuda_wgmma"), (GRADIENT, "cuda_wgmma_ordered")]
+)
+def test_hopper_s_kernels_say_what_they_do_not_take(operator, name):
     """What is not supported is refused with a reason, never computed without it."""
-    (kernel,) = (item for item in load([]).implementations("attention") if item.name == "cuda_wgmma")
-    (case,) = (case for case in OPERATOR.cases if case.name == "one_block")
-    plain = OPERATOR.scalar_values(case.scalars)
-    assert type(kernel.accepts(case.axes, "bfloat16", plain)).__name__ == "Accepted"
+    (kernel,) = (item for item in load([]).implementations(operator.name) if item.name == name)
+    (case,) = (case for case in operator.cases if case.name == "one_block")
+    plain = operator.scalar_values(case.scalars)
+    for change in ({}, {"has_key_lengths": True}, {"has_alibi_slopes": True}, {"has_sinks": True}, {"softcap": 2.0}):
+        assert type(kernel.accepts(case.axes, "bfloat16", {**plain, **change})).__name__ == "Accepted", change
     for change in ({"dropout": 0.1}, {"has_bias": True}, {"has_mask": True}):
         assert type(kernel.accepts(case.axes, "bfloat16", {**plain, **change})).__name__ == "Rejected", change
 

@@ -184,5 +184,5 @@ operator = Operator(
         *SIDE_CASES,
     ),
     workloads=WORKLOADS,
-    implementations=("triton_twokernels", "torch_eager", "torch_definition"),
+    implementations=("cuda_wgmma", "cuda_wgmma_ordered", "triton_twokernels", "torch_eager", "torch_definition"),
 )

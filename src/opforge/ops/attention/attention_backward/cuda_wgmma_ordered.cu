@@ -1,0 +1,44 @@
+// cuda_wgmma with the same bits each time: blocks of keys add to the gradient of the queries in the order of the keys.
+//
+// source    Shah et al., FlashAttention-3, arXiv:2407.08608; Dao, FlashAttention-2, arXiv:2307.08691, section 3.1
+// idea      scores have keys as rows: weights and slopes go from the registers where they were computed into the products that add up dv and dk.
+//           Slopes alone pass through shared memory, for dq, whose parts are added to float32 sums in global memory by one block of keys after
+//           another: a counter for every square of 64 x 64 says whose turn it is, and a warp beside those that multiply moves it on. Blocks take
+//           their tiles by number, so that whoever is waited for has begun; those of one head begin far apart, so that few wait
+// moves     q and dout once for each 128 keys, and as often the float32 sums of dq, mostly in L2; k, v, dk and dv once. Heads that share keys follow one
+//           another in a block, so that dk and dv are summed in registers
+// code      opforge/attention/wgmma_backward.h, opforge/attention/wgmma_backward_launch.h
+// config    STAGES blocks of queries, and of what arrives for their outputs, in shared memory
+// limits    sm_90a; head dimensions to 128: those below 64 cost as much as 64, those between as much as 128. Rows that the TMA cannot address (strides
+//           that are no multiples of 16 bytes) are copied first. Memory: a float32 dq beside the tensors
+// precision sums in float32; weights and slopes are rounded to the dtype before a product; exponentials by ex2.approx
+/* opforge
+arch = "sm_90a"
+layouts = ["contiguous", "rows", "strided"]
+dtypes = ["float16", "bfloat16"]
+
+[supports]
+heads_fit_registers = "head_dim <= 128 and value_dim <= 128"
+lengths_fit_a_coordinate = "queries < 268435456 and keys < 268435456"
+no_bias = "not has_bias"
+no_mask = "not has_mask"
+no_dropout = "dropout == 0"
+
+[space]
+STAGES = [2, 3]
+
+[default]
+STAGES = 2
+*/
+#include "opforge/attention/wgmma_backward_launch.h"
+
+namespace {
+
+struct Config {
+  static constexpr int kStages = STAGES;
+  static constexpr bool kOrdered = true;
+};
+
+}  // namespace
+
+OPFORGE_EXPORT(run, opforge::attention::attention_backward<Config>)
