@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from opforge.core.attention_sides import DROPOUT, LIMITS_OF_DROPOUT, Sides
+from opforge.core.fp8_weights import FP8_WEIGHTS, fp8_product_errors, fp8_weight_errors
 from opforge.core.operator import Constraint, Scalar
 from opforge.core.rounding import EPSILON, Errors, few_ulps, finite, positive_sum, product_errors
 
@@ -171,6 +172,9 @@ def score_errors(q: Any, k: Any, sides: Sides, scalars: dict[str, Any], dtype: s
     of_cap = 4.0 * scalars["softcap"] if scalars["softcap"] > 0 else 0.0
     reached = raw.reached * max(1.0, 1.0 / abs(scale))
     found = Errors(raw.largest, raw.typical, reached) + few_ulps(size + of_cap, 3.0, 1.0)
+    if dtype in FP8_WEIGHTS:
+        # and the factors that the scales of q and k are
+        found = found + fp8_product_errors(q * scale, k.transpose(-1, -2)) + few_ulps(size, 1.5, 0.7)
     added = sides.added(q, k.shape[-2], scalars)
     # each term is a product or two, and is added to what is there already
     return found if added is None else found + few_ulps(size + of_cap + added[1], 2.5, 1.0)
@@ -205,10 +209,13 @@ def _errors(
     products = product_errors(met, v, cut=dtype != "float32")
     # exponentials and products of a GPU are 0 below float32's least normal number
     vanishing = 2.0**-126 * (((weights < 2.0**-120) & seen).to(v) @ v.abs() + 1)
-    half = HALF_STEP[dtype]
-    spread = (met.square() @ squares).sqrt()
-    of_weights = half * (size + (INDEPENDENT * spread).minimum(met @ v.abs()))
-    usual_of_weights = half * (0.5 * size + 0.6 * spread)
+    if dtype in FP8_WEIGHTS:
+        of_weights, usual_of_weights = fp8_weight_errors(met, v, dtype, INDEPENDENT)
+    else:
+        half = HALF_STEP[dtype]
+        spread = (met.square() @ squares).sqrt()
+        of_weights = half * (size + (INDEPENDENT * spread).minimum(met @ v.abs()))
+        usual_of_weights = half * (0.5 * size + 0.6 * spread)
     if dtype == "float16":
         # weights below 2^-14 of the largest have steps of 2^-24 of it
         small = ((weights < 2.0**-14) & seen).to(v) * factor

@@ -19,6 +19,7 @@ struct CUtensorMap {
   unsigned char* data;
   int64_t inner, outer, pitch, count, apart;  // pitch and apart in bytes
   int box_rows, size, row_bytes;
+  int64_t entries = 1, entry_apart = 0;  // of heads: entries of the batch
 };
 
 namespace opforge {
@@ -107,7 +108,7 @@ void each_element(const CUtensorMap* map, int inner, int outer, int matrix, uint
   }
 }
 inline void start_box_multicast(uint16_t blocks, void* target, const CUtensorMap* map, int inner, int outer, int matrix, Barrier* barrier) {
-  if ((reinterpret_cast<uintptr_t>(map->data) | map->pitch | map->apart) % 16 != 0) emu::fail("the TMA addresses multiples of 16 bytes");
+  if ((reinterpret_cast<uintptr_t>(map->data) | map->pitch | map->apart | map->entry_apart) % 16 != 0) emu::fail("the TMA addresses multiples of 16 bytes");
   if (shared_address(target) % 1024 != 0) emu::fail("a swizzled box begins at a multiple of 1024 bytes");
   for (int rank = 0; rank < 16; ++rank) {
     if ((blocks >> rank & 1) == 0) continue;
