@@ -2,6 +2,7 @@
 are simulated.
 """
 
+import ctypes
 import dataclasses
 import mmap
 import random
@@ -296,6 +297,21 @@ def test_no_number_of_a_request_stands_on_the_stack_while_calls_run():
     request = sample_requests.SampleRequest(written=SAME, lead=1, batch=3, count=7)
     taken = sample_requests.sampler()(run, lambda: None, lambda: None, request.sent())
     assert len(taken.samples) == 7 and found == [0] * (1 + 3 * 7)
+
+
+@pytest.mark.parametrize("sampler", [sample_requests.sampler, lambda: sample_requests.in_python])
+def test_what_a_forward_pass_keeps_is_made_again_where_inputs_are_written(sampler):
+    """PyTorch's own gradients were refused: they answered for the content of before, whose forward pass they had."""
+    memory, seen = ctypes.create_string_buffer(1), []
+
+    def made():
+        seen.append(memory.raw[0])
+
+    request = sample_requests.SampleRequest(count=3, places=((0, b"\1", b"\2"),), contents=bytes([0, 1, 0]))
+    sampler()(lambda: None, made, made, request.sent(), ctypes.addressof(memory))
+    assert seen == [1, 2, 1]
+    sampler()(lambda: None, made, lambda: None, request.sent(), ctypes.addressof(memory))
+    assert seen == [1, 2, 1]
 
 
 def test_a_worker_that_answers_nonsense_is_not_believed():

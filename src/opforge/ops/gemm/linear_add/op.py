@@ -1,6 +1,6 @@
 """A linear layer whose result joins a residual stream: y = activation(x @ w^T + bias) + residual."""
 
-from opforge.core.activation import ACTIVATIONS, activated, linear_errors, stored_between
+from opforge.core.activation import ACTIVATIONS, activated, linear_errors, stored_below_normal, stored_between
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.rounding import few_ulps, finite
 
@@ -10,7 +10,9 @@ def reference(x, w, bias, residual, *, activation):
 
 
 def errors(inputs, outputs, scalars, dtype):
-    before = linear_errors(inputs["x"], inputs["w"], inputs["bias"], scalars["activation"], dtype)
+    activation = scalars["activation"]
+    before = linear_errors(inputs["x"], inputs["w"], inputs["bias"], activation, dtype)
+    before = before + stored_below_normal(activation, dtype)
     return {"y": before + few_ulps(finite(inputs["residual"]).abs(), 2.0, 1.0)}
 
 

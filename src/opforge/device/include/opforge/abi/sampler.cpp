@@ -126,16 +126,22 @@ extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Ob
   Object* first = written == 1 ? ready : same;
   const bool asked = written != 0;
   written = 0;
-  if (asked) {
-    Object* result = PyObject_CallNoArgs(first);
-    if (result == nullptr) return -1;
-    Py_DecRef(result);
-  }
+  // what a forward pass keeps of the inputs is made again wherever they were written
+  const bool keeps = ready == same;
+  const auto make = [](Object* function) {
+    Object* result = PyObject_CallNoArgs(function);
+    if (result != nullptr) Py_DecRef(result);
+    return result != nullptr;
+  };
+  if (asked && !make(first)) return -1;
   const std::int64_t began = now_ns();
   if (!called(run, *request, &Covered::lead)) return -1;
   const double led = 1e-9 * static_cast<double>(now_ns() - began);
   for (std::int64_t at = 0; at < request->count(); ++at) {
-    if (request->places() != 0) write(request->at, memory, request->contents[static_cast<std::size_t>(at)]);
+    if (request->places() != 0) {
+      write(request->at, memory, request->contents[static_cast<std::size_t>(at)]);
+      if (keeps && !make(ready)) return -1;
+    }
     const std::int64_t start = now_ns();
     if (!called(run, *request, &Covered::batch)) return -1;
     request->samples.push_back(1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(request->batch()));
