@@ -16,7 +16,7 @@ from opforge.workbench.renewal import MISSING, NEVER, OLD, STALE, UNSTEADY, WRON
 @pytest.fixture(scope="module")
 def recorded():
     """A timed record of a real run, to make others from."""
-    lines = read_file(Path(__file__).parent.parent / "results" / "cpu.jsonl.gz")
+    lines = read_file(Path(__file__).parent.parent / "results" / "cpu.jsonl.xz")
     return next(
         record
         for record in read_lines(lines)

@@ -275,13 +275,17 @@ def test_the_newest_verdict_is_read_and_not_an_old_pass(store):
     assert read == fact_of(kept)
 
 
-def test_what_is_appended_leaves_the_bytes_before_it(tmp_path):
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "jsonl.xz"])
+def test_what_is_appended_leaves_the_bytes_before_it(tmp_path, ending):
     """A compressed set of 15 MB must not change whole for a line: in git that costs 15 MB."""
-    file = tmp_path / "records.jsonl.gz"
+    file = tmp_path / f"records.{ending}"
     write_file(file, ["one", "two"])
     before = file.read_bytes()
     append_file(file, ["three"])
     assert read_file(file) == ["one", "two", "three"] and file.read_bytes().startswith(before)
+    file.write_bytes(before[: len(before) // 2] + b"\xff\xff")
+    with pytest.raises(UsageError, match="Export it again"):
+        read_file(file)
 
 
 def test_an_adoption_is_kept_beside_its_record(store, tmp_path):

@@ -67,7 +67,8 @@ def records(
     sources.
 
     `rerun ID` verifies and times what the record is about, as it is now, on this machine, and records the result beside
-    it. Importing validates every line and takes all or none. A file whose name ends in .gz is compressed.
+    it. Importing validates every line and takes all or none. A file whose name ends in .gz or .xz is
+    compressed.
 
     `adopt [FILE]` looks at the records (of a file, else of the store) that are of another version of their source.
     Where that compiles to the same code, it is noted beside the record, and the evidence holds again; where not, the
