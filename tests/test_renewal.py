@@ -139,7 +139,9 @@ def test_a_verification_stands_until_code_cases_or_verifier_change(recorded, tmp
     assert {case.case.name for case in found.checked}.isdisjoint(workload.name for workload in operator.workloads)
     assert found.checked
     assert found.states(proven_of.BEFORE)
-    assert not stands(other(2, source_sha256="0" * 64))
+    # another text of the same program is the same; another program is not
+    assert bool(stands(other(7, source_sha256="0" * 64))) == bool(recorded.code_sha256)
+    assert not stands(other(2, source_sha256="0" * 64, code_sha256=""))
     assert not stands(other(3, verdict=verdict))
     stale = Statement(name=proven_of.VERSION, holds=True, detail="0" * 16)
     assert not stands(other(4, verdict=dataclasses.replace(verdict, statements=(stale,))))
