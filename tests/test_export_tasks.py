@@ -97,10 +97,10 @@ def definition_of(folder):
 def test_kernels_become_solutions_that_are_called_as_the_benchmark_calls_them(folder):
     definition = definition_of(folder)
     task, reasons = with_solutions(task_of(definition, FLASHINFER), folder, definition)
-    assert [one.name for one in task.solutions] == ["torch_eager", "triton_tiles"]
+    assert [one.name for one in task.solutions] == ["torch_definition", "torch_eager", "triton_tiles"]
     assert len(reasons) == 1
     assert "cpp_rows.cpp" in reasons[0]
-    eager, tiles = task.solutions
+    _, eager, tiles = task.solutions
     assert (eager.spec.language, eager.spec.destination_passing_style) == ("python", False)
     assert (tiles.spec.language, tiles.spec.entry_point) == ("triton", "triton_tiles.py::solution")
     assert tiles.spec.dependencies == ("torch", "triton", "opforge")
@@ -207,7 +207,7 @@ def test_the_command_writes_a_folder_once(folder, tmp_path, monkeypatch):
     assert answer.exit_code == 0, answer.output
     assert "left out: cpp_rows.cpp" in answer.stdout
     (task,) = task_sets(Path(out))
-    assert (task.form, len(task.solutions), task.traces) == (SOL, 2, ())
+    assert (task.form, len(task.solutions), task.traces) == (SOL, 3, ())
     again = export(definition, "--as", SOL, "--out", out)
     assert "exists already" in str(again.exception)
     # one form to another, through a definition
