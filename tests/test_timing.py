@@ -302,16 +302,18 @@ def test_no_number_of_a_request_stands_on_the_stack_while_calls_run():
 @pytest.mark.parametrize("sampler", [sample_requests.sampler, lambda: sample_requests.in_python])
 def test_what_a_forward_pass_keeps_is_made_again_where_inputs_are_written(sampler):
     """PyTorch's own gradients were refused: they answered for the content of before, whose forward pass they had."""
-    memory, seen = ctypes.create_string_buffer(1), []
+    memory, seen = ctypes.create_string_buffer(2), []
 
     def made():
-        seen.append(memory.raw[0])
+        seen.append(memory.raw[:2])
 
-    request = sample_requests.SampleRequest(count=3, places=((0, b"\1", b"\2"),), contents=bytes([0, 1, 0]))
+    places = ((0, b"\1", b"\2"), (1, b"\3", b"\4"))
+    request = sample_requests.SampleRequest(count=3, places=places, contents=bytes([0, 1, 0]))
+    once_each = [b"\1\3", b"\2\4", b"\1\3"]
     sampler()(lambda: None, made, made, request.sent(), ctypes.addressof(memory))
-    assert seen == [1, 2, 1]
+    assert seen == once_each
     sampler()(lambda: None, made, lambda: None, request.sent(), ctypes.addressof(memory))
-    assert seen == [1, 2, 1]
+    assert seen == once_each
 
 
 def test_a_worker_that_answers_nonsense_is_not_believed():
