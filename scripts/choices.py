@@ -2,20 +2,25 @@
 
 python scripts/choices.py                                   every workload of results/nvidia-h200.jsonl.gz left out in
 turn, chosen by the others
+python scripts/choices.py --descriptor nvidia-h100          the same over the records of an H100
 python scripts/choices.py --measure times.json              on a GPU: the implementations called directly on forty
 shapes (and, --grid, on the shape classes)
 python scripts/choices.py --times times.json                those forty, chosen by the records and, if they were timed,
 the shape classes of the file
 
+Where results/ has records of a sibling, a device that runs the same code (an H100 beside an H200), each is done twice:
+by the device's own times alone, and with the sibling's. Leaving a call out leaves the sibling's time of it there: on a
+device of that model it would be there too. `--without-sibling-call` leaves that out as well.
+
 Prints, for each choice that costs more than 2 %, what was chosen, what would have been best and by how much; then the
 shares within 5 % and 10 % of the best of opforge's own kernels, and how often PyTorch was faster by more than 3 %. Exit
 code 1 where less than 95 % are within 5 %, one is beyond 10 %, or PyTorch is faster somewhere.
+Where there are records of a sibling, the second way counts: it is what dispatch does.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import sys
 import time
@@ -26,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
 sys.path.insert(0, str(ROOT / "src"))
 
 BF16 = "bfloat16"
@@ -213,30 +219,29 @@ def from_records(file: Path) -> list[Measured]:
     timed.
     """
     from opforge.core.implementation import COMPARED_WITH
-    from opforge.store.rows import read_lines
+    from opforge.store import read_file, read_lines
 
     calls: dict[Any, dict[str, tuple[str, float]]] = defaultdict(dict)
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        for record in read_lines(lines):
-            if (
-                record.timing is None
-                or record.timing.suspect
-                or record.backend in COMPARED_WITH
-                or record.run.startswith("tune-")
-            ):
-                continue
-            layout = getattr(record, "layout", "contiguous")
-            key = (
-                record.operator,
-                record.dtype,
-                json.dumps(record.axes),
-                json.dumps(record.scalars),
-                layout,
-                record.workload,
-            )
-            known = calls[key].get(record.implementation)
-            if known is None or known[0] < record.created_at:
-                calls[key][record.implementation] = (record.created_at, record.timing.median_s)
+    for record in read_lines(read_file(file)):
+        if (
+            record.timing is None
+            or record.timing.suspect
+            or record.backend in COMPARED_WITH
+            or record.run.startswith("tune-")
+        ):
+            continue
+        layout = getattr(record, "layout", "contiguous")
+        key = (
+            record.operator,
+            record.dtype,
+            json.dumps(record.axes),
+            json.dumps(record.scalars),
+            layout,
+            record.workload,
+        )
+        known = calls[key].get(record.implementation)
+        if known is None or known[0] < record.created_at:
+            calls[key][record.implementation] = (record.created_at, record.timing.median_s)
     return [
         Measured(
             operator,
@@ -274,9 +279,13 @@ class Chosen:
     how: str
 
 
-def choose(call: Measured, others: Iterable[Measured], device: str) -> Chosen | None:
-    """The choice for a call from the times of others, as dispatch makes it; None where there is nothing to
-    choose from.
+Elsewhere = Mapping[str, Sequence[Measured]]
+"""Times of sibling devices, by the names of their descriptors."""
+
+
+def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: Elsewhere) -> Chosen | None:
+    """The choice for a call from the times of others and of siblings, as dispatch makes it; None where there is nothing
+    to choose from.
     """
     from opforge.core.implementation import Config
     from opforge.machine import descriptors
@@ -284,33 +293,35 @@ def choose(call: Measured, others: Iterable[Measured], device: str) -> Chosen | 
     from opforge.roofline.time_model import Model, TimedCall, pick, place_of, tells
 
     registry = load()
-    operator, spec = registry.operator(call.operator), descriptors()[device]
+    operator = registry.operator(call.operator)
     implementations = registry.implementations(call.operator)
     form, kind = operator.compute_dtype_of(call.dtype, call.scalars), operator.kind_of_call(call.scalars)
 
-    def place(one: Measured) -> Any:
-        return place_of(
-            operator,
-            one.axes,
-            one.dtype,
-            one.scalars,
-            _manner(operator, one.axes, one.dtype, one.scalars, one.layout),
-            spec,
-        )
+    def place(one: Measured, where: str) -> Any:
+        manner = _manner(operator, one.axes, one.dtype, one.scalars, one.layout)
+        return place_of(operator, one.axes, one.dtype, one.scalars, manner, descriptors()[where])
 
-    seen = [
-        TimedCall(name, Config(), place(one), seconds, one.words)
-        for one in others
-        if one.operator == call.operator
-        and tells(operator, one.dtype, one.scalars, call.dtype, form)
-        and operator.kind_of_call(one.scalars) == kind
-        for name, seconds in one.ours.items()
-    ]
+    def timed(known: Iterable[Measured], where: str) -> list[TimedCall]:
+        telling = [
+            (one, place(one, where))
+            for one in known
+            if one.operator == call.operator
+            and tells(operator, one.dtype, one.scalars, call.dtype, form)
+            and operator.kind_of_call(one.scalars) == kind
+        ]
+        return [
+            TimedCall(name, Config(), at, seconds, f"{one.words} on {where}")
+            for one, at in telling
+            for name, seconds in one.ours.items()
+        ]
+
+    siblings = [item for where, known in elsewhere.items() for item in timed(known, where)]
+    model = Model(operator, implementations, timed(others, device), siblings=siblings)
     fit = [item for item in implementations if item.name in call.ours]
     own = {name: value for name, value in call.ours.items() if not name.startswith("torch")}
     if len(fit) < 2 or not own:
         return None
-    found = pick(Model(operator, implementations, seen), fit, place(call))
+    found = pick(model, fit, place(call, device))
     best = min(own, key=lambda name: own[name])
     torch = next((value for name, value in call.ours.items() if name.startswith("torch")), float("inf"))
     took = call.ours[found.implementation.name]
@@ -336,49 +347,72 @@ def judged(chosen: Sequence[Chosen], title: str) -> bool:
     return count > 0 and within[1.05] >= 0.95 * count and within[1.10] == count and slower == 0
 
 
+def left_out(call: Measured, known: Iterable[Measured]) -> list[Measured]:
+    """What is known without a call: its time in no dtype."""
+    return [one for one in known if (one.operator, one.axes, one.layout) != (call.operator, call.axes, call.layout)]
+
+
+def records_of(descriptor: str) -> Path | None:
+    """The records of a device in results/; None where there are none."""
+    return next((file for end in ("gz", "xz") if (file := RESULTS / f"{descriptor}.jsonl.{end}").is_file()), None)
+
+
+def siblings_of(descriptor: str) -> dict[str, list[Measured]]:
+    """The times of every sibling of which results/ has records."""
+    from opforge.machine import descriptors
+
+    known = descriptors()
+    alike = [name for name, spec in known.items() if spec.is_sibling_of(known[descriptor])]
+    return {name: from_records(file) for name in alike if (file := records_of(name)) is not None}
+
+
 def main() -> int:
     """What the words above say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--records", type=Path, default=ROOT / "results" / "nvidia-h200.jsonl.gz", help="records to choose by"
-    )
+    parser.add_argument("--records", type=Path, help="records to choose by (default: the device's in results/)")
     parser.add_argument("--times", type=Path, help="a file that --measure wrote")
     parser.add_argument("--measure", type=Path, help="time the forty shapes and write this file")
     parser.add_argument("--grid", action="store_true", help="with --measure: the shape classes too")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--descriptor", default="nvidia-h200", help="the device that the times are of")
+    parser.add_argument("--descriptor", help="the device that the times are of (default: nvidia-h200, or the file's)")
     parser.add_argument("--operator", action="append", default=[], help="these alone")
     parser.add_argument("--budget", type=float, default=400.0, help="seconds after which no shape is begun")
+    parser.add_argument(
+        "--without-sibling-call", action="store_true", help="leave the sibling's time of the same call out too"
+    )
     given = parser.parse_args()
     if given.measure:
         measure(given.measure, given.device, given.grid, given.operator, given.budget)
         return 0
-    known = from_records(given.records)
-    if given.times is None:
-        left_out = [
+    device = given.descriptor or (json.loads(given.times.read_text())["device"] if given.times else "nvidia-h200")
+    file = given.records or records_of(device)
+    if file is None:
+        parser.error(f"results/ has no records of {device}; name some with --records")
+    known = from_records(file)
+    calls, classes, title = known, [], f"each call of {file.name} left out in turn, in all its dtypes"
+    if given.times is not None:
+        calls, classes = from_times(given.times)
+        title = f"shapes of {given.times.name} that are in no record"
+    calls = [call for call in calls if not given.operator or call.operator in given.operator]
+    siblings = siblings_of(device)
+    ways: list[tuple[str, Elsewhere]] = [("by its own times alone", {})]
+    if siblings:
+        words = "those of the call left out too" if given.without_sibling_call else "of the call itself too"
+        ways.append((f"with the times of {', '.join(siblings)}, {words}", siblings))
+    good = False
+    for words, elsewhere in ways:
+        found = [
             choose(
                 call,
-                [
-                    other
-                    for other in known
-                    if (other.operator, other.axes, other.layout) != (call.operator, call.axes, call.layout)
-                ],
-                given.descriptor,
+                left_out(call, [*known, *classes]),
+                device,
+                {name: left_out(call, theirs) if given.without_sibling_call else theirs
+                 for name, theirs in elsewhere.items()},
             )
-            for call in known
-            if not given.operator or call.operator in given.operator
-        ]
-        return int(
-            not judged(
-                [item for item in left_out if item is not None],
-                f"each call of {given.records.name} left out in turn, in all its dtypes",
-            )
-        )
-    held_out, classes = from_times(given.times)
-    found = [choose(call, [*known, *classes], given.descriptor) for call in held_out]
-    return int(
-        not judged([item for item in found if item is not None], f"shapes of {given.times.name} that are in no record")
-    )
+            for call in calls
+        ]  # fmt: skip
+        good = judged([item for item in found if item is not None], f"{title}, {words}")
+    return int(not good)
 
 
 if __name__ == "__main__":

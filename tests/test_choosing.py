@@ -21,7 +21,7 @@ from opforge.store import Fact, shipped as shipping
 from opforge.store.shipped import day_of, packed, shipped
 
 ROOT = Path(__file__).resolve().parent.parent
-H200 = descriptors()["nvidia-h200"]
+H200, H100 = descriptors()["nvidia-h200"], descriptors()["nvidia-h100"]
 VERSIONS = {"torch": "2.11.0", "triton": "3.6.0", "nvcc": "13.0.88"}
 
 
@@ -75,14 +75,15 @@ TIMES = (
 
 @pytest.fixture
 def on_h200(tmp_path, monkeypatch):
-    """`on_h200(facts, versions)`: a chooser in a fresh environment that takes itself for an H200, with this evidence in
-    the package.
+    """`on_h200(facts, versions, of_sibling)`: a chooser in a fresh environment that takes itself for an H200, with this
+    evidence in the package, and that of an H100.
     """
 
-    def made(facts=TIMES, versions=VERSIONS):
+    def made(facts=TIMES, versions=VERSIONS, of_sibling=()):
         folder = tmp_path / "shipped"
         folder.mkdir(exist_ok=True)
         (folder / f"{H200.name}.json").write_text(packed(facts, H200.name))
+        (folder / f"{H100.name}.json").write_text(packed(of_sibling, H100.name))
         shipping._file.cache_clear()
         monkeypatch.setattr(knowing, "shipped", lambda operator, device: shipped(operator, device, folder))
         monkeypatch.setattr(choosing, "detect", lambda device: H200)
@@ -243,6 +244,88 @@ def test_how_inputs_lie_decides_beside_how_large_they_are():
         axes = {"lead": (8000,), "cols": cols}
         place = place_of(operator, axes, "bfloat16", {}, manner_as(operator, axes, "bfloat16", {}, "contiguous"), H200)
         assert pick(model, items, place).implementation.name == expected, cols
+
+
+def on_h100(*facts):
+    """The same facts, found on an H100."""
+    return [item._replace(device=H100.name) for item in facts]
+
+
+def test_times_of_a_sibling_tell_what_no_time_here_tells(on_h200):
+    """cuda_slices' short rows alone were timed here: that it is good at long ones is known from the device that runs
+    the same code.
+    """
+    here = [item for item in TIMES if item.axes["cols"] == 4096]
+    sibling = on_h100(*(item._replace(median_s=1.4 * item.median_s) for item in TIMES))
+    assert asked(on_h200(here), 65536).implementation.name == "triton_onepass"
+    found = asked(on_h200(here, of_sibling=sibling), 65536)
+    assert found.implementation.name == "cuda_slices"
+    assert "timed on an NVIDIA H100 on 2026-11-22, which runs the same code" in found.why
+    assert "verified and timed on an NVIDIA H200" in found.why
+
+
+def test_a_siblings_pass_is_no_pass_here(on_h200, monkeypatch):
+    """Times of it are looked at, verdicts are not; and with OPFORGE_EVIDENCE=here neither."""
+    passed_there = on_h100(*(item for item in TIMES if item.implementation == "cuda_slices"))
+    others = [item for item in TIMES if item.implementation != "cuda_slices"]
+    found = asked(on_h200(others, of_sibling=passed_there), 65536)
+    assert found.implementation.name == "triton_onepass"
+    assert any("no Pass in the records" in reason for name, reason in found.passed_over if name == "cuda_slices")
+    monkeypatch.setenv("OPFORGE_EVIDENCE", "here")
+    assert asked(on_h200(others, of_sibling=passed_there), 65536).implementation.backend == "torch"
+
+
+def test_a_config_that_passed_on_a_sibling_alone_is_not_taken(on_h200):
+    """It passed here with its default, untimed: what was tuned there was not verified here."""
+    tuned = Config((("block", 512),))
+    item = load().implementation("softmax", "cuda_slices")
+    untimed = fact("cuda_slices", 65536, None, cache="")
+    here = [item for item in TIMES if item.implementation != "cuda_slices"]
+    sibling = on_h100(
+        *here, fact("cuda_slices", 65536, 100e-6, config=tuned), fact("cuda_slices", 16384, 30e-6, config=tuned)
+    )
+    found = asked(on_h200([*here, untimed], of_sibling=sibling), 65536)
+    assert (found.implementation.name, found.config) == ("cuda_slices", item.default)
+    assert "verified on an NVIDIA H200 on 2026-11-22; not on this machine" in found.why
+
+
+def test_ones_own_time_of_the_very_call_counts_beside_a_siblings():
+    """A sibling on which a kernel is twice as slow, beside its roof, as here: own times say so, at other calls too."""
+    registry = load()
+    operator = registry.operator("softmax")
+    items = [registry.implementation("softmax", name) for name in ("cuda_onchip", "triton_onepass")]
+
+    def seen(name, cols, share, device):
+        axes = {"lead": (8192,), "cols": cols}
+        manner = manner_as(operator, axes, "bfloat16", {}, "contiguous")
+        place = place_of(operator, axes, "bfloat16", {}, manner, device)
+        return TimedCall(name, Config(), place, share * place.least_s, "")
+
+    widths = (2048, 4096, 8192)
+    own = [*(seen("triton_onepass", cols, 1.5, H200) for cols in widths), seen("cuda_onchip", 4096, 1.2, H200)]
+    siblings = [
+        seen(name, cols, share, H100)
+        for name, share in (("triton_onepass", 1.5), ("cuda_onchip", 2.4))
+        for cols in widths
+    ]
+    model = Model(operator, items, own, siblings=siblings)
+    for cols in widths:
+        place = seen("cuda_onchip", cols, 1.0, H200).place
+        guess = model.guess("cuda_onchip", place)
+        assert guess.seconds == pytest.approx(1.2 * place.least_s, rel=0.1 if cols == 4096 else 0.25)
+        assert pick(model, items, place).implementation.name == "cuda_onchip"
+    assert pick(Model(operator, items, own[:3], siblings=siblings), items, place).implementation.name == (
+        "triton_onepass"
+    ), "no time here says otherwise"
+
+
+def test_siblings_are_devices_that_run_the_same_code():
+    """By their descriptors: not another target, not a part of a chip, no processor, not itself."""
+    assert H100.is_sibling_of(H200) and H200.is_sibling_of(H100) and not H200.is_sibling_of(H200)
+    assert not descriptors()["nvidia-a100-80g"].is_sibling_of(H100)
+    assert not H100.is_sibling_of(dataclasses.replace(H200, units=66))
+    cpu = descriptors()["cpu"]
+    assert not cpu.is_sibling_of(dataclasses.replace(cpu, name="cpu-another"))
 
 
 def test_far_from_any_time_a_kernel_of_ours_must_promise_more_than_pytorch():

@@ -20,6 +20,19 @@ BOUNDS = (
 )
 """What of a descriptor the limits of a space may name."""
 
+SAME_CODE = (
+    "kind",
+    "target",
+    "units",
+    "warp_size",
+    "registers_per_unit",
+    "shared_bytes_per_unit",
+    "shared_bytes_per_block",
+    "threads_per_unit",
+    "blocks_per_unit",
+)
+"""What two devices share that run the same code in the same waves: their memories and clocks may differ."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
@@ -66,6 +79,16 @@ class DeviceSpec:
     def ceiling(self, name: str) -> Ceiling | None:
         """A measured ceiling by name ("copy", "matrix_bfloat16", …), or None when it was not measured."""
         return next((ceiling for ceiling in self.ceilings if ceiling.name == name), None)
+
+    def is_sibling_of(self, other: DeviceSpec) -> bool:
+        """Whether compilers make the same code for both, and as many blocks of it run at once: an H100 beside an H200.
+        A processor has none: its kernels are compiled for the very one.
+        """
+        return (
+            self.kind != "cpu"
+            and self.name != other.name
+            and all(getattr(self, name) == getattr(other, name) for name in SAME_CODE)
+        )
 
     def bounds(self) -> dict[str, int | tuple[str, ...]]:
         """What limits of kernels may name, in bytes and numbers, and the capabilities; what is not known (0, none) is

@@ -1,5 +1,6 @@
 """What dispatch knows of an operator on a device: beliefs from one's own records and from what the package brings, and
-the model over their times.
+the model over their times. Of sibling devices, which run the same code, times alone are looked at: what was verified
+there is not verified here.
 """
 
 from __future__ import annotations
@@ -7,13 +8,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from opforge.core.device import DeviceSpec
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.timing_terms import CALL, MAKES_ITS_RESULT, OUT
+from opforge.machine import descriptors
 from opforge.roofline.time_model import Model, Place, TimedCall, place_of, tells
 from opforge.runner.manner import manner_as
 from opforge.store import Beliefs, Evidence, Fact, Installation, Store, believed
@@ -26,12 +28,13 @@ COLD_FIRST = ("cold", "warm")
 
 @dataclass(frozen=True)
 class OperatorBeliefs:
-    """Beliefs of one operator on one device, and the device."""
+    """Beliefs of one operator on one device, and the device; and what is believed of its times on siblings of it."""
 
     operator: Operator
     device: DeviceSpec
     beliefs: Beliefs
     implementations: Sequence[Implementation]
+    siblings: Sequence[tuple[DeviceSpec, Beliefs]] = ()
 
     def whose(self, implementation: str, dtype: str) -> str:
         """Whose evidence an implementation's newest Pass is, in words."""
@@ -54,9 +57,29 @@ class OperatorBeliefs:
 
     def model(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> Model:
         """The model over the times that tell of calls in this dtype with parameters of this kind."""
-        form, kind = self.operator.compute_dtype_of(dtype, scalars), self.operator.kind_of_call(scalars)
         timed = self.beliefs.timed()
-        cache = next((cache for cache in COLD_FIRST if any(item.cache == cache for item in timed)), "")
+        there = [item for _, beliefs in self.siblings for item in beliefs.timed()]
+        cache = next((cache for cache in COLD_FIRST if any(item.cache == cache for item in timed or there)), "")
+        siblings = [
+            item
+            for device, beliefs in self.siblings
+            for item in self._timed_calls(beliefs.timed(), cache, dtype, scalars, device)
+        ]
+        seen = self._timed_calls(timed, cache, dtype, scalars, self.device)
+        return Model(self.operator, self.implementations, seen, siblings=siblings)
+
+    def _timed_calls(
+        self,
+        timed: Iterable[Evidence],
+        cache: str,
+        dtype: str,
+        scalars: Mapping[str, ScalarValue],
+        device: DeviceSpec,
+    ) -> list[TimedCall]:
+        """Those that tell of calls in this dtype with parameters of this kind, at their places on the device that they
+        are of.
+        """
+        form, kind = self.operator.compute_dtype_of(dtype, scalars), self.operator.kind_of_call(scalars)
         fitting = [item for item in timed if set(item.axes) == set(self.operator.axes)]
         telling = [
             item
@@ -71,10 +94,15 @@ class OperatorBeliefs:
             key = (item.dtype, item.layout, tuple(item.axes.items()), tuple(item.scalars.items()))
             if key not in places:
                 manner = manner_as(self.operator, item.axes, item.dtype, item.scalars, item.layout)
-                places[key] = place_of(self.operator, item.axes, item.dtype, item.scalars, manner, self.device)
-            what = f"{item.workload or 'its times'} ({self.origin(item)})"
+                places[key] = place_of(self.operator, item.axes, item.dtype, item.scalars, manner, device)
+            whose = (
+                self.origin(item)
+                if device is self.device
+                else f"timed on an {title(device)} on {day_of(item.created_at)}, which runs the same code"
+            )
+            what = f"{item.workload or 'its times'} ({whose})"
             seen.append(TimedCall(item.implementation, item.config, places[key], item.ranked_s or 0.0, what))
-        return Model(self.operator, self.implementations, [item for item in seen if item.seconds > 0])
+        return [item for item in seen if item.seconds > 0]
 
 
 def on_one_terms(timed: Iterable[Evidence]) -> list[Evidence]:
@@ -117,20 +145,28 @@ def look(
     """What is known of an operator here. On a CPU one's own records count alone: its kernels are compiled for the very
     processor, and how long they
     take is decided by cores, memory and quotas as much as by the model."""
-    facts, adoptions = _own(operator, here, store_url)
-    brought = shipped(operator.name, here.device) if device.kind != "cpu" and wanted() else []
-    return OperatorBeliefs(operator, device, believed([*brought, *facts], here, adoptions), implementations)
+    alike = [spec for spec in descriptors().values() if spec.is_sibling_of(device)]
+    there = [replace(here, device=spec.name) for spec in alike]
+    brings = device.kind != "cpu" and wanted()
+    own, *of_siblings = [
+        believed([*(shipped(operator.name, place.device) if brings else ()), *facts], place, adoptions)
+        for place, (facts, adoptions) in zip([here, *there], _own(operator, [here, *there], store_url), strict=True)
+    ]
+    siblings = [pair for pair in zip(alike, of_siblings, strict=True) if pair[1].timed()]
+    return OperatorBeliefs(operator, device, own, implementations, siblings)
 
 
-def _own(operator: Operator, here: Installation, store_url: str | None) -> tuple[list[Fact], list[Adopted]]:
-    """One's own records of an operator. None, with a warning, where the user's own folder takes no store: a model must
-    run under a read-only home directory. A store that was named and is not to be had is an error.
+def _own(
+    operator: Operator, places: Sequence[Installation], store_url: str | None
+) -> list[tuple[list[Fact], list[Adopted]]]:
+    """One's own records of an operator in each place. None, with a warning, where the user's own folder takes no store:
+    a model must run under a read-only home directory. A store that was named and is not to be had is an error.
     """
     try:
         with Store.open(store_url) as store:
-            return store.facts(operator.name, here)
+            return [store.facts(operator.name, place) for place in places]
     except EnvironmentLacks as error:
         if store_url is not None or os.environ.get("OPFORGE_STORE"):
             raise
         warnings.warn(f"opforge looks at no records of yours: {error}", stacklevel=2)
-        return [], []
+        return [([], []) for _ in places]

@@ -153,25 +153,25 @@ class Chooser:
         if fit:
             picked = pick(self.model(operator, dtype, scalars, device), list(fit.values()), place)
             item = picked.implementation
-            if picked.guess is None:
-                # of the points that passed its default where that is one of them
-                passed = [
-                    evidence.config
-                    for evidence in beliefs.evidence
-                    if (evidence.implementation, evidence.dtype) == (item.name, dtype)
-                ]
-                config = item.default if item.default in passed else passed[-1]
-                return Choice(
-                    implementation=item,
-                    config=config,
-                    why=f"{picked.words}; {known.whose(item.name, dtype)}",
-                    passed_over=tuple(passed_over),
-                )
-            config = picked.guess.nearest.config
-            bounds = known.device.bounds()
-            if isinstance(item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, bounds), Rejected):
-                config = item.default
-            return Choice(implementation=item, config=config, why=picked.words, passed_over=tuple(passed_over))
+            if picked.guess is not None and picked.guess.nearest is not None:
+                config = picked.guess.nearest.config
+                bounds = known.device.bounds()
+                if isinstance(item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, bounds), Rejected):
+                    config = item.default
+                return Choice(implementation=item, config=config, why=picked.words, passed_over=tuple(passed_over))
+            # no time of this device: of the points that passed here its default where that is one of them
+            passed = [
+                evidence.config
+                for evidence in beliefs.evidence
+                if (evidence.implementation, evidence.dtype) == (item.name, dtype)
+            ]
+            config = item.default if item.default in passed else passed[-1]
+            return Choice(
+                implementation=item,
+                config=config,
+                why=f"{picked.words}; {known.whose(item.name, dtype)}",
+                passed_over=tuple(passed_over),
+            )
         why = (
             "nothing else is verified for this call on this machine; verify and time what could win with: opforge "
             f"qualify {operator.name}"

@@ -7,6 +7,10 @@ averaged in logarithms. Calls are alike in the octaves between their axes (the o
 how their inputs lie (layout, and whether 16-byte loads fit), in the dtype, and in the ranges that the implementation
 declares for itself (`BEST`): beyond the end of such a range it has another plan, and times from there say little.
 
+Times of a sibling, another device for which compilers make the same code (an H100 beside an H200), tell how the share
+changes from call to call; one's own times tell how far the sibling's shares are off here. So where both are known, the
+sibling's share of the call is taken, and the nearest differences between own and sibling shares are added.
+
 `pick` is what a call gets (dispatch) and what `opforge recommend` says: one model for both. Its constants were chosen
 on the records of an H200 and checked on shapes that are in no record; scripts/choices.py and `make tuning` print both.
 """
@@ -48,6 +52,10 @@ LAUNCH_S = 2e-6
 FALLBACK_BYTES_PER_S, FALLBACK_FLOPS_PER_S = 1e10, 1e11
 """For devices without any rate: only the ratio matters, and that of a CPU core is near this."""
 VECTOR_BYTES = 16
+SIBLING = 0.5
+"""Octaves added to a time of a sibling device, where it is asked how far the nearest time is."""
+POOLED = 0.25
+"""What the differences of the other implementations weigh beside one's own: as one time two octaves away."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,9 @@ class Place:
 
 @dataclass(frozen=True)
 class TimedCall:
-    """A time that is believed. `what` says which one it is, for people."""
+    """A time that is believed. `what` says which one it is, for people. `place` is on the device that it was taken
+    on.
+    """
 
     implementation: str
     config: Config
@@ -102,11 +112,36 @@ class TimedCall:
 
 @dataclass(frozen=True)
 class Guess:
-    """What an implementation is expected to take: seconds, with the config of the nearest time, `octaves` away from the
-    call.
+    """What an implementation is expected to take: seconds, with the nearest time of this device and that of a sibling,
+    where there is one. The nearer of both is `octaves` away from the call.
     """
 
     seconds: float
+    nearest: TimedCall | None
+    octaves: float
+    sibling: TimedCall | None = None
+
+    @property
+    def told_by(self) -> TimedCall:
+        """The nearest time: of this device where it has any, else of a sibling."""
+        found = self.nearest or self.sibling
+        assert found is not None
+        return found
+
+    @property
+    def words(self) -> str:
+        """Which times told it."""
+        return " and ".join(item.what for item in (self.nearest, self.sibling) if item is not None)
+
+
+@dataclass(frozen=True)
+class _Near:
+    """What times of one implementation on one device say of a call: their mean share as a logarithm, what they weigh
+    together, the nearest of them and how far it is.
+    """
+
+    share: float
+    weight: float
     nearest: TimedCall
     octaves: float
 
@@ -187,7 +222,11 @@ def layout_word(shape: Sequence[int], strides: Sequence[int]) -> str:
 
 
 class Model:
-    """Times of one operator on one device, and what they say of calls that are not among them."""
+    """Times of one operator on one device, and what they say of calls that are not among them.
+
+    seen       times of the device
+    siblings   times of other devices that run the same code
+    """
 
     def __init__(
         self,
@@ -195,6 +234,7 @@ class Model:
         implementations: Iterable[Implementation],
         seen: Iterable[TimedCall],
         weights: Weights = WEIGHTS,
+        siblings: Iterable[TimedCall] = (),
     ) -> None:
         self.weights = weights
         implementations = list(implementations)
@@ -211,19 +251,15 @@ class Model:
             wide |= {name for token in words for name in axis_names(token)}
         self._weights = {name: 1.0 if name in wide else BESIDE for name in operator.axes}
         self._best = {item.name: tuple(item.best.values()) for item in implementations}
-        self._seen: dict[str, list[TimedCall]] = {}
-        # of several configs at one place the fastest is what a call would be given
-        fastest: dict[tuple[str, int], TimedCall] = {}
-        for item in seen:
-            known = fastest.get((item.implementation, id(item.place)))
-            if known is None or item.seconds < known.seconds:
-                fastest[item.implementation, id(item.place)] = item
-        for item in fastest.values():
-            self._seen.setdefault(item.implementation, []).append(item)
+        self._seen = _fastest_configs(seen)
+        self._siblings = _fastest_configs(siblings)
+        self._differences: dict[int, float] = {}
+        self._of_place: tuple[Place | None, dict[str, tuple[float, float]]] = (None, {})
+        self._insides: dict[int, bool] = {}
 
     def knows(self, implementation: str) -> bool:
         """Whether any time of it is known."""
-        return bool(self._seen.get(implementation))
+        return bool(self._seen.get(implementation) or self._siblings.get(implementation))
 
     def inside(self, implementation: str, place: Place) -> bool:
         """Whether a call is in the ranges that an implementation declares as its own."""
@@ -253,32 +289,99 @@ class Model:
 
     def guess(self, implementation: str, place: Place) -> Guess | None:
         """What an implementation is expected to take for a call; None where no time of it is known."""
-        known = self._seen.get(implementation)
-        if not known:
+        own = self._near(implementation, place, self._seen)
+        there = self._near(implementation, place, self._siblings)
+        nearest = min(
+            (near.octaves + penalty for near, penalty in ((own, 0.0), (there, SIBLING)) if near is not None),
+            default=None,
+        )
+        if nearest is None:
             return None
+        if there is not None:
+            share = there.share + self._difference(implementation, place)
+        else:
+            assert own is not None
+            share = own.share
+        unknown_range = 0.0 if self.inside(implementation, place) else OUTSIDE * min(1.0, nearest / OTHER_RANGE)
+        doubt = DOUBT * nearest + unknown_range
+        if implementation in self._cautious:
+            doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - 1.0))
+        seconds = place.least_s * math.exp(share + doubt)
+        return Guess(seconds, own.nearest if own else None, nearest, there.nearest if there else None)
+
+    def _nearest(
+        self, implementation: str, place: Place, known: Mapping[str, list[TimedCall]]
+    ) -> list[tuple[float, float, TimedCall]]:
+        """The nearest times of an implementation: what each weighs, how many octaves away it is."""
         here = self.inside(implementation, place)
         weighed = []
-        for order, item in enumerate(known):
+        for order, item in enumerate(known.get(implementation, ())):
             size, other = (
                 self.octaves(place, item.place),
-                self.otherness(place, item.place)
-                + (OTHER_RANGE if self.inside(implementation, item.place) != here else 0.0),
+                self.otherness(place, item.place) + (OTHER_RANGE if self._inside_then(item) != here else 0.0),
             )
             # what is other is other at every size: it makes a time count less, and of times that are all other the
             # nearest size still decides
-            weighed.append((math.exp(-FORGETTING * other) / (size * size + SOFTENING), order, size + other))
-        near = sorted(weighed, reverse=True)[: self.weights.nearest]
+            weighed.append((math.exp(-FORGETTING * other) / (size * size + SOFTENING), order, size + other, item))
+        near = sorted(weighed, key=lambda each: each[:2], reverse=True)[: self.weights.nearest]
+        return [(weight, octaves, item) for weight, _, octaves, item in near]
+
+    def _near(self, implementation: str, place: Place, known: Mapping[str, list[TimedCall]]) -> _Near | None:
+        near = self._nearest(implementation, place, known)
+        if not near:
+            return None
         total = sum(weight for weight, _, _ in near)
-        share = (
-            sum(weight * math.log(known[order].seconds / known[order].place.least_s) for weight, order, _ in near)
-            / total
-        )
-        _, order, octaves = near[0]
-        unknown_range = 0.0 if here else OUTSIDE * min(1.0, octaves / OTHER_RANGE)
-        doubt = DOUBT * octaves + unknown_range
-        if implementation in self._cautious:
-            doubt += self.weights.caution * min(CAUTIOUS, max(0.0, octaves - 1.0))
-        return Guess(place.least_s * math.exp(share + doubt), known[order], octaves)
+        share = sum(weight * _share(item) for weight, _, item in near) / total
+        return _Near(share, total, near[0][2], near[0][1])
+
+    def _difference(self, implementation: str, place: Place) -> float:
+        """What is added to a sibling's share of a call, as a logarithm: how far the sibling's shares are off at the
+        nearest own times, those of the other implementations as one more.
+        """
+        if self._of_place[0] is not place:
+            self._of_place = (place, {name: self._own_difference(name, place) for name in self._seen})
+        of_place = self._of_place[1]
+        weight, mean = of_place.get(implementation, (0.0, 0.0))
+        others = [difference for name, difference in of_place.items() if name != implementation]
+        far = sum(each for each, _ in others)
+        pooled = sum(each * value for each, value in others) / far if far else mean
+        return (weight * mean + POOLED * pooled) / (weight + POOLED)
+
+    def _own_difference(self, implementation: str, place: Place) -> tuple[float, float]:
+        """The weight and the mean of an implementation's differences near a call; 0 and 0 where it has none."""
+        if not self._siblings.get(implementation):
+            return 0.0, 0.0
+        near = self._nearest(implementation, place, self._seen)
+        total = sum(weight for weight, _, _ in near)
+        return total, sum(weight * self._difference_at(item) for weight, _, item in near) / total if near else 0.0
+
+    def _inside_then(self, item: TimedCall) -> bool:
+        if id(item) not in self._insides:
+            self._insides[id(item)] = self.inside(item.implementation, item.place)
+        return self._insides[id(item)]
+
+    def _difference_at(self, item: TimedCall) -> float:
+        if id(item) not in self._differences:
+            there = self._near(item.implementation, item.place, self._siblings)
+            self._differences[id(item)] = _share(item) - there.share if there is not None else 0.0
+        return self._differences[id(item)]
+
+
+def _share(item: TimedCall) -> float:
+    return math.log(item.seconds / item.place.least_s)
+
+
+def _fastest_configs(timed: Iterable[TimedCall]) -> dict[str, list[TimedCall]]:
+    """Times by implementation. Of several configs at one place the fastest is what a call would be given."""
+    fastest: dict[tuple[str, int], TimedCall] = {}
+    for item in timed:
+        known = fastest.get((item.implementation, id(item.place)))
+        if known is None or item.seconds < known.seconds:
+            fastest[item.implementation, id(item.place)] = item
+    kept: dict[str, list[TimedCall]] = {}
+    for item in fastest.values():
+        kept.setdefault(item.implementation, []).append(item)
+    return kept
 
 
 @dataclass(frozen=True)
@@ -306,7 +409,7 @@ def pick(model: Model, fit: Sequence[Implementation], place: Place) -> Picked:
         )
     least = min(guess.seconds for _, guess in guesses)
     item, guess = next((item, guess) for item, guess in guesses if guess.seconds <= least * (1 + TIE))
-    reason = f"{guess.seconds * 1e6:.3g} us expected from {guess.nearest.what}"
+    reason = f"{guess.seconds * 1e6:.3g} us expected from {guess.words}"
     others = sorted((other.seconds, one.name) for one, other in guesses if one is not item)
     if others:
         reason += f"; next {others[0][1]} {others[0][0] * 1e6:.3g} us"

@@ -106,7 +106,7 @@ def recommend(
     for name, implementation in known.items():
         guess = model.guess(name, place)
         if guess is not None:
-            measured = guess.nearest.config
+            measured = guess.told_by.config
             config = measured if allowed(implementation, measured) else implementation.default
             shapes = len({str(item.axes) for item in seen if item.implementation == name})
             predicted.append(Predicted(implementation=name, config=config, seconds=guess.seconds, shapes=shapes))
