@@ -183,6 +183,9 @@ class Part:
 
 def parted(least: int) -> tuple[Part, Part]:
     """`least` multiprocessors, or as few more as the driver can set apart, and the rest of them."""
+    import torch
+
+    torch.cuda.init()  # the driver answers nothing before
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -190,10 +193,30 @@ def parted(least: int) -> tuple[Part, Part]:
             "Setting multiprocessors apart needs NVIDIA's bindings: pip install cuda-bindings"
         ) from error
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
-    groups, _, rest = _asked(
+    groups, count, rest = _asked(
         driver.cuDevSmResourceSplitByCount(1, _asked(driver.cuDeviceGetDevResource(_device(), kind)), 0, least)
     )
+    if not count or not rest.sm.smCount:
+        raise RuntimeError(f"the driver sets no {least} multiprocessors apart here")
     return Part(groups[0]), Part(rest)
+
+
+def graphs_keep_to(part: Part, whole: Any) -> bool:
+    """Whether a graph that was captured on a part's stream runs on that part alone: a product of 4096 takes half as
+    long again there at the least. What does not keep to it is called, not replayed.
+    """
+    import torch
+
+    operands = [torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    out = torch.empty_like(operands[0])
+
+    def product(given: Sequence[Any]) -> Any:
+        return torch.matmul(given[0], given[1], out=out)
+
+    seconds = [times({0: capture(product, [operands], on)}, on, TURNS)[0] for on in (whole, part.stream)]
+    print(f"a product of 4096 in a graph: {seconds[0] * 1e6:.0f} us on the whole device, {seconds[1] * 1e6:.0f} us on "
+          f"{part.units} multiprocessors", flush=True)  # fmt: skip
+    return seconds[1] > 1.5 * seconds[0]
 
 
 def _device() -> Any:
@@ -259,9 +282,12 @@ class Captured:
     keep: tuple[Any, ...]
 
 
-def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]], stream: Any) -> Captured:
-    """Calls in a CUDA graph, replayed twice so that nothing is left to load. A graph keeps to the multiprocessors of
-    the stream that it was captured on."""
+def capture(
+    call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]], stream: Any, graphs: bool = True
+) -> Captured:
+    """Calls in a CUDA graph, replayed twice so that nothing is left to load; without graphs the same calls, one after
+    the other.
+    """
     import torch
 
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -273,10 +299,16 @@ def capture(call: Callable[[Sequence[Any]], Any], copies: Sequence[Sequence[Any]
         end.record(stream)
     end.synchronize()
     calls = max(1, min(64, round(BATCH_S / max(begin.elapsed_time(end) / 1e3, 4e-6))))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+
+    def run() -> None:
         for step in range(calls):
             call(copies[step % len(copies)])
+
+    if not graphs:
+        return Captured(run, calls, (call, copies))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        run()
     with torch.cuda.stream(stream):
         for _ in range(2):
             graph.replay()
@@ -330,7 +362,9 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
     print(f"{len(shared)} points compiled in {time.monotonic() - began:.0f} s", flush=True)
     hog, whole = Hog(), torch.cuda.Stream()
     units = torch.cuda.get_device_properties(0).multi_processor_count
-    half, (hogged, beside) = parted(units // 2)[0], parted(HOG_UNITS)
+    # multiprocessors are set apart eight by eight: of 132 the half is 64
+    half, (hogged, beside) = parted(units // 2 // 8 * 8)[0], parted(HOG_UNITS)
+    graphs = graphs_keep_to(half, whole)
     streams = {"original": whole, "half the units": half.stream, "low_bw": beside.stream}
     plans = []
     for task in tasks():
@@ -358,10 +392,10 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
                 try:
                     with register_cap(cap):
                         call = _checked(operator, point, task, tensors, scalars, expected)
-                        candidates[cap][place] = {name: capture(call, copies, on) for name, on in where.items()}
+                        candidates[cap][place] = {name: capture(call, copies, on, graphs) for name, on in where.items()}
                 except direct.kernel_errors() as error:
                     reasons[cap][place] = direct.reason_of(error)
-        roof = {name: capture(roof_call(task, tensors), copies, on) for name, on in streams.items()}
+        roof = {name: capture(roof_call(task, tensors), copies, on, graphs) for name, on in streams.items()}
         plans.append((task, points, candidates, reasons, roof))
         print(f"{task.name}: {len(candidates[None])} candidates, {len(candidates[REGISTERS])} capped, "
               f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
