@@ -1,6 +1,6 @@
 """The evidence that comes with the package, made from records: src/opforge/store/shipped/<device>.json.
 
-python scripts/ship.py                       from results/*.jsonl.gz, for every accelerator that they are of
+python scripts/ship.py                       from the records in results/, for every accelerator that they are of
 python scripts/ship.py FILE.jsonl.gz …       from these
 python scripts/ship.py --check               changes nothing; exit code 1 where a file is not of today's sources, with
 what is stale
@@ -99,7 +99,7 @@ def main() -> int:
     from opforge.store.shipped import FOLDER, MOST_BYTES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", type=Path, help="records (default: results/*.jsonl.gz)")
+    parser.add_argument("files", nargs="*", type=Path, help="records (default: those of accelerators in results/)")
     parser.add_argument("--check", action="store_true", help="change nothing")
     given = parser.parse_args()
     if given.check:
@@ -112,7 +112,8 @@ def main() -> int:
             )
         )
         return int(bool(found))
-    texts, dropped = collected(given.files or sorted((ROOT / "results").glob("*.jsonl.gz")))
+    of_accelerators = (file for file in (ROOT / "results").glob("*.jsonl.*") if not file.name.startswith("cpu"))
+    texts, dropped = collected(given.files or sorted(of_accelerators))
     FOLDER.mkdir(exist_ok=True)
     for device, text in texts.items():
         (FOLDER / f"{device}.json").write_text(text, encoding="utf-8")

@@ -56,16 +56,15 @@ def recommend(
     alike = sorted(name for name, other in known.items() if name != spec.name and other.kind == spec.kind)
     places = [spec.name, *alike]
     facts = {name: [*[item for item in own if item.device == name], *shipped(operator, name)] for name in places}
-    measured_on = next((name for name in places if any(item.median_s for item in facts[name])), spec.name)
-    answer = predict(
-        registry,
-        definition,
-        axes,
-        chosen,
-        spec,
-        facts[measured_on],
-        spec if measured_on == spec.name else known[measured_on],
+    timed = {name: sum(item.median_s is not None for item in facts[name]) for name in places}
+    # its own times, else those of a device that runs the same code, else the most
+    places.sort(
+        key=lambda name: (name != spec.name, name in known and not known[name].is_sibling_of(spec), -timed[name])
     )
+    measured_on = next((name for name in places if timed[name]), spec.name)
+    measured = spec if measured_on == spec.name else known[measured_on]
+    siblings = [(known[name], facts[name]) for name in alike if timed[name] and known[name].is_sibling_of(measured)]
+    answer = predict(registry, definition, axes, chosen, spec, facts[measured_on], measured, siblings)
     if json:
         print_json(
             {
@@ -98,6 +97,8 @@ def recommend(
     for item in answer.predicted[:5]:
         time = units.seconds(item.seconds)
         typer.echo(f"  {time:>10}  {item.implementation} [{item.config}]  from {units.plural(item.shapes, 'shape')}")
+    if siblings:
+        typer.echo(f"  with the times of {', '.join(each.name for each, _ in siblings)}, which runs the same code")
     if answer.measured_on != answer.device:
         typer.echo(
             f"  nothing was measured on {answer.device}: these are times of {answer.measured_on}, relative to its "

@@ -28,6 +28,10 @@ LEAST_SHAPES = 5
 """So many shapes are needed before an error is stated."""
 
 
+Siblings = Sequence[tuple[DeviceSpec, Sequence[Fact]]]
+"""Devices that run the same code as the one that was measured, and the facts of each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Predicted:
     """One implementation's predicted time, from `shapes` measured shapes; the config is that of the nearest."""
@@ -67,13 +71,15 @@ def recommend(
     spec: DeviceSpec,
     facts: Sequence[Fact],
     measured_on: DeviceSpec,
+    siblings: Siblings = (),
 ) -> Recommendation:
-    """What to take for a call of `axes` on `spec`, by the times in `facts`, which were measured on `measured_on`. Where
-    that is another device, times go by the roofs of both sheets: measured ceilings of one alone would favour the other.
-    Raises UsageError where the facts say nothing of the call.
+    """What to take for a call of `axes` on `spec`, by the times in `facts`, which were measured on `measured_on`, and
+    those of its siblings. Where it is another device than `spec`, times go by the roofs of both sheets: measured
+    ceilings of one alone would favour the other. Raises UsageError where the facts say nothing of the call.
     """
     if spec.name != measured_on.name:
         spec, measured_on = replace(spec, ceilings=()), replace(measured_on, ceilings=())
+    siblings = [(replace(sibling, ceilings=()), theirs) for sibling, theirs in siblings]
     scalars = operator.scalar_values({})
     known = {
         item.name: item
@@ -83,24 +89,29 @@ def recommend(
         and spec.target.startswith(ONLY_ON.get(item.backend, ""))
         and not isinstance(item.accepts(axes, dtype, scalars), Rejected)
     }
-    telling = _telling(operator, _usable(operator, facts), dtype, scalars)
 
     def allowed(item: Implementation, config: Config) -> bool:
         answer = item.allows(config, axes, dtype, DTYPES[dtype].itemsize, scalars, spec.bounds())
         return set(config.as_dict()) == set(item.default.as_dict()) and not isinstance(answer, Rejected)
 
-    # times of configs that the device can't run say nothing, unless its default is there in their place
-    fitting = [fact for fact in telling if fact.implementation in known]
-    there = {fact.implementation for fact in fitting if allowed(known[fact.implementation], fact.config)}
-    seen = [
-        fact
-        for fact in fitting
-        if allowed(known[fact.implementation], fact.config)
-        or (
-            fact.implementation not in there and allowed(known[fact.implementation], known[fact.implementation].default)
-        )
-    ]
-    model = Model(operator, known.values(), _timed(operator, seen, measured_on))
+    def runnable(facts: Sequence[Fact]) -> list[Fact]:
+        # times of configs that the device can't run say nothing, unless its default is there in their place
+        telling = _telling(operator, _usable(operator, facts), dtype, scalars)
+        fitting = [fact for fact in telling if fact.implementation in known]
+        there = {fact.implementation for fact in fitting if allowed(known[fact.implementation], fact.config)}
+        return [
+            fact
+            for fact in fitting
+            if allowed(known[fact.implementation], fact.config)
+            or (
+                fact.implementation not in there
+                and allowed(known[fact.implementation], known[fact.implementation].default)
+            )
+        ]
+
+    seen = runnable(facts)
+    there = [item for sibling, theirs in siblings for item in _timed(operator, runnable(theirs), sibling)]
+    model = Model(operator, known.values(), _timed(operator, seen, measured_on), siblings=there)
     place = place_of(operator, axes, dtype, scalars, manner_as(operator, axes, dtype, scalars, "contiguous"), spec)
     predicted = []
     for name, implementation in known.items():
@@ -120,7 +131,7 @@ def recommend(
         device=spec.name,
         measured_on=measured_on.name,
         predicted=tuple(predicted),
-        held_out=held_out(registry, operator, dtype, facts, measured_on),
+        held_out=held_out(registry, operator, dtype, facts, measured_on, siblings=siblings),
     )
 
 
@@ -171,9 +182,13 @@ def held_out(
     facts: Sequence[Fact],
     measured_on: DeviceSpec,
     weights: Weights = WEIGHTS,
+    siblings: Siblings = (),
+    siblings_know: bool = False,
 ) -> HeldOut | None:
     """How often the prediction is right for an operator's measured calls, each from the other shapes. None where there
     are too few shapes.
+
+    siblings_know   whether the siblings' times of the very shape are left there
     """
     usable = _usable(operator, facts)
     calls: dict[tuple[str, str, str, str], dict[str, Fact]] = {}
@@ -186,12 +201,27 @@ def held_out(
     if len({axes for axes, *_ in calls}) < LEAST_SHAPES:
         return None
     implementations = registry.implementations(operator.name)
+    theirs = [(sibling, _usable(operator, facts)) for sibling, facts in siblings]
     lost = []
     for (axes, _, _, terms), true in calls.items():
         call = next(iter(true.values()))
         others = [fact for fact in usable if str(fact.axes) != axes and fact.terms == terms]
         seen = _telling(operator, others, dtype, operator.scalar_values(call.scalars))
-        model = Model(operator, implementations, _timed(operator, seen, measured_on), weights)
+        there = [
+            item
+            for sibling, known_there in theirs
+            for item in _timed(
+                operator,
+                _telling(
+                    operator,
+                    [fact for fact in known_there if siblings_know or str(fact.axes) != axes],
+                    dtype,
+                    operator.scalar_values(call.scalars),
+                ),
+                sibling,
+            )
+        ]
+        model = Model(operator, implementations, _timed(operator, seen, measured_on), weights, there)
         fit = [item for item in implementations if item.name in true and model.knows(item.name)]
         if len(fit) > 1:
             chosen = pick(model, fit, _place(operator, call, measured_on, {})).implementation.name
