@@ -290,7 +290,7 @@ class Model:
     def guess(self, implementation: str, place: Place) -> Guess | None:
         """What an implementation is expected to take for a call; None where no time of it is known."""
         own = self._near(implementation, place, self._seen)
-        there = self._near(implementation, place, self._siblings)
+        there = self._there(implementation, place)
         nearest = min(
             (near.octaves + penalty for near, penalty in ((own, 0.0), (there, SIBLING)) if near is not None),
             default=None,
@@ -334,6 +334,15 @@ class Model:
         share = sum(weight * _share(item) for weight, _, item in near) / total
         return _Near(share, total, near[0][2], near[0][1])
 
+    def _there(self, implementation: str, place: Place) -> _Near | None:
+        """What siblings' times say of a call. That of the very call decides alone: what it is off by here is told by
+        differences, and averaged with its neighbours it would be off from the start.
+        """
+        near = self._near(implementation, place, self._siblings)
+        if near is None or near.octaves:
+            return near
+        return _Near(_share(near.nearest), near.weight, near.nearest, 0.0)
+
     def _difference(self, implementation: str, place: Place) -> float:
         """What is added to a sibling's share of a call, as a logarithm: how far the sibling's shares are off at the
         nearest own times, those of the other implementations as one more.
@@ -362,7 +371,7 @@ class Model:
 
     def _difference_at(self, item: TimedCall) -> float:
         if id(item) not in self._differences:
-            there = self._near(item.implementation, item.place, self._siblings)
+            there = self._there(item.implementation, item.place)
             self._differences[id(item)] = _share(item) - there.share if there is not None else 0.0
         return self._differences[id(item)]
 
