@@ -3,7 +3,8 @@ wrongly comes first.
 
 One process for the whole slice: servers, contexts and compiled kernels serve all of it. Each record is kept as soon as
 it is found. Run it again with the same store (or with the exported records imported) and it goes on: what was renewed
-is the newest, and comes last. A time that does not state its terms is stale: it stands beside none of today's.
+is the newest, and comes last. With `--each 12` a slice gives something of every operator: what a batch did not get to
+is missing in the next. A time that does not state its terms is stale: it stands beside none of today's.
 
 `--prepare N` works on N operators side by side first, each in a process of its own: it verifies what has no
 verification that stands, and runs each call to be timed once, so that compilers are not waited for between times.
@@ -20,8 +21,10 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from opforge.backends import Missing, backend
 from opforge.backends.program_hash import program_sha256
@@ -38,7 +41,7 @@ from opforge.registry import Registry, load
 from opforge.runner import Isolated
 from opforge.store import Store
 from opforge.timing import Plan
-from opforge.trial.verified_before import proven
+from opforge.trial.verified_before import VerifiedKey, proven
 from opforge.verify import BRIEF
 from opforge.workbench import BenchOptions, bench, verify_all, workloads_for
 from opforge.workbench.rehearsal import rehearse
@@ -89,8 +92,16 @@ def main() -> int:
     parser.add_argument("--prepare", type=int, default=0, metavar="N", help="verify first, N operators side by side")
     parser.add_argument("--prepare-limit", type=float, default=300.0, help="seconds that this may take")
     parser.add_argument("--prepare-only", action="store_true", help="prepare one after another, here; time nothing")
+    parser.add_argument(
+        "--any-version",
+        action="store_true",
+        help="let a whole verification of the same code stand, also one by an earlier definition or verifier",
+    )
+    parser.add_argument(
+        "--each", type=float, default=0.0, metavar="SECONDS", help="of a batch, after which the next is begun; 0: none"
+    )
     parser.add_argument("--plan", action="store_true", help="print what would be measured, and end")
-    parser.add_argument("--trace", default=None)
+    parser.add_argument("--trace", type=Path, default=None, help="what the seconds went into, as a trace")
     asked = parser.parse_args()
     begun = time.monotonic()
     registry = load(())
@@ -161,6 +172,13 @@ def able_here(registry: Registry, operator: str, asked: argparse.Namespace) -> l
     ]
 
 
+def standing(store: Store, registry: Registry, operator: str, asked: argparse.Namespace) -> dict[VerifiedKey, Pass]:
+    """What of an operator need not be verified again."""
+    if asked.again:
+        return {}
+    return proven(store, registry, [operator], detect(asked.device).name, any_version=asked.any_version)
+
+
 def prepare_side_by_side(mine: list[Batch], asked: argparse.Namespace) -> None:
     """Prepare the operators of these batches, `asked.prepare` of them at a time, those with most rows first. What is
     not done when the time is up is verified while it is renewed.
@@ -177,7 +195,8 @@ def prepare_side_by_side(mine: list[Batch], asked: argparse.Namespace) -> None:
         words = ["--operators", name, "--device", asked.device, "--limit", f"{left:.0f}", "--prepare-only"]
         for option, values in (("--dtype", asked.dtype), ("--backend", asked.backend), ("--need", asked.need)):
             words += [option, *map(str, values)] if values else []
-        words += [option for option, given in (("--again", asked.again), ("--grid", asked.grid)) if given]
+        flags = (("--again", asked.again), ("--grid", asked.grid), ("--any-version", asked.any_version))
+        words += [option for option, given in flags if given]
         child = subprocess.Popen([sys.executable, __file__, *words], stdin=subprocess.DEVNULL, start_new_session=True)
         try:
             code = child.wait(left + 30)
@@ -200,7 +219,7 @@ def prepare(store: Store, registry: Registry, mine: list[Batch], asked: argparse
     with timed_out(asked.limit, begun):
         try:
             for name in names:
-                stands = {} if asked.again else proven(store, registry, [name], detect(asked.device).name)
+                stands = standing(store, registry, name, asked)
                 operator = registry.operator(name)
                 wanted = [dtype for dtype in operator.dtypes if not asked.dtype or dtype in asked.dtype]
                 left = [
@@ -228,7 +247,10 @@ def prepare(store: Store, registry: Registry, mine: list[Batch], asked: argparse
                     rehearse(registry, operator, calls, asked.device, host, stands)
                 except (OpforgeError, *DEFECTS) as error:
                     failures += 1
-                    print(f"rehearse {name}: {type(error).__name__}: {error}", flush=True)
+                    told = traceback.extract_tb(error.__traceback__)[-1]
+                    print(
+                        f"rehearse {name}: {type(error).__name__}: {error} ({told.filename}:{told.lineno})", flush=True
+                    )
         finally:
             with contextlib.suppress(Over):
                 host.close()
@@ -271,7 +293,7 @@ def renew(store: Store, registry: Registry, mine: list[Batch], asked: argparse.N
                 for batch in mine:
                     if left() < LEAST_S:
                         break
-                    stands = {} if asked.again else proven(store, registry, [batch.operator], detect(asked.device).name)
+                    stands = standing(store, registry, batch.operator, asked)
                     options = BenchOptions(
                         device=asked.device,
                         dtypes=batch.dtypes,
@@ -284,9 +306,13 @@ def renew(store: Store, registry: Registry, mine: list[Batch], asked: argparse.N
                     )
                     before, begun_batch = rows, time.monotonic()
                     try:
-                        for record in bench(registry, [batch.operator], options, host, listener=watcher):
-                            store.add([record])
-                            rows += 1
+                        found = bench(registry, [batch.operator], options, host, listener=watcher)
+                        with contextlib.closing(found):
+                            for record in found:
+                                store.add([record])
+                                rows += 1
+                                if asked.each and time.monotonic() - begun_batch > asked.each:
+                                    break
                     except (OpforgeError, *DEFECTS) as error:
                         failures += 1
                         print(f"{batch.operator}: {type(error).__name__}: {error}", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -97,3 +99,64 @@ def test_warm_times_have_a_history_of_their_own(monkeypatch, device, cache, apar
         for kind in (cache, "cold" if device == "cuda" else "warm")
     ]
     assert (facts[0].fingerprint != facts[1].fingerprint) == apart
+
+
+def test_a_hopeless_time_is_audited_briefly_and_only_beside_one_that_stands(monkeypatch):
+    """A naive product of 0.35 s was called 120 times more to find out whether it could have been slower still. The
+    fastest is asked first; a baseline is always asked whole; beside a time that is refused nobody is hopeless.
+    """
+    from opforge.core.timing import Timing
+    from opforge.core.verdict import Broken, Pass
+
+    benching = sys.modules[bench.__module__]
+
+    def timed(median_s):
+        return Timing(samples_s=(median_s,) * 5, batch=1, timer="host", cache="warm", overhead_s=0.0, conditions=())
+
+    registry = load()
+    names = ("cpp_blocked", "torch_eager", "cpp_naive")
+    proof = Pass(checked=(), not_taken=(), isolation="none")
+    seconds = {"cpp_blocked": 1.0, "torch_eager": 5.0, "cpp_naive": 2.1}
+
+    def audited(refused):
+        asked = []
+        items = [
+            SimpleNamespace(
+                point=SimpleNamespace(implementation=SimpleNamespace(name=name, backend=name.split("_")[0])),
+                candidates=lambda name=name: [SimpleNamespace(name=name, terms="call")],
+                proof=proof,
+            )
+            for name in reversed(names)
+        ]
+        setting = SimpleNamespace(timed=lambda given, plan: [timed(seconds[each.name]) for each in given])
+
+        def believed(setting, candidate, timing, unseen, far, brief):
+            asked.append((candidate.name, brief))
+            return Broken(case=None, dtype="", reason="", isolation="") if candidate.name == refused else proof
+
+        job = SimpleNamespace(
+            cases=SimpleNamespace(prepare=lambda *given: None, forget=lambda case: None),
+            pool=None, clock=None, operator=registry.operator("matmul"),
+            options=SimpleNamespace(terms=("call",), device="cpu", plan=None),
+            record=lambda point, case, dtype, verdict, timing: SimpleNamespace(timing=timing),
+        )  # fmt: skip
+        monkeypatch.setattr(benching, "Ready", SimpleNamespace)
+        monkeypatch.setattr(benching, "Setting", lambda **given: setting)
+        monkeypatch.setattr(benching, "bind", lambda setting, points: items)
+        monkeypatch.setattr(benching, "leave", lambda *given: None)
+        monkeypatch.setattr(benching, "far_values", lambda setting: None)
+        monkeypatch.setattr(benching, "unseen_contents", lambda setting: [])
+        monkeypatch.setattr(benching, "believed", believed)
+        monkeypatch.setattr(benching, "_within_limits", nobody_is_ruled_out)
+        records = list(benching._time_workload(job, registry.operator("matmul").workloads[0], "float32", ()))
+        briefly = [benching.BRIEFLY in record.timing.conditions for record in records]
+        assert briefly == [brief for _, brief in asked]
+        return asked
+
+    assert audited("") == [("cpp_blocked", False), ("cpp_naive", True), ("torch_eager", False)]
+    assert audited("cpp_blocked") == [("cpp_blocked", False), ("cpp_naive", False), ("torch_eager", False)]
+
+
+def nobody_is_ruled_out(job, workload, dtype, points):
+    yield from ()
+    return []

@@ -43,6 +43,12 @@ count in steps, where samples are short.
 """
 TRIAL_SAMPLES = 7
 """Samples by which a clock is chosen: three that were disturbed do not move the median."""
+LONG_S, LONG_SAMPLES = 0.02, 3
+"""Of calls as long as this a clock is chosen by three: what disturbs a sample of 1 ms is little beside them. Seven by
+two clocks and a hundred launches took 35 s of a product whose call takes 0.35 s (an H100).
+"""
+LAUNCHES, LAUNCHES_S = 20, 0.02
+"""Calls by which the host's cost of one is told, and the seconds of a device's work that they may be."""
 LOOK_EVERY_S = 0.1
 """How often the machine's state is read: NVML gives new values ten times a second or less often."""
 TURN_S, UNTIMED = 0.04, 0.75
@@ -116,6 +122,7 @@ class Candidate:
     turns: int = 0
     timer: str = "host"
     spent_s: float = 0.0
+    call_s: float = 0.0
     launch_s: float | None = None
     extra_bytes: int | None = None
     energy_j: float | None = None
@@ -151,6 +158,7 @@ class Candidate:
 
     def plan_turns(self, call_s: float, plan: Plan) -> None:
         """What a turn by the host's clock is, of calls that take so long."""
+        self.call_s = call_s
         turn_s = min(TURN_S, plan.budget_s / TURNS)
         timed_s = (1 - UNTIMED) * turn_s
         lead_s = max(UNTIMED * turn_s, min(UNTIMED * TURN_S, RAMP * call_s))
@@ -290,7 +298,9 @@ def get_ready(candidate: Candidate, plan: Plan, timer: str, device: str, clock: 
         candidate.timer = choice.timer
         candidate.notes.append(choice.why)
     if candidate.timer != "host":
-        answer = candidate.ask(LaunchCost(launch=candidate.launch, batch=20, count=5))
+        batch = max(1, min(LAUNCHES, math.floor(LAUNCHES_S / candidate.call_s)))
+        count = ROUND if candidate.call_s < LONG_S else 1
+        answer = candidate.ask(LaunchCost(launch=candidate.launch, batch=batch, count=count))
         candidate.launch_s = None if isinstance(answer, Failure) else median(answer.samples)
     candidate.spent_s = 0.0
 
@@ -343,7 +353,8 @@ def _try_clocks(candidate: Candidate, plan: Plan, possible: Sequence[str], clock
         if name == "cupti" and settled(trials):
             continue
         try:
-            median_s = median(candidate.take(TRIAL_SAMPLES, plan.cache, clock, timer=name))
+            samples = TRIAL_SAMPLES if candidate.call_s < LONG_S else LONG_SAMPLES
+            median_s = median(candidate.take(samples, plan.cache, clock, timer=name))
         except CallsDiffer:
             raise
         except MeasurementFailed as error:

@@ -1,7 +1,13 @@
 """The one way to try a candidate: bind it, check it, time it, audit its time, record what is believed of it."""
 
 from opforge.trial.adequacy_gate import ensure_adequate as ensure_adequate
-from opforge.trial.audit import believed as believed, still_right as still_right, unseen_contents as unseen_contents
+from opforge.trial.audit import (
+    BRIEFLY as BRIEFLY,
+    believed as believed,
+    outrun as outrun,
+    still_right as still_right,
+    unseen_contents as unseen_contents,
+)
 from opforge.trial.baselines import on_the_workload as on_the_workload
 from opforge.trial.binding import (
     NotReady as NotReady,

@@ -131,8 +131,11 @@ def _slower_on_device(
             arms = [(seen, same), (fresh, changing)]
             draw.shuffle(arms)
             for times, plan in arms:
-                first.reset()
-                answer = candidate.ask(replace(question, lead=1, count=len(plan), contents=plan, upload=True))
+                # once: afterwards the places are what a row may begin with, and each of its calls writes its own
+                upload = not alone
+                if upload:
+                    first.reset()
+                answer = candidate.ask(replace(question, lead=1, count=len(plan), contents=plan, upload=upload))
                 if isinstance(answer, Failure):
                     return None if isinstance(answer, Unfit) else f"after timing: {answer.reason}"
                 times.append(max(1e-9, answer.samples[0] - answer.lead_s))

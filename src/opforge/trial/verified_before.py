@@ -52,9 +52,11 @@ def stated(verdict: Pass, operator: Operator) -> Pass:
     return replace(verdict, statements=(*verdict.statements, statement))
 
 
-def proven(store: Store, registry: Registry, names: Iterable[str], model: str) -> dict[VerifiedKey, Pass]:
+def proven(
+    store: Store, registry: Registry, names: Iterable[str], model: str, *, any_version: bool = False
+) -> dict[VerifiedKey, Pass]:
     """The Pass of each implementation and dtype that needs no second verification on a model of device, as records name
-    it.
+    it. With `any_version` also those of another definition or verifier than today's: dispatch believes them as well.
 
     Its `checked` are the operator's cases and hidden ones; it says which record it is from, and when that was found.
     """
@@ -80,7 +82,7 @@ def proven(store: Store, registry: Registry, names: Iterable[str], model: str) -
             record = store.get(evidence.record)
             verdict = record.verdict
             if isinstance(verdict, Pass) and any(
-                item.name == VERSION and item.detail == wanted for item in verdict.statements
+                item.name == VERSION and (any_version or item.detail == wanted) for item in verdict.statements
             ):
                 passes[key] = _from(
                     record, verdict, {record.workload, *(workload.name for workload in operator.workloads)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from functools import partial
 from opforge.backends import Emulated, Native, backend, backends
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.implementation import Config, Implementation, Rejected
+from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import CONFIG, MODE, Environment, Record
 from opforge.core.timing import Timing, Untimed
@@ -22,6 +23,7 @@ from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.runner import RELIEF, Host
 from opforge.trial import (
+    BRIEFLY,
     Clock,
     NotReady,
     Point,
@@ -36,6 +38,7 @@ from opforge.trial import (
     far_values,
     get_ready,
     leave,
+    outrun,
     recorded,
     unseen_contents,
 )
@@ -377,19 +380,31 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
         bound = bind(setting, passed)
         ready += [item for item in bound if isinstance(item, Ready)]
         candidates = {id(item): item.candidates() for item in ready}
-        timings = iter(
-            setting.timed([candidate for item in ready for candidate in candidates[id(item)]], job.options.plan)
-        )
+        timings = setting.timed([each for item in ready for each in candidates[id(item)]], job.options.plan)
+        told = dict(zip((each.name for item in ready for each in candidates[id(item)]), timings, strict=True))
         far = far_values(setting) if ready else None
         unseen = unseen_contents(setting) if ready else []
         for item in bound:
             if isinstance(item, NotReady):
                 yield job.record(item.point, workload, dtype, item.verdict)
-                continue
+        standing: dict[str, float] = {}
+
+        def least_s(item: Ready) -> float:
+            times = (told[each.name] for each in candidates[id(item)])
+            return min((time.median_s for time in times if isinstance(time, Timing)), default=math.inf)
+
+        # the fastest first: only beside a time that stands is another one hopeless
+        for item in sorted(ready, key=least_s):
             records = []
             for candidate in candidates[id(item)]:
-                timing = next(timings)
-                verdict = believed(setting, candidate, timing, unseen, far)
+                timing = told[candidate.name]
+                baseline = item.point.implementation.backend in COMPARED_AS_IS
+                brief = not baseline and outrun(timing, standing.get(candidate.terms, math.inf))
+                verdict = believed(setting, candidate, timing, unseen, far, brief)
+                if isinstance(timing, Timing) and brief:
+                    timing = replace(timing, conditions=(*timing.conditions, BRIEFLY))
+                if isinstance(timing, Timing) and isinstance(verdict, Pass):
+                    standing.setdefault(candidate.terms, timing.median_s)
                 records.append(job.record(item.point, workload, dtype, verdict, timing))
                 yield records[-1]
             if not records:
