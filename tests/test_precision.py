@@ -91,6 +91,30 @@ def test_tf32_is_refused_where_it_was_not_asked_for(change):
     assert not agrees("ieee", change, k=24)
 
 
+def in_parts(count):
+    """A factor as the sum of so many bfloat16."""
+
+    def change(x):
+        found = torch.zeros_like(x)
+        for _ in range(count):
+            found = found + (x - found).bfloat16().float()
+        return found
+
+    return change
+
+
+def test_three_bfloat16_are_all_digits_but_those_below_the_smallest_bfloat16():
+    """An H100 refused cuda_split for a product of 3e-38 and 3e16: where a factor is that small, its last digits are in
+    no bfloat16. Two parts are refused there as everywhere, where factors are larger.
+    """
+    tiny = lambda *shape: torch.randn(*shape) * (2.0**-122 if shape[0] == 64 else 2.0**60)  # noqa: E731
+    for fill in (tiny, torch.randn):
+        assert agrees("ieee", in_parts(3), k=2, fill=fill)
+    small = lambda *shape: torch.randn(*shape) * (2.0**-100 if shape[0] == 64 else 2.0**60)  # noqa: E731
+    for fill in (small, torch.randn):
+        assert not agrees("ieee", in_parts(2), k=2, fill=fill)
+
+
 def test_only_float32_factors_have_a_precision(tmp_path):
     """A parameter that silently means nothing would be believed to mean something."""
     operator = load().operator("matmul")

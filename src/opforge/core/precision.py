@@ -26,6 +26,9 @@ FACTORS_HAVE_FLOAT32 = Constraint(
 LEAST_BEYOND_TF32 = (2 - 2.0**-11) * 2.0**127
 """From here on a float32 is rounded to infinity where 11 of its bits are kept: cuBLAS and `cvt.rna.tf32` do so (seen on
 an NVIDIA H200), and truncation does not."""
+LEAST_PART = 2.0**-133
+"""The smallest bfloat16 above 0. A float32 factor that tensor cores take as the sum of three bfloat16 (Henry, Tang and
+Heinecke, 2019) keeps no digit below it; one of 2^-109 and more has none there."""
 COMPUTE_DTYPE = "'tfloat32' if precision == 'tf32' else dtype"
 """For Operator.compute_dtype."""
 
@@ -46,6 +49,14 @@ def lost_in_factors(a: Any, b: Any, precision: str) -> Any:
     return 2.0**-9 * (product.abs() + ((a * a) @ (b * b)).sqrt())
 
 
+def parts_errors(a: Any, b: Any) -> Errors:
+    """Of a @ b (finite float64) where each factor is split into parts that are bfloat16: exact, but for digits below
+    `LEAST_PART`: a factor below 2^-109 is rounded to a multiple of it."""
+    small = [((one != 0) & (one.abs() < 2.0**24 * LEAST_PART)).to(one.dtype) for one in (a, b)]
+    lost = small[0] @ b.abs() + a.abs() @ small[1]
+    return Errors(LEAST_PART * lost, LEAST_PART / 2 * lost)
+
+
 def matrix_errors(a: Any, b: Any, precision: str, dtype: str) -> Errors:
     """What a @ b of factors of `dtype` may be off: where a tensor core adds up, its adders cut off; and what
     `precision` takes from the factors.
@@ -53,7 +64,7 @@ def matrix_errors(a: Any, b: Any, precision: str, dtype: str) -> Errors:
     left, right = finite(a), finite(b)
     errors = product_errors(left, right, cut=dtype != "float32" or precision != "ieee")
     if precision == "ieee":
-        return errors
+        return errors + parts_errors(left, right) if dtype == "float32" else errors
     # of cut off factors the mean of the shared part is 0.72 of its most, and the standard deviation of the other 0.22;
     # both with room
     product, root = left @ right, (left.square() @ right.square()).sqrt()

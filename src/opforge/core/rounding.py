@@ -180,6 +180,14 @@ def exp_errors(shifted: Any, weights: Any) -> tuple[Errors, Errors]:
     )
 
 
+def base_two_errors(top: Any) -> Errors:
+    """Of log(sum(exp(x - top))) where exponentials are powers of two, exp2(x * log2(e) - top * log2(e)), as
+    FlashAttention takes them: the second product is rounded, by up to 2^-24 of itself. All terms share that, so it is
+    taken off the logarithm again (2^-24 |top|, at most 64 while a difference may matter); its last places stay off.
+    """
+    return few_ulps((finite(top).abs() * EPSILON / 2).clamp(max=64.0), 3.0, 1.0)
+
+
 def _repeated(values: Any) -> Any:
     """Of each row the root of the sum of squares of how often its values occur, where that is more than by chance: an
     axis of one, or 0.0 where rows are short. From `SAMPLE` values of a row: pairs that are equal, and how many there

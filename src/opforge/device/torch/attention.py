@@ -89,11 +89,11 @@ def attend(
     )
 
 
-def _aligned(tensor: Tensor) -> Tensor:
+def aligned(tensor: Tensor) -> Tensor:
     """Itself where all rows begin at whole 16-byte vectors, else a copy: there is no kernel for others."""
     vector = 16 // tensor.element_size()
     whole = tensor.stride(3) == 1 and all(stride % vector == 0 for stride in tensor.stride()[:3])
-    return tensor if whole and tensor.data_ptr() % 16 == 0 else tensor.contiguous()
+    return tensor if whole and tensor.data_ptr() % 16 == 0 else tensor.clone(memory_format=torch.contiguous_format)
 
 
 FLASH, EFFICIENT, CUDNN = 1, 2, 3
@@ -129,7 +129,7 @@ def attend_with_lse(
     elif choice == EFFICIENT:
         group = q.shape[1] // k.shape[1]
         k, v = (tensor.repeat_interleave(group, dim=1) if grouped else tensor for tensor in (k, v))
-        q, k, v = (_aligned(tensor) for tensor in (q, k, v))
+        q, k, v = (aligned(tensor) for tensor in (q, k, v))
         out, lse = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, plain, scale=scale)[:2]
     else:
         return None

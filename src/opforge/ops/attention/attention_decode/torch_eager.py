@@ -9,6 +9,7 @@ import math
 import torch
 from torch import Tensor
 
+from opforge.device.torch.attention import aligned
 from opforge.device.torch.attention_decode import by_quotient, gather, seen_by_the_last
 
 SUPPORTS = {"splits_are_pytorchs": "not batch_invariant"}
@@ -37,7 +38,7 @@ def run(
     packed = q.reshape(batch, kv_heads, group * queries, dim)
     rows = seen.repeat(1, group, 1)[:, None]
     aten = torch.ops.aten
-    aligned = dim % 8 == 0 and width % 8 == 0 and k.shape[2] % 8 == 0
+    whole = dim % 8 == 0 and width % 8 == 0 and k.shape[2] % 8 == 0
     if softcap <= 0 and not q.is_cuda and dim == width:
         mask = torch.zeros_like(rows, dtype=q.dtype).masked_fill_(~rows, -math.inf)
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -45,9 +46,10 @@ def run(
         )
         blind = ~rows.any(dim=-1)
         out, lse = out.masked_fill(blind[..., None], 0.0), lse.masked_fill(blind, -math.inf)
-    elif softcap <= 0 and q.is_cuda and factor > 0 and aligned:
+    elif softcap <= 0 and q.is_cuda and factor > 0 and whole:
         mask = torch.zeros_like(rows, dtype=q.dtype).masked_fill_(~rows, -math.inf)
         bias = mask.expand(batch, kv_heads, group * queries, k.shape[2])
+        packed, k, v = (aligned(tensor) for tensor in (packed, k, v))
         found = aten._scaled_dot_product_efficient_attention(packed, k, v, bias, True, 0.0, False, scale=factor)
         blind = ~rows.any(dim=-1)
         # kernels may round the number of queries up

@@ -6,6 +6,8 @@ from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance,
 from opforge.core.rounding import Errors, finite, product_errors
 
 BLOCK = 128
+LEAST = 2.0**-126
+"""The smallest normal float32."""
 
 
 def spread(scale, rows, terms):
@@ -42,10 +44,22 @@ def errors(inputs, outputs, scalars, dtype):
         wandering = wandering + reached.square()
         cut = cut + (ours.sign() @ theirs.sign()) * reached
     promoted = product_errors(left, right.transpose(0, 1), cut=False)
+    if scalars["scaling"] != "block":
+        promoted += in_any_order(*(finite(inputs[name]) for name in ("a", "b", "scale_a", "scale_b")))
     return {
         "y": promoted
         + Errors(wandering**0.5 * 2.0**-10 + abs(cut) * 2.0**-16, wandering**0.5 * 2.0**-12 + abs(cut) * 2.0**-16)
     }
+
+
+def in_any_order(a, b, scale_a, scale_b):
+    """Of sums and their two scales, multiplied in any order: scales far apart (2^90 and 2^-90) may leave the range of
+    float32 on the way, at the upper end or at the lower, below which hardware counts as 0."""
+    sums, ours, theirs = a.abs() @ b.abs().transpose(0, 1), scale_a.abs(), scale_b.abs().transpose(0, 1)
+    steps = ((sums * ours, theirs), (sums * theirs, ours), (ours * theirs, sums))
+    lost = sum(step * rest * (step < LEAST) for step, rest in steps)
+    reached = (sums * ours).maximum(sums * theirs).maximum(ours * theirs)
+    return Errors(lost, lost / 2, reached)
 
 
 SCALINGS = ("tensor", "row", "block")

@@ -2,7 +2,7 @@
 
 from opforge.core.cases import row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding import Errors, exp_errors, few_ulps, finite, sum_errors
+from opforge.core.rounding import Errors, base_two_errors, exp_errors, few_ulps, finite, sum_errors
 from opforge.core.workloads import vocabularies
 
 
@@ -23,7 +23,8 @@ def reference(x, target, *, ignore_index, label_smoothing):
 
 def errors(inputs, outputs, scalars, dtype):
     x, target = inputs["x"], inputs["target"]
-    shifted = (x - x.amax(dim=-1, keepdim=True)).abs()
+    top = x.amax(dim=-1, keepdim=True)
+    shifted = (x - top).abs()
     weights = (-shifted).exp()
     total = weights.sum(dim=-1, keepdim=True)
     # a relative error of the sum is an absolute one of its logarithm
@@ -31,7 +32,9 @@ def errors(inputs, outputs, scalars, dtype):
     of_sum, total = Errors(of_sum.largest.squeeze(-1), of_sum.typical.squeeze(-1)), total.squeeze(-1)
     valid = (target >= 0) & (target < x.shape[-1])
     right = shifted.gather(-1, target.where(valid, target.new_zeros(())).unsqueeze(-1)).squeeze(-1)
-    found = of_sum + few_ulps(1 + finite(total.log()).abs() + finite(right), 3.0, 1.0)
+    found = (
+        of_sum + base_two_errors(top.squeeze(-1)) + few_ulps(1 + finite(total.log()).abs() + finite(right), 3.0, 1.0)
+    )
     if scalars["label_smoothing"]:
         # the mean may be that of x or of x - max
         sums = sum_errors(x) + sum_errors(shifted)

@@ -2,7 +2,7 @@
 
 from opforge.core.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.rounding import exp_errors, few_ulps, finite
+from opforge.core.rounding import base_two_errors, exp_errors, few_ulps, finite
 from opforge.core.workloads import vocabularies
 
 
@@ -13,10 +13,11 @@ def reference(x):
 
 def errors(inputs, outputs, scalars, dtype):
     x, y = inputs["x"], outputs["y"]
-    shifted = x - x.amax(dim=-1, keepdim=True)
+    top = x.amax(dim=-1, keepdim=True)
+    shifted = x - top
     # a relative error of the sum is an absolute one of its logarithm
     _, of_sum = exp_errors(shifted, y.exp())
-    return {"y": of_sum + few_ulps(1 + finite(shifted).abs() + finite(y).abs(), 3.0, 1.0)}
+    return {"y": of_sum + base_two_errors(top) + few_ulps(1 + finite(shifted).abs() + finite(y).abs(), 3.0, 1.0)}
 
 
 def exponentials_sum_to_one(inputs, outputs, scalars):
