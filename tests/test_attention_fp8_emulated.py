@@ -127,6 +127,8 @@ CALLS = {
     "windows": ((1, 1, 1, 270, 250, 64, 64), {"window_left": 70, "window_right": 9, "alignment": "bottom_right"}),
     "blind rows": ((1, 1, 1, 300, 60, 16, 16), {"causal": True, "alignment": "bottom_right"}),
     "softcap": ((1, 1, 2, 70, 300, 64, 64), {"softcap": 2.0, **BLOCKS, "causal": True}),
+    # a fused product less a rounded one leaves 2^-25 of such scores, which no exponential may meet
+    "vast scores": ((1, 2, 1, 70, 300, 64, 64), {"scale": 3.0e8, "causal": True, **BLOCKS}),
     "negative": ((1, 1, 1, 70, 90, 64, 64), {"scale": -0.5}),
     "columns": ((1, 2, 1, 70, 90, 33, 17), {"v_channels": True, "q_block": 17}),
     "lengths": ((5, 1, 1, 70, 200, 64, 64), {"lengths": True, "causal": True}),
@@ -162,9 +164,10 @@ def test_rows_of_32_and_128_keys_are_found_too(tmp_path, config):
     [
         (("place / 4 * 2 + place % 2", "place % 2 * 2 + place / 4"), "plain"),
         (("block / call.k_blocks * static_cast<int>(call.k_scale_block)", "0"), "blocks"),
+        (("fabsf(base[1])) > kFused", "fabsf(base[1])) > INFINITY"), "vast scores"),
         (("fmaf(kept[i * 128], decay[i / 2 % 2], sums[i])", "kept[i * 128] + sums[i]"), "blocks"),
     ],
-    ids=["order of keys", "scale of the first block", "sums that are not made to fit"],
+    ids=["order of keys", "scale of the first block", "scores multiplied late", "sums that are not made to fit"],
 )
 def test_a_planted_bug_is_found_without_a_gpu(tmp_path, change, name):
     """Each compiles; what is wrong are values."""

@@ -44,6 +44,16 @@ def scores_of(q, k, scale, softcap, CAP: tl.constexpr):
 
 
 @triton.jit
+def unit_of(scale, CAP: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr):
+    """What the largest score is to be multiplied by to be in units of log(2): 1 where something was added to scores, or
+    they were capped.
+    """
+    if BIAS or ALIBI or CAP:
+        return 1.0
+    return scale * LOG2E
+
+
+@triton.jit
 def seen_of(rows, cols, shift, left, right):
     """[M, N]: whether the query in a row sees the key in a column."""
     distance = cols[None, :] - rows[:, None] - shift
@@ -58,7 +68,9 @@ def steps(
     WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps."""
+    """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps. `peak` is in units of
+    `unit_of`.
+    """
     d = tl.arange(0, D)
     e = tl.arange(0, E)
     for start in range(first, last, BLOCK_N):
@@ -73,7 +85,13 @@ def steps(
             k = tl.load(k_at)
         else:
             k = tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
-        s = scores_of(q, k, scale, softcap, CAP)
+        if BIAS or ALIBI or CAP:
+            s = scores_of(q, k, scale, softcap, CAP)
+        else:
+            # scaled after the largest one is taken off: the compiler would fuse a product before with that subtraction,
+            # whose other side is a rounded product, and what is left of large ones would leave the range of weights
+            s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        factor = unit_of(scale, CAP, BIAS, ALIBI)
         if BIAS or MASK or ALIBI:
             s = joined(
                 s, rows, cols, shift, queries, keys, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope, BIAS,
@@ -84,8 +102,8 @@ def steps(
         higher = tl.maximum(peak, tl.max(s, 1))
         # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(peak - base)
+        weights = tl.exp2((s - base[:, None]) * factor)
+        shrink = tl.exp2((peak - base) * factor)
         total = total * shrink + tl.sum(weights, 1)
         if DROPOUT:
             weights = tl.where(kept(rows, start, b, h, seed, least, offset, BLOCK_N), weights, 0.0)
@@ -121,6 +139,10 @@ def forward(
     e = tl.arange(0, E)
     q_at = q_ptr + b * sq_b + h * sq_h + rows[:, None].to(tl.int64) * sq_n + d[None, :] * sq_d
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
+    # the largest score is sought before scores are scaled: the scale is made positive
+    if scale < 0:
+        q = -q
+        scale = -scale
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
     keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
@@ -175,6 +197,8 @@ def forward(
             seed, least, offset, 0, keys, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E, BIAS, MASK, ALIBI,
             DROPOUT,
         )  # fmt: skip
+    # from here on in units of log(2)
+    peak = peak * unit_of(scale, CAP, BIAS, ALIBI)
     if SINKS:
         sink = tl.load(sinks_ptr + h * sinks_h) * LOG2E
         higher = tl.maximum(peak, sink)
@@ -234,6 +258,7 @@ def launch_forward(
     BLOCK_N: int,
     num_warps: int,
     num_stages: int,
+    maxnreg: int = 0,
 ) -> None:
     """Launches `forward` for tensors of any strides, [batch, heads, length, dim]; out and lse contiguous."""
     batch, heads, queries, head_dim = q.shape
@@ -247,5 +272,6 @@ def launch_forward(
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), heads, heads // k.shape[1], queries, keys,
         head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
         CAP=softcap > 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
-        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages, **flags,
+        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages,
+        **({"maxnreg": maxnreg} if maxnreg else {}), **flags,
     )  # fmt: skip

@@ -43,7 +43,7 @@ def steps(
     WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
 ):  # fmt: skip
     """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps. `factor` [M] makes scores
-    of products, times log2(e) where there is no cap.
+    of products, times log2(e) where there is no cap; `peak` is in units of products, or of capped scores.
     """
     d = tl.arange(0, D)
     e = tl.arange(0, E)
@@ -59,18 +59,26 @@ def steps(
             k = tl.load(k_at)
         else:
             k = tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
-        s = tl.dot(q, tl.trans(k)) * factor[:, None]
+        # scaled after the largest one is taken off: a product before would be fused with that subtraction, whose other
+        # side is a rounded product, and what is left of large ones would leave the range of weights
+        s = tl.dot(q, tl.trans(k))
         if BLOCKWISE:
             s = s * tl.load(ks_ptr + cols // k_block * ks_block, mask=inside, other=0.0)[None, :]
+            if not CAP:
+                # no fused product beyond this
+                s = tl.maximum(s, -3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
         if CAP:
-            s = softcap * capped_tanh(s) * LOG2E
+            s = softcap * capped_tanh(s * factor[:, None])
+            unit = tl.full([q.shape[0]], LOG2E, dtype=tl.float32)
+        else:
+            unit = factor
         if MASKED:
             s = tl.where(seen_of(rows, cols, shift, left, right) & inside[None, :], s, -float("inf"))
         higher = tl.maximum(peak, tl.max(s, 1))
         # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(s - (base - LIFT)[:, None])
-        shrink = tl.exp2(peak - base)
+        weights = tl.exp2((s - base[:, None]) * unit[:, None] + LIFT)
+        shrink = tl.exp2((peak - base) * unit)
         total = total * shrink + tl.sum(weights, 1)
         if MASKED:
             v = tl.load(v_at, mask=inside[:, None] & (e < value_dim)[None, :], other=0.0)
@@ -104,6 +112,10 @@ def forward(
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
+    # the largest score is sought before scores are scaled: the scale is made positive
+    if scale < 0:
+        q = (-q.to(tl.float32)).to(q.dtype)
+        scale = -scale
     qs_at = qs_ptr + b * qs_b + h * qs_h
     ks_at = ks_ptr + b * ks_b + (h // group) * ks_h
     vs_at = vs_ptr + b * vs_b + (h // group) * vs_h
@@ -149,6 +161,8 @@ def forward(
         value_dim, sk_n, sk_d, sv_n, sv_d, k_block, softcap, edge, end, CAP, True, K_BLOCKWISE, LIFT, BLOCK_N,
         D, E, WHOLE_D, WHOLE_E,
     )  # fmt: skip
+    # from here on in units of log(2)
+    peak = peak * (LOG2E if CAP else factor)
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     if CHANNELS:

@@ -22,6 +22,9 @@ using hopper::Barrier;
 using hopper::kBox;
 
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+// A fused product of a score is exact, and that of the largest one, which is taken off it, rounded: the rest is a factor of all weights of a row, at the
+// most 2^(1/16) up to here.  Beyond, it would leave the range of weights: then scores are multiplied before
+constexpr float kFused = 1048576.0f;
 constexpr int kFar = 1 << 29;  // a window without a limit reaches this far; lengths are below it
 
 /// Sizes of a kernel: queries of 64 * kConsumers at a time against kBlockN keys, head dimensions up to kD and kE.  kSides: lengths, slopes or sinks
@@ -186,16 +189,23 @@ __device__ __forceinline__ void weigh(float (&scores)[count], Running& running, 
     high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 1));
     high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 2));
     // a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
-    base[r] = high[r] == -INFINITY ? 0.0f : high[r] * factor;
-    shrink[r] = exp2_approximate(fmaf(running.top[r], factor, -base[r]));
+    base[r] = high[r] == -INFINITY ? 0.0f : __fmul_rn(high[r], factor);
+    // rounded as `base` was: 1 where there is no larger score
+    shrink[r] = exp2_approximate(__fmul_rn(running.top[r], factor) - base[r]);
     running.top[r] = high[r];
     running.total[r] *= shrink[r];
+  }
+  float times = factor;
+  if (fmaxf(fabsf(base[0]), fabsf(base[1])) > kFused) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) scores[i] = __fmul_rn(scores[i], factor);
+    times = 1.0f;
   }
   // a block's weights are added up apart: a sum of all keys one after another would lose digits
   float parts[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    scores[i] = exp2_approximate(fmaf(scores[i], factor, -base[i / 2 % 2]));
+    scores[i] = exp2_approximate(fmaf(scores[i], times, -base[i / 2 % 2]));
     parts[i % 4] += scores[i];
   }
   running.total[0] += parts[0] + parts[1];

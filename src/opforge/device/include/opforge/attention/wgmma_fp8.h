@@ -175,12 +175,18 @@ __device__ __forceinline__ void weigh_fp8(float (&scores)[count], Running& runni
     high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 2));
     const float top = fmaxf(running.top[r], high[r] * scale);
     // a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
-    base[r] = top == -INFINITY ? 0.0f : top * factor[r];
-    shrink[r] = exp2_approximate(fmaf(running.top[r], factor[r], -base[r]));
+    base[r] = top == -INFINITY ? 0.0f : __fmul_rn(top, factor[r]);
+    // rounded as `base` was: 1 where there is no larger score
+    shrink[r] = exp2_approximate(__fmul_rn(running.top[r], factor[r]) - base[r]);
     running.top[r] = top;
     running.total[r] *= shrink[r];
     base[r] -= kLift;
     times[r] = factor[r] * scale;
+  }
+  if (fmaxf(fabsf(base[0]), fabsf(base[1])) > kFused) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) scores[i] = __fmul_rn(__fmul_rn(scores[i], scale), factor[i / 2 % 2]);
+    times[0] = times[1] = 1.0f;
   }
   float parts[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
