@@ -13,6 +13,7 @@ SPACE = {
     "BLOCK_N": (16, 32, 64, 128),
     "num_warps": (4, 8),
     "num_stages": (1, 2, 3, 4),
+    "MAXREG": (0, 128),
 }
 LIMITS = {
     "sums_fit_registers": "BLOCK_M * (BLOCK_N + next_pow2(value_dim)) <= 8192 * num_warps",
@@ -20,7 +21,7 @@ LIMITS = {
     "next_pow2(value_dim))) * itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(16, 2 * queries) and BLOCK_N <= max(16, 2 * keys)",
 }
-DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "MAXREG": 0}
 
 FAR = tl.constexpr(2**30)
 """A window without a limit reaches this far."""
@@ -126,7 +127,8 @@ def forward(
     heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap,
     lengths_ptr, lengths_b, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k,
     slopes_ptr, slopes_h, sinks_ptr, sinks_h, seed, least, offset, grow,
-    CAP: tl.constexpr, LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, LENGTHS: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -139,10 +141,10 @@ def forward(
     e = tl.arange(0, E)
     q_at = q_ptr + b * sq_b + h * sq_h + rows[:, None].to(tl.int64) * sq_n + d[None, :] * sq_d
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
-    # the largest score is sought before scores are scaled: the scale is made positive
-    if scale < 0:
+    # the largest score is sought before scores are scaled, by |scale|. Known when this is compiled: a condition of the
+    # launch would keep q in registers, which costs 12 % at 128 dimensions
+    if NEGATIVE:
         q = -q
-        scale = -scale
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
     keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
@@ -258,7 +260,7 @@ def launch_forward(
     BLOCK_N: int,
     num_warps: int,
     num_stages: int,
-    maxnreg: int = 0,
+    MAXREG: int = 0,
 ) -> None:
     """Launches `forward` for tensors of any strides, [batch, heads, length, dim]; out and lse contiguous."""
     batch, heads, queries, head_dim = q.shape
@@ -270,8 +272,8 @@ def launch_forward(
     D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
     forward[(batch * heads, triton.cdiv(queries, BLOCK_M))](
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), heads, heads // k.shape[1], queries, keys,
-        head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
-        CAP=softcap > 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
+        head_dim, value_dim, shift, left, right, abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
+        CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
         WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages,
-        **({"maxnreg": maxnreg} if maxnreg else {}), **flags,
+        **({"maxnreg": MAXREG} if MAXREG else {}), **flags,
     )  # fmt: skip

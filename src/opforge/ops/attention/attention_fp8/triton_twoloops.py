@@ -97,7 +97,8 @@ def forward(
     q_ptr, k_ptr, v_ptr, qs_ptr, ks_ptr, vs_ptr, lengths_ptr, out_ptr, lse_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h,
     sk_n, sk_d, sv_b, sv_h, sv_n, sv_d, qs_b, qs_h, qs_block, ks_b, ks_h, ks_block, vs_b, vs_h, vs_e, lengths_b,
     heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap, q_block, k_block,
-    CAP: tl.constexpr, LIMITED: tl.constexpr, Q_BLOCKWISE: tl.constexpr, K_BLOCKWISE: tl.constexpr,
+    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, Q_BLOCKWISE: tl.constexpr,
+    K_BLOCKWISE: tl.constexpr,
     CHANNELS: tl.constexpr, LENGTHS: tl.constexpr, LIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
 ):  # fmt: skip
@@ -112,10 +113,9 @@ def forward(
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
-    # the largest score is sought before scores are scaled: the scale is made positive
-    if scale < 0:
+    # the largest score is sought before scores are scaled, by |scale|
+    if NEGATIVE:
         q = (-q.to(tl.float32)).to(q.dtype)
-        scale = -scale
     qs_at = qs_ptr + b * qs_b + h * qs_h
     ks_at = ks_ptr + b * ks_b + (h // group) * ks_h
     vs_at = vs_ptr + b * vs_b + (h // group) * vs_h
@@ -126,7 +126,8 @@ def forward(
         factor = factor * tl.load(qs_at)
     if not K_BLOCKWISE:
         factor = factor * tl.load(ks_at)
-    factor = factor / softcap if CAP else factor * LOG2E
+    # where products of scales underflow, scores are as good as 0, while those of unseen keys stay -inf
+    factor = factor / softcap if CAP else tl.maximum(factor * LOG2E, 2.0**-120)
     keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
     acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -192,8 +193,9 @@ def launch(
         q, k, v, q_scale, k_scale, v_scale, key_lengths, out, lse, *q.stride(), *k.stride(), *v.stride(),
         *q_scale.stride(), *k_scale.stride(), *v_scale.stride(),
         0 if key_lengths is None else key_lengths.stride(0), heads, heads // k.shape[1], queries, keys, head_dim,
-        value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, q_block or 1, k_block or 1,
-        CAP=softcap > 0, LIMITED=limited, Q_BLOCKWISE=q_block > 0, K_BLOCKWISE=k_block > 0, CHANNELS=bool(v_channels),
+        value_dim, shift, left, right, abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, q_block or 1,
+        k_block or 1, CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, Q_BLOCKWISE=q_block > 0,
+        K_BLOCKWISE=k_block > 0, CHANNELS=bool(v_channels),
         LENGTHS=key_lengths is not None, LIFT=8 if str(q.dtype) == "torch.float8_e4m3fn" else 14, BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N, D=D, E=E, WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps,
         num_stages=num_stages,
