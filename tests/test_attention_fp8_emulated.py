@@ -74,8 +74,10 @@ def emulated(folder: Path, change: tuple[str, str] | None = None, **config: int)
     return native.entry_point(folder / "kernel.so")
 
 
-def worst(kernel, sizes, seed=1, lengths=False, strided=False, **asked) -> float:
-    """The worst error over what the operator's bound allows, of out and of lse."""
+def worst(kernel, sizes, seed=1, lengths=False, strided=False, shrunk=0, **asked) -> float:
+    """The worst error over what the operator's bound allows, of out and of lse; scales of q and k are smaller by
+    2^shrunk.
+    """
     operator = load([]).operator("attention_fp8")
     batch, kv_heads, group, queries, keys, head_dim, value_dim = sizes
     generator = torch.Generator().manual_seed(seed)
@@ -97,6 +99,7 @@ def worst(kernel, sizes, seed=1, lengths=False, strided=False, **asked) -> float
         math.ceil(n / rows) if rows else 1 for n, rows in ((queries, scalars["q_block"]), (keys, scalars["k_block"]))
     ]
     scales = [scale(batch, heads, parts[0]), scale(batch, kv_heads, parts[1])]
+    scales = [tensor * 2.0**-shrunk for tensor in scales]
     scales.append(scale(batch, kv_heads, value_dim if scalars["v_channels"] else 1))
     if strided:
         scales = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in scales]
@@ -131,6 +134,7 @@ CALLS = {
     "softcap": ((1, 1, 2, 70, 300, 64, 64), {"softcap": 2.0, **BLOCKS, "causal": True}),
     # a fused product less a rounded one leaves 2^-25 of such scores, which no exponential may meet
     "vast scores": ((1, 2, 1, 70, 300, 64, 64), {"scale": 3.0e8, "causal": True, **BLOCKS}),
+    "scales that underflow": ((1, 2, 1, 70, 90, 64, 64), {"shrunk": 80, "causal": True}),
     "negative": ((1, 1, 1, 70, 90, 64, 64), {"scale": -0.5}),
     "columns": ((1, 2, 1, 70, 90, 33, 17), {"v_channels": True, "q_block": 17}),
     "lengths": ((5, 1, 1, 70, 200, 64, 64), {"lengths": True, "causal": True}),
@@ -166,10 +170,17 @@ def test_rows_of_32_and_128_keys_are_found_too(tmp_path, config):
     [
         (("place / 4 * 2 + place % 2", "place % 2 * 2 + place / 4"), "plain"),
         (("block / call.k_blocks * static_cast<int>(call.k_scale_block)", "0"), "blocks"),
+        (("fmaxf(factor[r], kLeast)", "factor[r]"), "scales that underflow"),
         (("fabsf(base[1])) > kFused", "fabsf(base[1])) > INFINITY"), "vast scores"),
         (("fmaf(before.z, decay[1], all[2])", "before.z + all[2]"), "blocks"),
     ],
-    ids=["order of keys", "scale of the first block", "scores multiplied late", "sums that are not made to fit"],
+    ids=[
+        "order of keys",
+        "scale of the first block",
+        "no factor",
+        "scores multiplied late",
+        "sums that are not made to fit",
+    ],
 )
 def test_a_planted_bug_is_found_without_a_gpu(tmp_path, change, name):
     """Each compiles; what is wrong are values."""
