@@ -6,8 +6,8 @@ python scripts/attention_times.py --device cpu --small     does it run? Tiny siz
 1. `opforge verify` of cuda_wgmma in bfloat16 and float16, its instances with and without lengths, ALiBi and sinks; the
    records go to records.jsonl, what was said to verify.txt.
 2. Forward: cuda_wgmma (a call without anything beside it, and one with full key_lengths, which takes the other
-   instance), triton_twoloops, and PyTorch's cuDNN and FlashAttention-2, FlashAttention-4 where it can be imported; all
-   interleaved, as CUDA graphs where that works, over copies that fit no cache together.
+   instance), triton_gluon, triton_twoloops, and PyTorch's cuDNN and FlashAttention-2, FlashAttention-4 where it can be
+   imported; all interleaved, as CUDA graphs where that works, over copies that fit no cache together.
 3. Backward: cuda_wgmma, cuda_wgmma_ordered, triton_twokernels, and autograd of cuDNN's and FlashAttention-2's, called.
 4. scripts/decode_times.py and scripts/varlen_times.py, into decode.json and varlen.json.
 
@@ -36,12 +36,18 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 SHARES = {"verify": 0.30, "forward": 0.62, "backward": 0.78, "decode": 0.9, "varlen": 1.0}
 """At which part of the limit each step ends; what it leaves is the next one's."""
 WITH_LENGTHS = " with lengths"
-FORWARD = ("cuda_wgmma", "triton_twoloops")
+FORWARD = ("cuda_wgmma", "triton_gluon", "triton_twoloops")
 BACKWARD = ("cuda_wgmma", "cuda_wgmma_ordered", "triton_twokernels")
-CONFIGS: Mapping[str, Mapping[str, int]] = {
-    "triton_twoloops": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-}
-"""What a kernel is called with beside its defaults: as fast as it was found, wrong at odd dimensions."""
+
+
+def config_of(name: str, axes: Mapping[str, int]) -> Mapping[str, int]:
+    """What a kernel is called with beside its defaults: as fast as it was found, wrong at odd dimensions. At 64
+    dimensions two blocks fit a multiprocessor if each thread has 128 registers.
+    """
+    if name != "triton_twoloops":
+        return {}
+    most = 128 if axes["head_dim"] <= 64 else 0
+    return {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3, "MAXREG": most}
 
 
 class Watch:
@@ -143,7 +149,8 @@ def forward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[s
     notes: dict[str, str] = {}
     names = FORWARD if options.device == "cuda" else ("cpp_blocked",)
     for name in names:
-        config = Config(values=tuple(CONFIGS[name].items())) if name in CONFIGS and not options.small else None
+        asked = {} if options.small else config_of(name, axes)
+        config = Config(values=tuple(asked.items())) if asked else None
         item = registry.implementation("attention", name)
         try:
             call = prepared(operator, item, tensors, axes, dtype, scalars, config)

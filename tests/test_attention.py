@@ -150,3 +150,21 @@ def test_what_follows_is_what_attention_returns():
     out, lse = reference(inputs["q"], inputs["k"], inputs["v"], **OPERATOR.scalar_values(case.scalars))
     assert torch.equal(inputs["out"], out.float().double()) and torch.equal(inputs["lse"], lse.float().double())
     assert bool((lse == -float("inf")).any())
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_gluon_kernel_is_fed_by_tma_and_spills_nothing(dim):
+    """384 threads: two consumers of 240 registers, and a warpgroup of which one warp feeds TMA."""
+    pytest.importorskip("triton")
+    from opforge.inspect import inspect_implementation
+
+    axes = {"batch": 2, "kv_heads": 4, "group": 1, "queries": 1024, "keys": 1024, "head_dim": dim, "value_dim": dim}
+    absent = {f"has_{name}": False for name in ("key_lengths", "bias", "mask", "alibi_slopes", "sinks")}
+    found = inspect_implementation(
+        load([]), "attention", "triton_gluon", target="sm_90a", dtype="bfloat16", axes=axes,
+        scalars={"causal": True, **absent},
+    )  # fmt: skip
+    (kernel,) = found.kernels
+    assert kernel.matrix_instructions["HGMMA"] > 0 and kernel.other_instructions["UTMALDG"] > 0
+    assert not kernel.spills and kernel.threads == 384

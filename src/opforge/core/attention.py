@@ -209,6 +209,8 @@ def _errors(
     products = product_errors(met, v, cut=dtype != "float32")
     # exponentials and products of a GPU are 0 below float32's least normal number
     vanishing = 2.0**-126 * (((weights < 2.0**-120) & seen).to(v) @ v.abs() + 1)
+    # no chance is in that: where weights are lost, so much is missing, be it all that a key of large values gives
+    usually_vanishing = weights.masked_fill(weights > 2.0**-125, 0.0) @ v.abs() + 2.0**-126
     if dtype in FP8_WEIGHTS:
         of_weights, usual_of_weights = fp8_weight_errors(met, v, dtype, INDEPENDENT)
     else:
@@ -236,7 +238,8 @@ def _errors(
         + of_weights
         + (sum_large + 5 * EPSILON * (kept is not None) + 3 * EPSILON) * size,
         (usual_carried.square() + products.typical**2 + usual_of_weights.square()).sqrt()
-        + (sum_usual + EPSILON) * size,
+        + (sum_usual + EPSILON) * size
+        + usually_vanishing,
         added_up.maximum(highest.unsqueeze(-1)),
         shared.squeeze(-1) + sum_large + 3 * EPSILON * lse_size,
         usual_shared.sqrt().squeeze(-1) + sum_usual + EPSILON * lse_size,

@@ -141,6 +141,13 @@ def _coincidence(values: Any, dtype: str) -> Any:
     return (pairs / (len(NEAR) * there.sum(dim=-1, keepdim=True)).clamp(min=1)).sqrt()
 
 
+def vanished(size: Any) -> Any:
+    """What a GPU may lose of numbers of this size: those below float32's least normal number, twice that where errors
+    bring them there, are 0.
+    """
+    return size.masked_fill(size > 2.0**-125, 0.0)
+
+
 def _turned(matrix: Any) -> Any:
     return matrix.transpose(-1, -2)
 
@@ -181,8 +188,11 @@ def _errors(
         (of_score.typical + 0.4 * argument, of_inner.typical + slack, of_middle.typical, 1.0, True),
     ):
         off = (exponent + off_score).clamp(max=STEEP).exp().masked_fill(hidden, 0.0) - weights
-        off = off.clamp(min=0.0)
+        # exponentials and products of a GPU are 0 below float32's least normal number: what that takes from a weight is
+        # multiplied by as much as the weight is
+        off = off.clamp(min=0.0) + vanished(weights)
         off_slope = off * (difference + off_inner) + weights * off_inner + 8 * EPSILON * slopes.abs()
+        off_slope = off_slope + vanished(slopes.abs())
         level = weights * off_middle
 
         def through(

@@ -13,6 +13,7 @@ SPACE = {
     "BLOCK_N": (16, 32, 64, 128),
     "num_warps": (4, 8),
     "num_stages": (1, 2, 3, 4),
+    "MAXREG": (0, 128),
 }
 LIMITS = {
     "sums_fit_registers": "BLOCK_M * (BLOCK_N + next_pow2(value_dim)) <= 8192 * num_warps",
@@ -20,7 +21,7 @@ LIMITS = {
     "next_pow2(value_dim))) * itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(16, 2 * queries) and BLOCK_N <= max(16, 2 * keys)",
 }
-DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
+DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "MAXREG": 0}
 
 FAR = tl.constexpr(2**30)
 """A window without a limit reaches this far."""
@@ -44,6 +45,16 @@ def scores_of(q, k, scale, softcap, CAP: tl.constexpr):
 
 
 @triton.jit
+def unit_of(scale, CAP: tl.constexpr, BIAS: tl.constexpr, ALIBI: tl.constexpr):
+    """What the largest score is to be multiplied by to be in units of log(2): 1 where something was added to scores, or
+    they were capped.
+    """
+    if BIAS or ALIBI or CAP:
+        return 1.0
+    return scale * LOG2E
+
+
+@triton.jit
 def seen_of(rows, cols, shift, left, right):
     """[M, N]: whether the query in a row sees the key in a column."""
     distance = cols[None, :] - rows[:, None] - shift
@@ -58,7 +69,9 @@ def steps(
     WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr,
     DROPOUT: tl.constexpr,
 ):  # fmt: skip
-    """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps."""
+    """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps. `peak` is in units of
+    `unit_of`.
+    """
     d = tl.arange(0, D)
     e = tl.arange(0, E)
     for start in range(first, last, BLOCK_N):
@@ -73,7 +86,13 @@ def steps(
             k = tl.load(k_at)
         else:
             k = tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
-        s = scores_of(q, k, scale, softcap, CAP)
+        if BIAS or ALIBI or CAP:
+            s = scores_of(q, k, scale, softcap, CAP)
+        else:
+            # scaled after the largest one is taken off: the compiler would fuse a product before with that subtraction,
+            # whose other side is a rounded product, and what is left of large ones would leave the range of weights
+            s = tl.dot(q, tl.trans(k), input_precision="ieee")
+        factor = unit_of(scale, CAP, BIAS, ALIBI)
         if BIAS or MASK or ALIBI:
             s = joined(
                 s, rows, cols, shift, queries, keys, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope, BIAS,
@@ -84,8 +103,8 @@ def steps(
         higher = tl.maximum(peak, tl.max(s, 1))
         # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(peak - base)
+        weights = tl.exp2((s - base[:, None]) * factor)
+        shrink = tl.exp2((peak - base) * factor)
         total = total * shrink + tl.sum(weights, 1)
         if DROPOUT:
             weights = tl.where(kept(rows, start, b, h, seed, least, offset, BLOCK_N), weights, 0.0)
@@ -108,7 +127,8 @@ def forward(
     heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap,
     lengths_ptr, lengths_b, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k,
     slopes_ptr, slopes_h, sinks_ptr, sinks_h, seed, least, offset, grow,
-    CAP: tl.constexpr, LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, LENGTHS: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -121,6 +141,10 @@ def forward(
     e = tl.arange(0, E)
     q_at = q_ptr + b * sq_b + h * sq_h + rows[:, None].to(tl.int64) * sq_n + d[None, :] * sq_d
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
+    # the largest score is sought before scores are scaled, by |scale|. Known when this is compiled: a condition of the
+    # launch would keep q in registers, which costs 12 % at 128 dimensions
+    if NEGATIVE:
+        q = -q
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
     keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
@@ -175,6 +199,8 @@ def forward(
             seed, least, offset, 0, keys, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E, BIAS, MASK, ALIBI,
             DROPOUT,
         )  # fmt: skip
+    # from here on in units of log(2)
+    peak = peak * unit_of(scale, CAP, BIAS, ALIBI)
     if SINKS:
         sink = tl.load(sinks_ptr + h * sinks_h) * LOG2E
         higher = tl.maximum(peak, sink)
@@ -234,6 +260,7 @@ def launch_forward(
     BLOCK_N: int,
     num_warps: int,
     num_stages: int,
+    MAXREG: int = 0,
 ) -> None:
     """Launches `forward` for tensors of any strides, [batch, heads, length, dim]; out and lse contiguous."""
     batch, heads, queries, head_dim = q.shape
@@ -245,7 +272,8 @@ def launch_forward(
     D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
     forward[(batch * heads, triton.cdiv(queries, BLOCK_M))](
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), heads, heads // k.shape[1], queries, keys,
-        head_dim, value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
-        CAP=softcap > 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
-        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages, **flags,
+        head_dim, value_dim, shift, left, right, abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
+        CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
+        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages,
+        **({"maxnreg": MAXREG} if MAXREG else {}), **flags,
     )  # fmt: skip

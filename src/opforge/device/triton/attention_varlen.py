@@ -68,15 +68,18 @@ def some_keys(
             k = tl.load(k_at) if WHOLE_D else tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
             v = tl.load(v_at) if WHOLE_E else tl.load(v_at, mask=(e < value_dim)[None, :], other=0.0)
         s = tl.dot(q, tl.trans(k), input_precision="ieee")
-        s = softcap * capped_tanh(s * (scale / softcap)) * LOG2E if CAP else s * (scale * LOG2E)
+        # scaled after the largest one is taken off: a product before would be fused with that subtraction, whose other
+        # side is a rounded product, and what is left of large ones would leave the range of weights
+        s = softcap * capped_tanh(s * (scale / softcap)) if CAP else s
+        factor = LOG2E if CAP else scale * LOG2E
         if MASKED:
             distance = cols[None, :] - place[:, None]
             s = tl.where((distance >= -left) & (distance <= right) & inside[None, :], s, -float("inf"))
         higher = tl.maximum(peak, tl.max(s, 1))
         # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(peak - base)
+        weights = tl.exp2((s - base[:, None]) * factor)
+        shrink = tl.exp2((peak - base) * factor)
         total = total * shrink + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         peak = higher
@@ -87,7 +90,8 @@ def some_keys(
 def blocks(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, out_ptr, lse_ptr, sq_n, sq_h, sq_d, sk_n, sk_h, sk_d, sv_n, sv_h, sv_d,
     sc_q, sc_k, sequences, heads, group, total_q, head_dim, value_dim, left, right, scale, softcap,
-    BOTTOM: tl.constexpr, CAP: tl.constexpr, LIMITED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BOTTOM: tl.constexpr, CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
@@ -108,6 +112,9 @@ def blocks(
         line = (q_first + rows).to(tl.int64)
         q_at = q_ptr + line[:, None] * sq_n + h * sq_h + d[None, :] * sq_d
         q = tl.load(q_at, mask=real[:, None] & (d < head_dim)[None, :], other=0.0)
+        # the largest score is sought before scores are scaled, by |scale|
+        if NEGATIVE:
+            q = -q
         k_head = k_ptr + k_first.to(tl.int64) * sk_n + (h // group) * sk_h
         v_head = v_ptr + k_first.to(tl.int64) * sv_n + (h // group) * sv_h
         acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
@@ -141,6 +148,8 @@ def blocks(
             acc, total, peak, q, k_head, v_head, rows + shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
             sv_n, sv_d, scale, softcap, edge, end, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E,
         )  # fmt: skip
+        # from here on in units of log(2)
+        peak = peak * (LOG2E if CAP else scale * LOG2E)
         nothing = total == 0.0
         acc = acc / tl.where(nothing, 1.0, total)[:, None]
         # the maximum is in units of log2: back to the natural logarithm
@@ -182,7 +191,8 @@ def launch_varlen(
         cu_seqlens_k.stride(0), sequences, heads, heads // kv_heads, total_q, head_dim, value_dim,
         min(window_left, far) if window_left >= 0 else far,
         0 if causal else min(window_right, far) if window_right >= 0 else far,
-        scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, BOTTOM=alignment == "bottom_right", CAP=softcap > 0,
+        abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, BOTTOM=alignment == "bottom_right", CAP=softcap > 0,
+        NEGATIVE=scale < 0,
         LIMITED=causal or window_left >= 0 or window_right >= 0, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
         WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, SCANNED=min(MOST_SCANNED, triton.next_power_of_2(sequences)),
         num_warps=num_warps, num_stages=num_stages,

@@ -5,9 +5,9 @@
 //           values, and the products of the other warpgroups. Weights go from registers into that product, and never to shared memory
 // moves     q and out once; k and v once for each 128 or 192 queries, mostly from L2: heads whose keys fit it are worked on together
 // code      opforge/attention/wgmma.h, opforge/attention/wgmma_launch.h
-// config    BLOCK_N keys of a block at the most, as far as registers and shared memory go; 0: 176 for 128 dimensions and more than 2048 keys, else 128.
+// config    BLOCK_N keys of a block at the most, as far as registers and shared memory go; 0: 176 for 128 dimensions and more than 4096 keys, else 128.
 //           STAGES of those blocks; 0: 3 for short rows of keys or 64 dimensions, else 2.
-//           GROUPS of 64 queries share them where head dimensions are 64 at the most; 0: 3, or 2 where those would leave less of the last block empty
+//           GROUPS of 64 queries share them where head dimensions are 64 at the most; 0: 3, or 2 where those would leave much less of the last block empty
 // limits    sm_90a; head dimensions to 256. Rows that the TMA cannot address (strides that are no multiples of 16 bytes) are copied first;
 //           dimensions between 64, 128, 192 and 256 cost as much as the next one
 // precision sums in float32; weights are rounded to the dtype before they meet v; exponentials by ex2.approx

@@ -194,6 +194,7 @@ operator = Operator(
     gradient="attention_backward",
     implementations=(
         "cuda_wgmma",
+        "triton_gluon",
         "triton_twoloops",
         "triton_online",
         "cpp_blocked",

@@ -6,7 +6,7 @@
 //           shared memory
 // moves     q and out once; v in and out once more for its transposition; k and v once for each 128 queries, mostly from L2
 // code      opforge/attention/wgmma_fp8.h, opforge/attention/wgmma_fp8_launch.h, opforge/arch/hopper_fp8.h
-// config    BLOCK_N keys of a block; 0: 128, or 192 where head dimensions are 64, keys more than 2048 and one scale of k serves all. STAGES of those blocks.
+// config    BLOCK_N keys of a block; 0: 128, or where one scale of k serves all 192 of more than 2048 (head dimensions to 64), 160 of more than 4096. STAGES of those blocks.
 //           GROUPS of 64 queries share them where head dimensions are 64 at the most. PROMOTE blocks of keys stay in the tensor core; 0, which is no
 //           choice of a search, leaves all of them there: what that costs is measured by scripts/attention_fp8_times.py, and the bound refuses it on long rows
 // limits    sm_90a; E4M3; head dimensions to 192 and 128; scales of k for blocks that are multiples of 128 keys. Rows that the TMA cannot address

@@ -43,7 +43,7 @@ def steps(
     WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
 ):  # fmt: skip
     """Keys from `first` up to `last`, a block at a time, into what a block of queries keeps. `factor` [M] makes scores
-    of products, times log2(e) where there is no cap.
+    of products, times log2(e) where there is no cap; `peak` is in units of products, or of capped scores.
     """
     d = tl.arange(0, D)
     e = tl.arange(0, E)
@@ -59,18 +59,26 @@ def steps(
             k = tl.load(k_at)
         else:
             k = tl.load(k_at, mask=(d < head_dim)[None, :], other=0.0)
-        s = tl.dot(q, tl.trans(k)) * factor[:, None]
+        # scaled after the largest one is taken off: a product before would be fused with that subtraction, whose other
+        # side is a rounded product, and what is left of large ones would leave the range of weights
+        s = tl.dot(q, tl.trans(k))
         if BLOCKWISE:
             s = s * tl.load(ks_ptr + cols // k_block * ks_block, mask=inside, other=0.0)[None, :]
+            if not CAP:
+                # no fused product beyond this
+                s = tl.maximum(s, -3.4028234663852886e38, propagate_nan=tl.PropagateNan.ALL)
         if CAP:
-            s = softcap * capped_tanh(s) * LOG2E
+            s = softcap * capped_tanh(s * factor[:, None])
+            unit = tl.full([q.shape[0]], LOG2E, dtype=tl.float32)
+        else:
+            unit = factor
         if MASKED:
             s = tl.where(seen_of(rows, cols, shift, left, right) & inside[None, :], s, -float("inf"))
         higher = tl.maximum(peak, tl.max(s, 1))
         # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
         base = tl.where(higher == -float("inf"), 0.0, higher)
-        weights = tl.exp2(s - (base - LIFT)[:, None])
-        shrink = tl.exp2(peak - base)
+        weights = tl.exp2((s - base[:, None]) * unit[:, None] + LIFT)
+        shrink = tl.exp2((peak - base) * unit)
         total = total * shrink + tl.sum(weights, 1)
         if MASKED:
             v = tl.load(v_at, mask=inside[:, None] & (e < value_dim)[None, :], other=0.0)
@@ -89,7 +97,8 @@ def forward(
     q_ptr, k_ptr, v_ptr, qs_ptr, ks_ptr, vs_ptr, lengths_ptr, out_ptr, lse_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h,
     sk_n, sk_d, sv_b, sv_h, sv_n, sv_d, qs_b, qs_h, qs_block, ks_b, ks_h, ks_block, vs_b, vs_h, vs_e, lengths_b,
     heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap, q_block, k_block,
-    CAP: tl.constexpr, LIMITED: tl.constexpr, Q_BLOCKWISE: tl.constexpr, K_BLOCKWISE: tl.constexpr,
+    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, Q_BLOCKWISE: tl.constexpr,
+    K_BLOCKWISE: tl.constexpr,
     CHANNELS: tl.constexpr, LENGTHS: tl.constexpr, LIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
 ):  # fmt: skip
@@ -104,6 +113,9 @@ def forward(
     q = tl.load(q_at, mask=(rows < queries)[:, None] & (d < head_dim)[None, :], other=0.0)
     k_head = k_ptr + b * sk_b + (h // group) * sk_h
     v_head = v_ptr + b * sv_b + (h // group) * sv_h
+    # the largest score is sought before scores are scaled, by |scale|
+    if NEGATIVE:
+        q = (-q.to(tl.float32)).to(q.dtype)
     qs_at = qs_ptr + b * qs_b + h * qs_h
     ks_at = ks_ptr + b * ks_b + (h // group) * ks_h
     vs_at = vs_ptr + b * vs_b + (h // group) * vs_h
@@ -114,7 +126,8 @@ def forward(
         factor = factor * tl.load(qs_at)
     if not K_BLOCKWISE:
         factor = factor * tl.load(ks_at)
-    factor = factor / softcap if CAP else factor * LOG2E
+    # where products of scales underflow, scores are as good as 0, while those of unseen keys stay -inf
+    factor = factor / softcap if CAP else tl.maximum(factor * LOG2E, 2.0**-120)
     keys = keys_of(lengths_ptr, lengths_b, b, keys, LENGTHS)
     acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -149,6 +162,8 @@ def forward(
         value_dim, sk_n, sk_d, sv_n, sv_d, k_block, softcap, edge, end, CAP, True, K_BLOCKWISE, LIFT, BLOCK_N,
         D, E, WHOLE_D, WHOLE_E,
     )  # fmt: skip
+    # from here on in units of log(2)
+    peak = peak * (LOG2E if CAP else factor)
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     if CHANNELS:
@@ -178,8 +193,9 @@ def launch(
         q, k, v, q_scale, k_scale, v_scale, key_lengths, out, lse, *q.stride(), *k.stride(), *v.stride(),
         *q_scale.stride(), *k_scale.stride(), *v_scale.stride(),
         0 if key_lengths is None else key_lengths.stride(0), heads, heads // k.shape[1], queries, keys, head_dim,
-        value_dim, shift, left, right, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, q_block or 1, k_block or 1,
-        CAP=softcap > 0, LIMITED=limited, Q_BLOCKWISE=q_block > 0, K_BLOCKWISE=k_block > 0, CHANNELS=bool(v_channels),
+        value_dim, shift, left, right, abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, q_block or 1,
+        k_block or 1, CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, Q_BLOCKWISE=q_block > 0,
+        K_BLOCKWISE=k_block > 0, CHANNELS=bool(v_channels),
         LENGTHS=key_lengths is not None, LIFT=8 if str(q.dtype) == "torch.float8_e4m3fn" else 14, BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N, D=D, E=E, WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps,
         num_stages=num_stages,

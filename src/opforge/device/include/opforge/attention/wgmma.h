@@ -22,6 +22,9 @@ using hopper::Barrier;
 using hopper::kBox;
 
 constexpr float kLog2E = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+// A fused product of a score is exact, and that of the largest one, which is taken off it, rounded: the rest is a factor of all weights of a row, at the
+// most 2^(1/16) up to here.  Beyond, it would leave the range of weights: then scores are multiplied before
+constexpr float kFused = 1048576.0f;
 constexpr int kFar = 1 << 29;  // a window without a limit reaches this far; lengths are below it
 
 /// Sizes of a kernel: queries of 64 * kConsumers at a time against kBlockN keys, head dimensions up to kD and kE.  kSides: lengths, slopes or sinks
@@ -36,7 +39,7 @@ struct ForwardShape {
   static constexpr int kAhead = 2;  // tiles that the copying thread may have taken before the others have done with them
   static constexpr int kQueryBoxBytes = kBox * 128, kKeyBoxBytes = kBlockN * 128;
   static constexpr int kQueryBytes = kConsumers * kBoxesD * kQueryBoxBytes, kKeyBytes = kBoxesD * kKeyBoxBytes, kValueBytes = kBoxesE * kKeyBoxBytes;
-  static constexpr int kRingBytes = 1024 + kStages * (kKeyBytes + kValueBytes) + 8 * (4 + 4 * kStages + 2 * kAhead) + 4 * kAhead;
+  static constexpr int kRingBytes = 1024 + kStages * (kKeyBytes + kValueBytes) + 8 * (4 + 4 * kStages + 2 * kAhead) + 8 * kAhead;
   // queries of the next tile are there when the last ones have been read, where there is room for both
   static constexpr int kQueryStages = kRingBytes + 2 * kQueryBytes <= 232448 ? 2 : 1;
   static constexpr int kSharedBytes = kRingBytes + kQueryStages * kQueryBytes;
@@ -103,10 +106,10 @@ template <typename S>
 struct Shared {
   unsigned char *queries, *keys, *values;
   Barrier *queries_full, *queries_empty, *keys_full, *keys_empty, *values_full, *values_empty, *tiles_full, *tiles_empty;
-  int* tiles;
+  int2* tiles;  // block of queries, -1 behind the last tile, and head of all entries
 
   __device__ __forceinline__ explicit Shared(unsigned char* raw) {
-    queries = reinterpret_cast<unsigned char*>((reinterpret_cast<uintptr_t>(raw) + 1023) / 1024 * 1024);
+    queries = raw + (1024 - shared_address(raw) % 1024) % 1024;
     keys = queries + S::kQueryStages * S::kQueryBytes;
     values = keys + S::kStages * S::kKeyBytes;
     queries_full = reinterpret_cast<Barrier*>(values + S::kStages * S::kValueBytes);
@@ -117,7 +120,7 @@ struct Shared {
     values_empty = values_full + S::kStages;
     tiles_full = values_empty + S::kStages;
     tiles_empty = tiles_full + S::kAhead;
-    tiles = reinterpret_cast<int*>(tiles_empty + S::kAhead);
+    tiles = reinterpret_cast<int2*>(tiles_empty + S::kAhead);
   }
 };
 
@@ -129,11 +132,11 @@ __device__ __forceinline__ void produce(const Shared<S>& shared, const CUtensorM
   const int total = call.row_blocks * call.all_heads;
   for (int at = blockIdx.x;; at = call.taken != nullptr ? static_cast<int>(gridDim.x) + atomicAdd(call.taken, 1) : at + static_cast<int>(gridDim.x)) {
     hopper::wait(&shared.tiles_empty[ahead.at], ahead.parity ^ 1);
-    shared.tiles[ahead.at] = at;
+    const Tile tile(call, min(at, total - 1));
+    shared.tiles[ahead.at] = make_int2(at < total ? tile.rows : -1, tile.head);
     hopper::arrive(&shared.tiles_full[ahead.at]);
     ahead.advance();
     if (at >= total) return;
-    const Tile tile(call, at);
     const int row0 = tile.rows * S::kBlockM, entry = tile.head / call.heads, head = tile.head % call.heads, shared_head = head / call.group;
     const KeyBlocks blocks = key_blocks<S>(call, row0, keys_of<S>(call, entry));
     if (blocks.last < blocks.first) continue;
@@ -186,16 +189,23 @@ __device__ __forceinline__ void weigh(float (&scores)[count], Running& running, 
     high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 1));
     high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 2));
     // a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
-    base[r] = high[r] == -INFINITY ? 0.0f : high[r] * factor;
-    shrink[r] = exp2_approximate(fmaf(running.top[r], factor, -base[r]));
+    base[r] = high[r] == -INFINITY ? 0.0f : __fmul_rn(high[r], factor);
+    // rounded as `base` was: 1 where there is no larger score
+    shrink[r] = exp2_approximate(__fmul_rn(running.top[r], factor) - base[r]);
     running.top[r] = high[r];
     running.total[r] *= shrink[r];
+  }
+  float times = factor;
+  if (fmaxf(fabsf(base[0]), fabsf(base[1])) > kFused) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) scores[i] = __fmul_rn(scores[i], factor);
+    times = 1.0f;
   }
   // a block's weights are added up apart: a sum of all keys one after another would lose digits
   float parts[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
   for (int i = 0; i < count; ++i) {
-    scores[i] = exp2_approximate(fmaf(scores[i], factor, -base[i / 2 % 2]));
+    scores[i] = exp2_approximate(fmaf(scores[i], times, -base[i / 2 % 2]));
     parts[i % 4] += scores[i];
   }
   running.total[0] += parts[0] + parts[1];
@@ -254,28 +264,36 @@ __device__ __forceinline__ void transpose_words(Pair (&words)[4]) {
 template <typename T, int count>
 __device__ __forceinline__ void store_rows(const float (&sums)[count], const float (&weight)[2], T* out, const ForwardCall& call, int row) {
   const int lane = threadIdx.x % 4;
+  T* const line = out + static_cast<int64_t>(row) * call.value_dim;
+  if (call.whole_stores) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const bool inside = row + 8 * r < call.queries;
-    T* line = out + static_cast<int64_t>(row + 8 * r) * call.value_dim;
+    for (int r = 0; r < 2; ++r) {
+      const int end = row + 8 * r < call.queries ? call.value_dim : 0;  // columns that are written
+      T* const at = line + 8 * r * call.value_dim + lane * 8;
 #pragma unroll
-    for (int i = 0; i < count / 16; ++i) {
-      if (call.whole_stores) {
+      for (int i = 0; i < count / 16; ++i) {
         Pair words[4];
 #pragma unroll
         for (int j = 0; j < 4; ++j) words[j] = hopper::pack_two<T>(sums[i * 16 + j * 4 + 2 * r] * weight[r], sums[i * 16 + j * 4 + 2 * r + 1] * weight[r]);
         transpose_words(words);
-        const int col = i * 32 + lane * 8;
-        if (inside && col < call.value_dim)
-          asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line + col), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3]) : "memory");
-      } else {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) {
-          const int col = i * 32 + j / 2 * 8 + lane * 2 + j % 2;
-          if (inside && col < call.value_dim) line[col] = store_from_float<T>(sums[i * 16 + j / 2 * 4 + 2 * r + j % 2] * weight[r]);
-        }
+        // a predicate, no branch: the next words' exchange need not wait
+        asm volatile("{\n.reg .pred inside;\nsetp.lt.s32 inside, %5, %6;\n@inside st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}" ::"l"(at + i * 32), "r"(words[0]), "r"(words[1]),
+                     "r"(words[2]), "r"(words[3]), "r"(i * 32 + lane * 8), "r"(end)
+                     : "memory");
       }
     }
+    return;
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int end = row + 8 * r < call.queries ? call.value_dim : 0;
+#pragma unroll
+    for (int i = 0; i < count / 4; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int col = i * 8 + lane * 2 + j;
+        if (col < end) line[8 * r * call.value_dim + col] = store_from_float<T>(sums[i * 4 + 2 * r + j] * weight[r]);
+      }
   }
 }
 
@@ -373,13 +391,13 @@ __device__ __forceinline__ void consume(const Shared<S>& shared, typename S::Ele
     while (true) {
       hopper::wait(&shared.tiles_full[ahead.at], ahead.parity);
       // from one lane to all: what follows from it is known to be the same for the warp, and its branches and addresses cost one instruction
-      const int at = __shfl_sync(0xffffffffu, shared.tiles[ahead.at], 0);
+      const int2 tile = shared.tiles[ahead.at];
+      const int rows = __shfl_sync(0xffffffffu, tile.x, 0);
+      head = __shfl_sync(0xffffffffu, tile.y, 0);
       if (thread % 32 == 0) hopper::arrive(&shared.tiles_empty[ahead.at]);
       ahead.advance();
-      if (at >= call.row_blocks * call.all_heads) return false;
-      const Tile tile(call, at);
-      row0 = tile.rows * S::kBlockM;
-      head = tile.head;
+      if (rows < 0) return false;
+      row0 = rows * S::kBlockM;
       if constexpr (S::kSides) {
         keys = __shfl_sync(0xffffffffu, keys_of<S>(call, head / call.heads), 0);
         slope = call.slopes == nullptr ? 0.0f : __ldg(call.slopes + head % call.heads * call.slopes_step) * kLog2E;

@@ -19,7 +19,8 @@
 namespace opforge {
 namespace attention {
 
-constexpr float kLift = 8.0f;  // weights are up to 2^8: E4M3 ends at 448
+constexpr float kLift = 8.0f;         // weights are up to 2^8: E4M3 ends at 448
+constexpr float kLeast = 0x1p-120f;  // where products of scales underflow, scores are as good as 0, while those of unseen keys stay -inf
 
 /// Sizes of a kernel, as ForwardShape has them.  kEvery: blocks of keys after which sums leave the tensor core; 0: never.
 template <int kD_, int kE_, int kBlockN_, int kConsumers_, int kStages_, bool kTurns_, int kEvery_, bool kSides_>
@@ -34,7 +35,7 @@ struct Fp8Shape {
   static constexpr int kQueryBoxBytes = 64 * kBoxD, kKeyBoxBytes = kBlockN * kBoxD, kValueBoxBytes = kE * kBoxN;
   static constexpr int kQueryBytes = kConsumers * kBoxesD * kQueryBoxBytes, kKeyBytes = kBoxesD * kKeyBoxBytes, kValueBytes = kBoxesN * kValueBoxBytes;
   static constexpr int kSumsBytes = kEvery ? kConsumers * 64 * kE * 4 : 0;
-  static constexpr int kRingBytes = 1024 + kSumsBytes + kStages * (kKeyBytes + kValueBytes) + 8 * (4 + 4 * kStages + 2 * kAhead) + 4 * kAhead;
+  static constexpr int kRingBytes = 1024 + kSumsBytes + kStages * (kKeyBytes + kValueBytes) + 8 * (4 + 4 * kStages + 2 * kAhead) + 8 * kAhead;
   static constexpr int kQueryStages = kRingBytes + 2 * kQueryBytes <= 232448 ? 2 : 1;
   static constexpr int kSharedBytes = kRingBytes + kQueryStages * kQueryBytes;
   static constexpr int kCopyRegisters = kConsumers == 3 ? 32 : 40, kMathRegisters = kConsumers == 3 ? 160 : 232;
@@ -107,7 +108,7 @@ template <typename S>
 struct Fp8Shared : Shared<S> {
   float* sums;
   __device__ __forceinline__ explicit Fp8Shared(unsigned char* raw)
-      : Shared<S>(raw + S::kSumsBytes), sums(reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(raw) + 15) / 16 * 16)) {}
+      : Shared<S>(raw + S::kSumsBytes), sums(reinterpret_cast<float*>(raw + (16 - shared_address(raw) % 16) % 16)) {}
 };
 
 template <typename S>
@@ -118,11 +119,11 @@ __device__ __forceinline__ void produce_fp8(const Fp8Shared<S>& shared, const CU
   const int total = call.row_blocks * call.all_heads;
   for (int at = blockIdx.x;; at = call.taken != nullptr ? static_cast<int>(gridDim.x) + atomicAdd(call.taken, 1) : at + static_cast<int>(gridDim.x)) {
     hopper::wait(&shared.tiles_empty[ahead.at], ahead.parity ^ 1);
-    shared.tiles[ahead.at] = at;
+    const Tile tile(call, min(at, total - 1));
+    shared.tiles[ahead.at] = make_int2(at < total ? tile.rows : -1, tile.head);
     hopper::arrive(&shared.tiles_full[ahead.at]);
     ahead.advance();
     if (at >= total) return;
-    const Tile tile(call, at);
     const int row0 = tile.rows * S::kBlockM, entry = tile.head / call.heads, head = tile.head % call.heads, shared_head = head / call.group;
     const KeyBlocks blocks = key_blocks<S>(call, row0, keys_of<S>(call, entry));
     if (blocks.last < blocks.first) continue;
@@ -175,12 +176,18 @@ __device__ __forceinline__ void weigh_fp8(float (&scores)[count], Running& runni
     high[r] = fmaxf(high[r], __shfl_xor_sync(0xffffffffu, high[r], 2));
     const float top = fmaxf(running.top[r], high[r] * scale);
     // a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
-    base[r] = top == -INFINITY ? 0.0f : top * factor[r];
-    shrink[r] = exp2_approximate(fmaf(running.top[r], factor[r], -base[r]));
+    base[r] = top == -INFINITY ? 0.0f : __fmul_rn(top, factor[r]);
+    // rounded as `base` was: 1 where there is no larger score
+    shrink[r] = exp2_approximate(__fmul_rn(running.top[r], factor[r]) - base[r]);
     running.top[r] = top;
     running.total[r] *= shrink[r];
     base[r] -= kLift;
-    times[r] = factor[r] * scale;
+    times[r] = fmaxf(factor[r] * scale, kLeast);
+  }
+  if (fmaxf(fabsf(base[0]), fabsf(base[1])) > kFused) {
+#pragma unroll
+    for (int i = 0; i < count; ++i) scores[i] = __fmul_rn(__fmul_rn(scores[i], scale), factor[i / 2 % 2]);
+    times[0] = times[1] = 1.0f;
   }
   float parts[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -247,19 +254,19 @@ __device__ __forceinline__ void consume_fp8(const Fp8Shared<S>& shared, void* ou
   };
 
   int keys = call.keys;  // of the tile's entry
-  int at = 0, row0 = 0, block = 0, first = 0;  // the tile at hand, its first row; the last block whose scores were computed, the tile's last one
+  int head = 0, row0 = 0, block = 0, first = 0;  // the tile at hand: its head and first row; the last block whose scores were computed, the tile's last one
   float factor[2];                             // of each row's scores: exponents of 2
   float of_keys = 1.0f;                        // the scale of the block of keys at hand
   int key_scales = 0;                          // where those of the head begin; offsets of scales fit 32 bits
   const Running fresh{{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
   Running running = fresh;
-  // an ended tile, whose last values are still multiplied: its number, and what the sums of its rows are multiplied by
-  int ended_at = 0;
+  // an ended tile, whose last values are still multiplied: its head and first row, and what the sums of its rows are multiplied by
+  int ended_head = 0, ended_row0 = 0;
   float ended[2] = {0.0f, 0.0f};
   const auto scales_of_values = [&](int of_head) { return call.v_scale + of_head / call.heads * call.v_scale_entry + of_head % call.heads / call.group * call.v_scale_head; };
   // the logarithms of a tile's sums of weights
   const auto end = [&] {
-    const int head = Tile(call, at).head, row = row0 + row_in_tile;
+    const int row = row0 + row_in_tile;
     const float scale = call.v_columns ? 1.0f : __ldg(scales_of_values(head));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -272,22 +279,22 @@ __device__ __forceinline__ void consume_fp8(const Fp8Shared<S>& shared, void* ou
       if (thread % 4 == 0 && row + 8 * r < call.queries)
         lse[static_cast<int64_t>(head) * call.queries + row + 8 * r] = nothing ? -INFINITY : (top + (log2f(total) - kLift)) * kLn2;
     }
-    ended_at = at;
+    ended_head = head;
+    ended_row0 = row0;
   };
   // rows of the ended tile
   const auto store = [&] {
-    const Tile tile(call, ended_at);
     if (call.v_columns) {
       // a lane fetches every 32nd and asks the others: 64 loads at once would take registers that are not there
-      const float* scales = scales_of_values(tile.head);
+      const float* scales = scales_of_values(ended_head);
       float own[S::kE / 32];
 #pragma unroll
       for (int i = 0; i < S::kE / 32; ++i) own[i] = i * 32 + thread % 32 < call.value_dim ? __ldg(scales + i * 32 + thread % 32) : 0.0f;
 #pragma unroll
       for (int i = 0; i < S::kE / 2; ++i) sums[i] *= __shfl_sync(0xffffffffu, own[i / 16], i / 4 % 4 * 8 + thread % 4 * 2 + i % 2);
     }
-    const int64_t place = static_cast<int64_t>(tile.head) * call.queries * call.value_dim;
-    const int row = tile.rows * S::kBlockM + row_in_tile;
+    const int64_t place = static_cast<int64_t>(ended_head) * call.queries * call.value_dim;
+    const int row = ended_row0 + row_in_tile;
     if (call.float16) store_rows(sums, ended, static_cast<half_t*>(out) + place, call, row);
     else store_rows(sums, ended, static_cast<bfloat16_t*>(out) + place, call, row);
   };
@@ -295,13 +302,14 @@ __device__ __forceinline__ void consume_fp8(const Fp8Shared<S>& shared, void* ou
   const auto take = [&] {
     while (true) {
       hopper::wait(&shared.tiles_full[ahead.at], ahead.parity);
-      at = __shfl_sync(0xffffffffu, shared.tiles[ahead.at], 0);
+      const int2 tile = shared.tiles[ahead.at];
+      const int rows = __shfl_sync(0xffffffffu, tile.x, 0);
+      head = __shfl_sync(0xffffffffu, tile.y, 0);
       if (thread % 32 == 0) hopper::arrive(&shared.tiles_empty[ahead.at]);
       ahead.advance();
-      if (at >= call.row_blocks * call.all_heads) return false;
-      const Tile tile(call, at);
-      row0 = tile.rows * S::kBlockM;
-      const int head = tile.head, entry = head / call.heads;
+      if (rows < 0) return false;
+      row0 = rows * S::kBlockM;
+      const int entry = head / call.heads;
       if constexpr (S::kSides) keys = __shfl_sync(0xffffffffu, keys_of<S>(call, entry), 0);
       const KeyBlocks blocks = key_blocks<S>(call, row0, keys);
       block = blocks.last;
@@ -314,6 +322,7 @@ __device__ __forceinline__ void consume_fp8(const Fp8Shared<S>& shared, void* ou
         for (int r = 0; r < 2; ++r) {
           const int row = min(row0 + row_in_tile + 8 * r, call.queries - 1);
           factor[r] = (call.inner != 0.0f ? call.inner : call.factor) * (__ldg(query_scales + (call.q_block == 0 ? 0 : row / call.q_block) * call.q_scale_block) * whole);
+          if (!call.transformed) factor[r] = fmaxf(factor[r], kLeast);
         }
         return true;
       }
@@ -373,13 +382,24 @@ __device__ __forceinline__ void consume_fp8(const Fp8Shared<S>& shared, void* ou
   int added = 0;
   float decay[2] = {1.0f, 1.0f};
   const auto carry_on = [&](bool back) {
-    float* const kept = shared.sums + static_cast<int>(threadIdx.x - 128) / 128 * (64 * S::kE) + threadIdx.x % 128;
+    float4* const kept = reinterpret_cast<float4*>(shared.sums) + group * (16 * S::kE) + thread;
     const bool moved = added > S::kEvery;
 #pragma unroll
-    for (int i = 0; i < S::kE / 2; ++i) {
-      const float all = moved ? fmaf(kept[i * 128], decay[i / 2 % 2], sums[i]) : sums[i];
-      if (back) sums[i] = all;
-      else kept[i * 128] = all;
+    for (int i = 0; i < S::kE / 8; ++i) {
+      float all[4] = {sums[i * 4], sums[i * 4 + 1], sums[i * 4 + 2], sums[i * 4 + 3]};
+      if (moved) {
+        const float4 before = kept[i * 128];
+        all[0] = fmaf(before.x, decay[0], all[0]);
+        all[1] = fmaf(before.y, decay[0], all[1]);
+        all[2] = fmaf(before.z, decay[1], all[2]);
+        all[3] = fmaf(before.w, decay[1], all[3]);
+      }
+      if (back) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[i * 4 + j] = all[j];
+      } else {
+        kept[i * 128] = make_float4(all[0], all[1], all[2], all[3]);
+      }
     }
   };
   // sums of an ended tile are written; those of one that goes on are made to fit its largest score so far
