@@ -71,7 +71,8 @@ def _cached_rate(name: str, size: int, spec: DeviceSpec) -> Rate | None:
 def compute_rate(spec: DeviceSpec, dtype: str, unit: str) -> Rate | None:
     """The FLOP/s for this dtype on "matrix" or "vector" units; None when nothing is known.
 
-    Matrix units: the ceiling of the dtype, or of a wider format where that is faster (EXACT_IN). float32 also at a
+    Matrix units: the ceiling of the dtype, or of a wider format where that is faster (EXACT_IN). float32 also at what
+    the vector units do, on which such products run where there are no others, and at a
     third of TF32's rate: three TF32 products make one of nearly float32's accuracy (Ootomo and Yokota, Int. J. High
     Perform. Comput. Appl. 36, 2022). Vector units: arithmetic is float32 whatever the dtype of the tensors; float64 has
     its own.
@@ -80,6 +81,8 @@ def compute_rate(spec: DeviceSpec, dtype: str, unit: str) -> Rate | None:
         names = ["vector_float64", "vector_float32"] if dtype == "float64" else ["vector_float32"]
         return next((rate for name in names if (rate := _rate(spec, name, name))), None)
     candidates = [_rate(spec, f"matrix_{name}", name) for name in (dtype, *EXACT_IN.get(dtype, ()))]
+    if "float32" in (dtype, *EXACT_IN.get(dtype, ())):
+        candidates.append(_rate(spec, "vector_float32", "vector_float32"))
     if dtype == "float32" and (split := _rate(spec, "matrix_tfloat32", "tfloat32")):
         candidates.append(Rate(value=split.value / 3, name=f"{split.name} / 3", source=split.source))
     known = [rate for rate in candidates if rate is not None]

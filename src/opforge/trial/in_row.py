@@ -124,19 +124,15 @@ def _slower_on_device(
     seen: list[float] = []
     fresh: list[float] = []
     calls = max(2, min(DEVICE_ROW, int(ROW_S / max(1e-6, call_s))) // 2 * 2)
-    # both end with the content that the call before them found: they may follow each other as they are
-    same, changing = bytes(calls), bytes([1, 0] * (calls // 2))
+    same, changing = bytes(calls), bytes([0, 1] * (calls // 2))
     alone: list[float] = []
     for looks in DEVICE_LOOKS if call_s < ROW_S else DEVICE_LOOKS[:1]:
         while len(seen) < looks:
             arms = [(seen, same), (fresh, changing)]
             draw.shuffle(arms)
             for times, plan in arms:
-                # once: with much memory twelve times took as long as all else that is asked in a row
-                upload = not alone
-                if upload:
-                    first.reset()
-                answer = candidate.ask(replace(question, lead=1, count=len(plan), contents=plan, upload=upload))
+                first.reset()
+                answer = candidate.ask(replace(question, lead=1, count=len(plan), contents=plan, upload=True))
                 if isinstance(answer, Failure):
                     return None if isinstance(answer, Unfit) else f"after timing: {answer.reason}"
                 times.append(max(1e-9, answer.samples[0] - answer.lead_s))

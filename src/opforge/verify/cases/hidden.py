@@ -78,7 +78,7 @@ DEFAULT = Effort(
     emulated_elements=1 << 11,
     own=True,
     seconds=2.0,
-    least_hidden=6,
+    least_hidden=7,
     repeats=300,
     shrink_s=4.0,
 )
@@ -88,7 +88,7 @@ BRIEF = Effort(
     emulated_elements=1 << 9,
     own=True,
     seconds=0.5,
-    least_hidden=3,
+    least_hidden=4,
     repeats=60,
     shrink_s=2.0,
 )
@@ -99,7 +99,7 @@ QUICK = Effort(
     emulated_elements=1 << 9,
     own=False,
     seconds=0.3,
-    least_hidden=2,
+    least_hidden=3,
     repeats=40,
     shrink_s=1.0,
 )
@@ -146,7 +146,8 @@ def rows(operator: Operator, case: Case) -> int:
 def hidden_cases(
     operator: Operator, dtype: str, *, count: int, most_elements: int, source: random.Random | None = None
 ) -> tuple[Case, ...]:
-    """`count` cases that satisfy the operator's constraints, or fewer when the constraints leave few.
+    """`count` cases that satisfy the operator's constraints, or fewer when the constraints leave few. Before them comes
+    one of NaN and infinities at any place, of an operator with a case of such.
 
     most_elements   the largest tensor of a case
     source          randomness; the operating system's by default
@@ -163,13 +164,16 @@ def hidden_cases(
     draw.shuffle(places)
     # by turns, since only the first are run whatever time is left; what "special" has, an own case asks as well
     kinds, layouts_of_first = [], []
+    if any(case.distribution == "special" for case in own):
+        # before all others: an own case's NaN is where it is, and whoever knows that lets that one through
+        kinds, layouts_of_first = [SCATTERED], ["contiguous"]
     for turn in range(len(PLACES)):
         if turn < len(first):
             kinds.append(first[turn])
             layouts_of_first.append("fenced" if turn < FENCED else "contiguous")
         kinds += plain[turn : turn + 1]
         layouts_of_first += places[turn : turn + 1]
-    kinds += [*([SCATTERED] if any(case.distribution == "special" for case in own) else ()), *rest]
+    kinds += rest
     # channels last means something for four axes; elsewhere it would be one more contiguous case
     layouts = [
         layout
@@ -179,6 +183,7 @@ def hidden_cases(
     ]
     zeros = round(count * ZERO_SIZE)
     irregular = round(count * NOT_CONTIGUOUS)
+    count += bool(count) and SCATTERED in kinds
     cases: list[Case] = []
     for number in range(count):
         empty = number >= count - zeros
