@@ -60,6 +60,7 @@ from opforge.runner.write_ledger import Ledger
 
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
+INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 WORTH_PINNING = 1 << 25
 HELD, HELD_BYTES = 64, 1 << 26
 """Results of a launch that are kept while the next are made, and their bytes beyond one result: a kernel may return
@@ -264,9 +265,12 @@ class Executor:
             # compilers that run at the first call keep what they make in a folder that no other code shares
             folder = cache.jit_folder(homes, implementation.backend, source_sha256(implementation.source))
             folder.mkdir(parents=True, exist_ok=True)
-            for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR"):
+            for name in (INDUCTOR_FOLDER, "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR"):
                 os.environ[name] = str(folder / name.split("_")[0].lower())
             writable.append(folder)
+        elif os.environ.get(INDUCTOR_FOLDER):
+            # the user's own: not this worker's to write to, and PyTorch makes it where it is not there
+            os.environ[INDUCTOR_FOLDER] = str(self.scratch / "torchinductor")
         sandbox.limit(self.limits, host_memory=device == "cpu")
         self.confined = confinement.raise_around(writable, self.scratch, self.guards)
 

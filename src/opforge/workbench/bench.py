@@ -399,7 +399,7 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
             for candidate in candidates[id(item)]:
                 timing = told[candidate.name]
                 baseline = item.point.implementation.backend in COMPARED_AS_IS
-                brief = not baseline and outrun(timing, standing.get(candidate.terms, math.inf))
+                brief = outrun(timing, standing.get(candidate.terms, math.inf), baseline=baseline)
                 verdict = believed(setting, candidate, timing, unseen, far, brief)
                 if isinstance(timing, Timing) and brief:
                     timing = replace(timing, conditions=(*timing.conditions, BRIEFLY))
