@@ -2,7 +2,7 @@
 //
 // catalogue  M2
 // guard      audit_runs
-// lowered    audit_conserved audit_replayed audit_undivided audit_understated audit_remembered
+// lowered    audit_in_row audit_conserved audit_replayed audit_undivided audit_understated audit_remembered
 // cases      normal
 // mode       time-out
 #include "opforge/device.h"
