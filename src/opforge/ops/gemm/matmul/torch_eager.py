@@ -6,11 +6,6 @@ from torch import Tensor, matmul
 
 from opforge.device.torch.precision import products_in
 
-INACCURATE = (
-    "on an NVIDIA H100 (PyTorch 2.11, cuBLAS 13.0) parts of a split sum of bfloat16 factors are rounded to bfloat16 "
-    "before they are added: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction (k = 8192, 4 rows)"
-)
-
 
 def run(a: Tensor, b: Tensor, *, precision: str) -> Tensor:
     return products_in(precision, matmul, a, b)
