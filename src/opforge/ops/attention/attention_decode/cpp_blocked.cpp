@@ -1,13 +1,14 @@
 // Blocks of a sequence's keys as tasks of threads: gathered from their pages, multiplied on register tiles, added up.
 //
 // source    Dao et al., Flash-Decoding, 2023, on the register tiles of opforge/gemm/host.h
-// moves     keys and values once, and once more as float32 inside the cache; a block's sums in float32, written and
-//           read once
+// moves     keys and values once, and once more as float32 inside the cache where there are more than 8 rows; a block's
+//           sums in float32, written and read once
 // idea      blocks begin where the sequence does and have KEYS keys: the split follows from its own length, in every
-//           call
+//           call. Up to 8 rows (queries x heads of a group) meet keys and values where they lie, fetched a few ahead: a
+//           register tile would be mostly empty, and packing for it cost eight times as much as all else
 // code      opforge/attention/decode_host.h
-// limits    float16 and bfloat16 are widened to float32 while gathering: no use is made of the CPU's own 16-bit
-//           products. A group of few rows leaves most of a register tile empty
+// limits    float16 and bfloat16 are widened to float32 while they are read: no use is made of the CPU's own 16-bit
+//           products. With ISA given, or pages whose numbers are not side by side, few rows take a tile as well
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
 
