@@ -146,6 +146,22 @@ def test_a_worker_that_dies_costs_one_answer(guest, host, body, status):
     arena.close()
 
 
+def test_a_worker_makes_no_folder_of_the_users_for_inductor(guest, host, tmp_path):
+    """CUDA kernels were Broken where TORCHINDUCTOR_CACHE_DIR named a folder that was not there: PyTorch makes it, and a
+    worker cannot.
+    """
+    folder = tmp_path / "not" / "there"
+    body = "import os; os.makedirs(os.environ['TORCHINDUCTOR_CACHE_DIR'], exist_ok=True); return x + bias"
+    home = guest(eager=f"def run(x, bias):\n    {body}\n")
+    _, case, arena = prepared(home)
+    worker = host.worker({"TORCHINDUCTOR_CACHE_DIR": str(folder)})
+    number = ask(worker, home, arena, case.axes).launch
+    assert isinstance(worker.request(Run(launch=number)), Launched)
+    assert not folder.parent.exists()
+    worker.close()
+    arena.close()
+
+
 def test_a_worker_that_hangs_is_ended(guest, host):
     home = guest(eager="def run(x, bias):\n    while True:\n        pass\n")
     _, case, arena = prepared(home)

@@ -52,8 +52,11 @@ def lost_in_factors(a: Any, b: Any, precision: str) -> Any:
 def parts_errors(a: Any, b: Any) -> Errors:
     """Of a @ b (finite float64) where each factor is split into parts that are bfloat16: exact, but for digits below
     `LEAST_PART`: a factor below 2^-109 is rounded to a multiple of it."""
-    small = [((one != 0) & (one.abs() < 2.0**24 * LEAST_PART)).to(one.dtype) for one in (a, b)]
-    lost = small[0] @ b.abs() + a.abs() @ small[1]
+    small = [(one != 0) & (one.abs() < 2.0**24 * LEAST_PART) for one in (a, b)]
+    if not any(bool(one.any()) for one in small):
+        # as nearly everywhere: two products less
+        return Errors(0.0, 0.0)
+    lost = small[0].to(a.dtype) @ b.abs() + a.abs() @ small[1].to(b.dtype)
     return Errors(LEAST_PART * lost, LEAST_PART / 2 * lost)
 
 

@@ -4,10 +4,9 @@ b)^T.
 
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.rounding import Errors, finite, product_errors
+from opforge.core.rounding_formulas import LEAST
 
 BLOCK = 128
-LEAST = 2.0**-126
-"""The smallest normal float32."""
 
 
 def spread(scale, rows, terms):
