@@ -7,7 +7,9 @@ tests/test_docs.py.
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -15,6 +17,7 @@ from opforge.core.implementation import fallback
 from opforge.core.verdict import Mismatch, Pass
 from opforge.registry import load
 from opforge.verify import CaseCache, verify
+from opforge.verify.cases.case_cache import NOT_BORNE, PreparedCase
 from opforge.verify.cases.hidden import elements
 
 SMALL = 1 << 14
@@ -126,3 +129,18 @@ def test_pytorch_passes_in_every_dtype_or_says_why_not(name, registry, host):
             assert all(isinstance(verdict, Pass | Mismatch) for verdict in verdicts), verdicts
         else:
             assert all(isinstance(verdict, Pass) for verdict in verdicts), verdicts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_cases_of_other_values_are_asked_or_cannot_be_borne(registry, name):
+    """Nothing in a definition may keep a distribution from being asked in any of its dtypes: an error there reads as
+    "outside what is defined", and a kernel is asked less than its Pass says.
+    """
+    operator = registry.operator(name)
+    with closing(CaseCache(registry=registry, operator=operator, host=None, device="cpu")) as cases:
+        for dtype in operator.dtypes:
+            for case in few(operator, dtype)[:1]:
+                for values in ("ones", "exponents"):
+                    asked = dataclasses.replace(case, name=values, distribution=values)
+                    found = cases.prepare_if_defined(asked, dtype)
+                    assert isinstance(found, PreparedCase) or found.reason == NOT_BORNE, (dtype, found)
