@@ -182,7 +182,7 @@ def test_all_of_pytorchs_samples_on_kernels(on_kernels, capsys, dtypes, least):
         ("layer_norm", (torch.randn(2, 3), (3,)), {}, "torch: layernorm takes a weight and a bias"),
         ("rms_norm", (torch.randn(2, 3).half(), (3,), torch.ones(3).half()), {}, "torch: no eps is given"),
         ("cross_entropy", (torch.randn(2, 3), torch.tensor([0, 1]), torch.ones(3)), {}, "torch: .*no class weights"),
-        ("linear", (torch.randn(2, 3), torch.randn(4, 3)), {}, "matmul → torch_eager"),
+        ("linear", (torch.randn(2, 3), torch.randn(4, 3)), {}, "matmul → torch_definition"),
         ("linear", (torch.randn(2, 3), torch.randn(4, 3, requires_grad=True)), {}, "torch: a gradient is wanted"),
         ("add", (torch.randn(2, 3), torch.randn(2, 1)), {}, "torch: no operator adds tensors of these shapes"),
         ("relu", (torch.randn(2, 3),), {"inplace": True}, "torch: relu makes its result"),

@@ -17,6 +17,7 @@ from opforge.core.operator import Case  # noqa: E402
 from opforge.core.precision import matrix_errors  # noqa: E402
 from opforge.core.timing import Timing  # noqa: E402
 from opforge.core.verdict import Pass  # noqa: E402
+from opforge.device.torch import sums  # noqa: E402
 from opforge.device.torch.precision import products_in  # noqa: E402
 from opforge.dispatch import Chooser, function_of  # noqa: E402
 from opforge.machine import descriptors  # noqa: E402
@@ -261,6 +262,59 @@ def test_threads_that_ask_for_different_precisions_leave_nothing_behind():
     for thread in threads:
         thread.join()
     assert not wrong and torch.backends.cuda.matmul.fp32_precision == left
+
+
+PARTS = {
+    torch.bfloat16: "allow_bf16_reduced_precision_reduction",
+    torch.float16: "allow_fp16_reduced_precision_reduction",
+}
+
+
+@pytest.mark.parametrize("dtype", PARTS, ids=str)
+@pytest.mark.parametrize("by_public_names", [False, True])
+def test_sums_of_16_bit_products_are_kept_in_float32_and_the_process_keeps_its_choice(
+    dtype, by_public_names, monkeypatch
+):
+    """cuBLAS rounds parts of a sum by default: 3.375 for 3.09 on an H200."""
+    settings, name = torch.backends.cuda.matmul, PARTS[dtype]
+    if by_public_names:
+        kind = name.split("_")[1]
+        monkeypatch.delattr(torch._C, f"_get_cublas_{name}")
+        given = sums.choice_of(kind)
+        monkeypatch.undo()
+        monkeypatch.setitem(sums.CHOICES, dtype, given)
+
+    def rounded(*operands):
+        return getattr(settings, name)
+
+    def fails(*operands):
+        raise RuntimeError("out of memory")
+
+    try:
+        for choice in (True, False):
+            setattr(settings, name, choice)
+            assert sums.sums_in_float32(rounded, OnGpu(dtype=dtype)) is False
+            # nobody's sums but a GPU's 16-bit ones
+            assert sums.sums_in_float32(rounded, OnGpu()) is choice
+            assert sums.sums_in_float32(rounded, OnGpu(dtype=dtype, is_cuda=False)) is choice
+            with pytest.raises(RuntimeError, match="out of memory"):
+                sums.sums_in_float32(fails, OnGpu(dtype=dtype))
+            assert getattr(settings, name) is choice
+    finally:
+        setattr(settings, name, True)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"), reason="needs torch 2.7 or newer"
+)
+def test_sums_in_float16_that_the_process_asked_for_are_not_ours():
+    settings = torch.backends.cuda.matmul
+    settings.allow_fp16_accumulation = True
+    try:
+        inside = sums.sums_in_float32(lambda a: settings.allow_fp16_accumulation, OnGpu(dtype=torch.float16))
+        assert inside is False and settings.allow_fp16_accumulation
+    finally:
+        settings.allow_fp16_accumulation = False
 
 
 @pytest.mark.campaign

@@ -222,4 +222,4 @@ def test_a_torch_without_those_parts_says_so(monkeypatch):
     for name in ("_dynamo", "_inductor.codecache", "_inductor.cpu_vec_isa", "_inductor.exc", "_inductor.compile_fx"):
         monkeypatch.setitem(sys.modules, f"torch.{name}", None)
     assert not torch_private.limit_recompilations(64) and not torch_private.keep_headers_in("/elsewhere")
-    torch_private.warm_inductor()
+    torch_private.warm_inductor(cpu=True)

@@ -106,7 +106,7 @@ class TorchCompile(TorchEager):
         # Inductor's pool of compile processes must not outlive a worker. The processor says itself which vector
         # instructions it has: Inductor would start a Python with torch for each of them to try
         return {
-            "OPFORGE_PRELOAD": "torch opforge.backends.inductor_preload",
+            "OPFORGE_PRELOAD": f"torch opforge.backends.inductor{'' if device == 'cpu' else '_gpu'}_preload",
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_VEC_ISA_OK": "1",
         }

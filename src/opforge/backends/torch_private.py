@@ -178,12 +178,15 @@ def keep_headers_in(folder: str) -> bool:
     return True
 
 
-def warm_inductor() -> None:
-    """Import what Inductor imports at its first compilation, and let it find out which vector instructions the compiler
-    knows. What this torch lacks of it is found out later, by each process.
+def warm_inductor(*, cpu: bool) -> None:
+    """Import what Inductor imports at its first compilation; for a `cpu` let it also find out which vector instructions
+    there are. What this torch lacks of it is found out later, by each process.
     """
     for part in ("codegen.cpp", "codegen.wrapper", "compile_fx", "cpu_vec_isa"):
         _module(f"torch._inductor.{part}")
+    if not cpu:
+        # on a processor with AMX it compiles, and starts a Python with torch, twice: no kernel of a GPU asks for it
+        return
     found_out = getattr(_module("torch._inductor.cpu_vec_isa"), "valid_vec_isa_list", None)
     no_compiler = getattr(_module("torch._inductor.exc"), "InvalidCxxCompiler", RuntimeError)
     if found_out is not None:

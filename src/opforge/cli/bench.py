@@ -123,21 +123,26 @@ def bench(
     from opforge.report import rows
     from opforge.timing import Plan
     from opforge.timing.energy import NoMeter, meter
+    from opforge.trial import start_ahead
     from opforge.trial.verified_before import proven
     from opforge.verify import BRIEF, QUICK
-    from opforge.workbench import BenchOptions, bench as run_bench, ensure_chosen
+    from opforge.workbench import BenchOptions, bench as run_bench, chosen, ensure_chosen
 
     registry = settings(context).registry()
     names = selected(registry, operators, everything)
     known_dtypes, known_backends = dtypes(dtype), backend_names(backend)
-    where = device_to_time(device)
-    if cold and where == "cpu":
-        raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")
     # a record's name for a shape of one's own is that shape
     named = [name for name in workload or () if "=" not in name]
     _known_workloads(registry, names, named)
     given = [*(shape or ()), *(name for name in workload or () if "=" in name)]
     shapes = own_shapes(registry, names, given, known_dtypes)
+    host = make_host(in_process)
+    context.call_on_close(host.close)
+    wanted = BenchOptions(backends=known_backends, implementations=tuple(implementation or ()))
+    start_ahead(host, [item for name in names for item in chosen(registry, registry.operator(name), wanted)], device)
+    where = device_to_time(device)
+    if cold and where == "cpu":
+        raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")
     on = checked("terms", terms or [CALL], set(TERMS))
     plan = Plan(
         samples=samples,
@@ -170,7 +175,6 @@ def bench(
     counter = meter(where) if stats else None
     if isinstance(counter, NoMeter):
         typer.echo(f"{counter.reason}.", err=True)
-    host = make_host(in_process)
     records = []
     pasts = {}
     ended: Exception | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,8 +200,15 @@ def device_or_default(given: str) -> str:
     if not installed("torch"):
         raise EnvironmentLacks(f"This needs PyTorch, which is not installed. Install it with: {INSTALL}")
     with spans.span("import", "torch"):
+        first = "torch" not in sys.modules
+        if first:
+            # as in opforge.__main__: what an import makes stays
+            gc.disable()
         import torch
 
+        if first:
+            gc.freeze()
+            gc.enable()
     if given:
         if not torch_runs_on(given):
             raise EnvironmentLacks(f"torch sees no {given!r} device here. See what is here with: opforge doctor")

@@ -342,10 +342,13 @@ class Executor:
             if tensor.data_ptr() != places[name]:
                 here[name].copy_(tensor)
 
-    def _collected(self, number: int) -> int:
-        """Collect, and the checksum of the outputs at this moment: whatever works on is seen by it."""
+    def _collected(self, number: int) -> int | None:
+        """Collect, and the checksum of the outputs at this moment: whatever works on is seen by it. None from a device,
+        whose memory is copied when all is done: 45 ms for 134 MB, and nobody asks.
+        """
         self._collect(number)
-        return self.launches[number][1].checksum()
+        _, arena, whole = self.launches[number]
+        return arena.checksum() if whole.device.type == "cpu" else None
 
     def sample(self, question: Sample, fds: Sequence[int]) -> Samples | Unfit | Unlike:
         """Samples in seconds per call, by the clock the parent chose."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import gc
 import importlib
 import importlib.metadata
 import importlib.util
@@ -222,6 +223,8 @@ def main(fd: int) -> None:
     helper = [pid for pid in processes.children(outer_pid()) if own is not None]
     # libraries keep idle threads; a worker is forked between messages, when none of them holds a lock that it will want
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    # what an import makes stays until the end: looking through it for garbage, again and again, takes a tenth of it
+    gc.disable()
     # imported before the first fork, so that every worker shares it and starts in milliseconds
     marker = spoilt_marker()
     if marker.exists():
@@ -241,6 +244,9 @@ def main(fd: int) -> None:
             own.close()
         os.execv(sys.executable, [sys.executable, "-P", "-m", "opforge.runner.forkserver", str(sock.detach())])
     sample_requests.sampler()  # compiled and loaded before the first fork: every worker has it
+    # nor do workers look through it, which would make each of them a copy of its pages
+    gc.freeze()
+    gc.enable()
     level = sandbox.Level(pid_namespace=own_processes, network_namespace=own_network)
     server = Server(sock, Path(os.environ[SCRATCH]), own)
     try:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from opforge.backends.cache import cache_root
 from opforge.core import spans
 from opforge.core.errors import NotNow
 from opforge.runner import processes
+from opforge.runner.bytecode import bytecode_kept
 from opforge.runner.channel import Closed, Late, receive, send
 from opforge.runner.confinement import HIDDEN
 from opforge.runner.guards import Guards, Limits
@@ -55,16 +55,6 @@ class Drifted(Exception):
 
 class NewbornDied(Exception):
     """A worker ended before it had said that it is there."""
-
-
-def bytecode_kept() -> dict[str, str]:
-    """The variables that let servers keep compiled Python where torch was installed without: many containers are, and
-    then each start compiles thousands
-    of files, seconds for torch and tens of seconds for Inductor."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None or any((Path(spec.origin).parent / "__pycache__").glob("__init__.*.pyc")):
-        return {}
-    return {"PYTHONPYCACHEPREFIX": str(cache_root() / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 @dataclass(frozen=True, kw_only=True)

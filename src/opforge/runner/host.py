@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
 import sys
 import threading
 from collections import defaultdict
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import Protocol
 
 from opforge.core.errors import EnvironmentLacks, NotNow, OpforgeError
+from opforge.runner import bytecode
 from opforge.runner.channel import Closed, Late
 from opforge.runner.client import ForkedWorker, LocalWorker, Worker
 from opforge.runner.forkserver_client import RELIEF, START_LIMIT_S, Drifted, NewbornDied, ServerProcess
@@ -87,6 +89,7 @@ class Isolated:
         self._last: ServerProcess | None = None
         self._closed = False
         self._ahead: list[threading.Thread] = []
+        self._compilers: subprocess.Popen[bytes] | None = None
         self._starting: defaultdict[tuple[tuple[str, str], ...], threading.Lock] = defaultdict(threading.Lock)
 
     @property
@@ -142,12 +145,17 @@ class Isolated:
                 if not self._closed:
                     self._server(environment)
 
-        for key in {tuple(sorted(environment.items())) for environment in environments}:
+        keys = {tuple(sorted(environment.items())) for environment in environments}
+        if self._compilers is None and any("inductor" in value for key in keys for _, value in key):
+            self._compilers = bytecode.compile_ahead(bytecode.bytecode_kept())
+        for key in keys:
             self._ahead.append(threading.Thread(target=start, args=(dict(key),), name="server", daemon=True))
             self._ahead[-1].start()
 
     def close(self) -> None:
         self._closed = True
+        if self._compilers is not None:
+            bytecode.give_up(self._compilers)
         for thread in self._ahead:
             thread.join()
         # each takes a second to end: a process with a toolchain in it has much to put away. They do so side by side,

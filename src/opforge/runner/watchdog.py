@@ -66,7 +66,8 @@ class Watchdog:
         self.compiles = self.compiling = self.bounded = self.sealed = False
         self.limit_s = self.compiled_s = 0.0
         self.stretches = {False: _Stretch(), True: _Stretch()}
-        self.looked = self.idle_since = self.kept_waiting_s = self.worked_s = 0.0
+        self.looked = self.idle_since = self.kept_waiting_s = 0.0
+        self.worked_s: float | None = None
 
     def begin(self, question: Question[Any], arena_bytes: int, limit_s: float) -> None:
         """A request is about to be sent: `limit_s` is what the caller would wait at most."""
@@ -90,7 +91,8 @@ class Watchdog:
     def _start(self) -> None:
         self.looked = self.idle_since = self.since = time.monotonic()
         self.kept_waiting_s = processes.kept_waiting_s(self.pid)
-        self.worked_s = self._processor_s()
+        # asked at the first look: most requests are answered before
+        self.worked_s = None
 
     def told(self, compiling: bool) -> None:
         """The worker says that a compiler runs from now on, or none any more. Each phase goes on where it was left:
@@ -121,7 +123,9 @@ class Watchdog:
                 self._start()
             return None
         worked_s = self._processor_s()
-        if worked_s - self.worked_s > WORKING * LOOK_S:
+        if self.worked_s is None:
+            self.worked_s = worked_s
+        elif worked_s - self.worked_s > WORKING * LOOK_S:
             self.worked_s, self.idle_since = worked_s, now
         stretch = self._count()
         # who compiles is given its time as long as it works; who does nothing for as long as a hang takes is one

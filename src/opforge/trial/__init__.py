@@ -16,6 +16,7 @@ from opforge.trial.binding import (
     bind as bind,
     get_ready as get_ready,
     leave as leave,
+    start_ahead as start_ahead,
 )
 from opforge.trial.case_check import check as check
 from opforge.trial.compile_ahead import compile_seconds as compile_seconds, compiling_ahead as compiling_ahead

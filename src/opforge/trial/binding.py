@@ -5,11 +5,14 @@ workers are given back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from opforge.backends import Missing, backend
+from opforge.backends.module_loading import installed
 from opforge.core import spans
 from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
 from opforge.core.verdict import Broken, Inaccurate, Pass, Proof, Unsupported, Verdict
@@ -23,6 +26,16 @@ from opforge.verify import CaseCache, CaseRun, PreparedCase, bind_blind, run_bou
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
 
 BindAnswer = tuple[CaseRun, LaunchBound | Failure]
+
+ON_A_GPU = {
+    "torch": "torch",
+    "compile": "torch",
+    "triton": "triton",
+    "cuda": "tvm_ffi",
+    "tilelang": "tilelang",
+    "library": "torch",
+}
+"""Backends that run on a GPU, and the package without which they don't."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,26 @@ def get_ready(host: Host, implementations: Iterable[Implementation], device: str
     if isinstance(host, Isolated):
         able = [backend(item.backend) for item in implementations]
         host.ready([item.environment(device) for item in able if not isinstance(item.execution_mode(device), Missing)])
+
+
+def start_ahead(host: Host, implementations: Iterable[Implementation], device: str) -> None:
+    """As `get_ready`, before this process itself has PyTorch, whose import takes seconds: where an NVIDIA GPU is asked
+    for, or would be taken (`device` ""), and there are processors for all. What nobody wants afterwards cost a process.
+    """
+    if (
+        isinstance(host, Isolated)
+        and device in ("", "cuda")
+        and any(Path("/dev").glob("nvidia[0-9]*"))
+        and (os.cpu_count() or 1) > len(ON_A_GPU)
+    ):
+        names = {item.backend for item in implementations}
+        host.ready(
+            [
+                backend(name).environment("cuda")
+                for name, package in ON_A_GPU.items()
+                if name in names and installed(package)
+            ]
+        )
 
 
 def bind(setting: Setting, points: Sequence[Point]) -> list[Ready | NotReady]:

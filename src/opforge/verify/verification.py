@@ -38,6 +38,7 @@ from opforge.verify.explain.window import window
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
 from opforge.verify.judging.repeats import Repeats
 from opforge.verify.judging.run_case import run_once
+from opforge.verify.judging.threads import threads_for
 from opforge.verify.oracle.expectation import reduction_length
 
 TELLING = 16
@@ -207,6 +208,11 @@ class _Run:
 
     def _case(self, worker: Worker, prepared: PreparedCase, share: float) -> Verdict | None:
         self.progress(prepared.case)
+        # copies of an arena too: a pool's second thread spins for milliseconds after each, half of all processor time
+        with threads_for(prepared.arena.size):
+            return self._ran(worker, prepared, share)
+
+    def _ran(self, worker: Worker, prepared: PreparedCase, share: float) -> Verdict | None:
         ran = run_once(self.bench, worker, self.implementation, prepared, self.config)
         if isinstance(ran, Rejected):
             self.refused.append((prepared.case.name, ran.reason))

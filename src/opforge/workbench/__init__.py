@@ -4,6 +4,7 @@ from opforge.workbench.bench import (
     BenchOptions as BenchOptions,
     Event as Event,
     bench as bench,
+    chosen as chosen,
     ensure_chosen as ensure_chosen,
     environment_of as environment_of,
     verify_all as verify_all,

@@ -367,5 +367,6 @@ operator = Operator(
         "triton_naive",
         "cpp_blocked",
         "torch_eager",
+        "torch_definition",
     ),
 )
