@@ -179,5 +179,5 @@ operator = Operator(
             source="FlashAttention's benchmark with a bias: 4 x 16 heads of 64, 4096 tokens",
         ),
     ),
-    implementations=("torch_eager", "torch_definition"),
+    implementations=("triton_blocks", "torch_eager", "torch_definition"),
 )
