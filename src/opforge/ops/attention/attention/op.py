@@ -199,6 +199,7 @@ operator = Operator(
     ),
     workloads=WORKLOADS,
     gradient="attention_backward",
+    further_gradients=("attention_bias_backward", "attention_sinks_backward"),
     implementations=(
         "cuda_wgmma",
         "triton_gluon",
