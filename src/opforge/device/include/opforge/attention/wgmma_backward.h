@@ -22,7 +22,7 @@ template <typename T, int kD_, int kE_, int kM_, int kStages_, bool kBent_, bool
 struct BackwardShape {
   using Element = T;
   static constexpr int kD = kD_, kE = kE_, kM = kM_, kStages = kStages_;
-  static constexpr bool kBent = kBent_, kOrdered = kOrdered_;
+  static constexpr bool kBent = kBent_, kOrdered = kOrdered_, kWide = false;
   static constexpr int kGroups = 2, kN = 64 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr int kBoxesD = kD / kBox, kBoxesE = kE / kBox;
   static constexpr int kKeyBoxBytes = kN * 128, kQueryBoxBytes = kM * 128;

@@ -1,8 +1,8 @@
-// opforge/attention/wgmma_backward_launch.h - the host's side of attention/wgmma_backward.h: rows are prepared, gradients are computed, sums become dq.
+// opforge/attention/wgmma_backward_launch.h - the host's side of attention/wgmma_backward.h and wgmma_backward_wide.h: rows are prepared, gradients are computed, sums become dq.
 #ifndef OPFORGE_ATTENTION_WGMMA_BACKWARD_LAUNCH_H_
 #define OPFORGE_ATTENTION_WGMMA_BACKWARD_LAUNCH_H_
 
-#include "opforge/attention/wgmma_backward.h"
+#include "opforge/attention/wgmma_backward_wide.h"
 #include "opforge/attention/wgmma_launch.h"
 
 namespace opforge {
@@ -63,11 +63,18 @@ Lines<T> lines_of(const TensorView& tensor) {
   return {data<const T>(tensor), tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.ndim() == 4 ? tensor.stride(3) : 0};
 }
 
+/// The kernel of a shape.
+template <typename S>
+constexpr auto differentiate() {
+  if constexpr (S::kWide) return differentiate_wgmma_wide<S>;
+  else return differentiate_wgmma<S>;
+}
+
 template <typename S>
 void launch_backward(const BackwardTensors& of, BackwardCall call, cudaStream_t stream) {
   using T = typename S::Element;
   static_assert(S::kSharedBytes <= 232448, "the rings fit a block's shared memory");
-  constexpr auto kernel = differentiate_wgmma<S>;
+  constexpr auto kernel = differentiate<S>();
   const Gathered<T> q(of.q, stream), k(of.k, stream), v(of.v, stream), dout(of.dout, stream);
   const int64_t all_heads = of.q.size(0) * of.q.size(1);
   call.rows = static_cast<int>(ceil_div(call.queries, S::kM) * S::kM);
@@ -109,8 +116,11 @@ template <typename T, int kStages, bool kBent, bool kOrdered>
 void backward_wgmma_with(const BackwardTensors& of, const BackwardCall& call, cudaStream_t stream) {
   const int64_t d = of.q.size(3), e = of.v.size(3);
   if (d <= 64 && e <= 64) return launch_backward<BackwardShape<T, 64, 64, 128, kStages, kBent, kOrdered>>(of, call, stream);
-  OPFORGE_CHECK(d <= 128 && e <= 128, ValueError, "head dimensions of ", d, " and ", e, " are more than 128");
-  launch_backward<BackwardShape<T, 128, 128, 64, kStages, kBent, kOrdered>>(of, call, stream);
+  if (d <= 128 && e <= 128) return launch_backward<BackwardShape<T, 128, 128, 64, kStages, kBent, kOrdered>>(of, call, stream);
+  if (d <= 192 && e <= 128) return launch_backward<WideBackwardShape<T, 192, 128, kStages, kBent, kOrdered>>(of, call, stream);
+  OPFORGE_CHECK(d <= 256 && e <= 256, ValueError, "head dimensions of ", d, " and ", e, " are more than 256");
+  // shared memory has room for two blocks of such queries
+  launch_backward<WideBackwardShape<T, 256, 256, 2, kBent, kOrdered>>(of, call, stream);
 }
 
 template <typename T, int kStages, bool kOrdered>
