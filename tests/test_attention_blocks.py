@@ -27,7 +27,7 @@ def test_blocks_of_every_size_of_rows_that_is_taken_fit_shared_memory(itemsize):
         m, n, warps, stages = fitted(CPU, itemsize, D, E, *(DEFAULT[name] for name in list(DEFAULT)[:4]))
         assert min(m, n) >= 16 and (m * D + stages * n * (D + E)) * itemsize <= SHARED_BYTES, (D, E)
         # 16 x 1024 sums and as many elements of queries are what the smallest block has
-        assert itemsize == 2 or m * (n + D + E) <= max(2048 * warps, 16 * (16 + 2048)), (D, E)
+        assert itemsize == 2 or m * (n + D + E) <= max(2304 * warps, 16 * (16 + 2048)), (D, E)
     backward = load([]).implementation("attention_backward", "triton_twokernels")
     (condition,) = backward.supports.values()
     assert condition.endswith("<= 1536")
