@@ -32,8 +32,8 @@ LEAST = 16
 
 UNROLLED_SUMS = 2304
 """Sums and elements of queries of a warp where products are unrolled multiplications (float32): 72 a thread, as a block
-of 32 x 32 with 128 dimensions has on 4 warps. That is the fastest of its size on an H200 (8.9 TFLOP/s; 16 x 32 6.2; with
-8 warps 5.9). From twice as many on they leave the registers, and a block of 64 by 544 takes a compiler two minutes.
+of 32 x 32 with 128 dimensions has on 4 warps, the fastest of its size on an H200 (8.9 TFLOP/s; 16 x 32 6.2; on 8 warps
+5.9). From twice as many on they leave the registers, and a block of 64 by 544 takes a compiler two minutes.
 """
 
 FAR = tl.constexpr(2**30)
