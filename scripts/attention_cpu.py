@@ -20,7 +20,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,14 +158,18 @@ LEAST_BYTES = 1e5
 
 def picture(rows: Sequence[dict[str, Any]]) -> str:
     """The curve over the lengths as SVG, time above and memory below, of the first dtype and head dimension, full."""
+    dtype, dim, heads = (rows[0][name] for name in ("dtype", "dim", "heads"))
+    kept = [item for item in rows if (item["dtype"], item["dim"], item["causal"]) == (dtype, dim, False)]
+    return curve(kept, f"attention on a CPU: {heads} heads of {dim}, {dtype}, no mask", COLOURS)
+
+
+def curve(kept: Sequence[Mapping[str, Any]], title: str, colours: Mapping[str, str]) -> str:
+    """Seconds and peak bytes of each row's calls over its length as SVG, a line for each name that has a colour."""
     from opforge.core import units
     from opforge.report import svg
 
-    dtype, dim, heads = (rows[0][name] for name in ("dtype", "dim", "heads"))
-    kept = [item for item in rows if (item["dtype"], item["dim"], item["causal"]) == (dtype, dim, False)]
     lengths = sorted({item["length"] for item in kept})
     across = svg.logarithmic(lengths[0], max(lengths[-1], lengths[0] + 1), LEFT, WIDTH - RIGHT)
-    title = f"attention on a CPU: {heads} heads of {dim}, {dtype}, no mask"
     parts = [svg.element("style", STYLE), svg.text(title, LEFT, 18)]
 
     def panel(top: float, values: dict[str, list[tuple[int, float]]], words: Callable[[float], str]) -> None:
@@ -177,15 +181,15 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
         for place, (name, line) in enumerate(values.items()):
             points = [f"{svg.coordinate(across(x))} {svg.coordinate(up(y))}" for x, y in line]
             parts.append(
-                svg.element("path", d="M" + "L".join(points), fill="none", stroke=COLOURS[name], stroke_width=2)
+                svg.element("path", d="M" + "L".join(points), fill="none", stroke=colours[name], stroke_width=2)
             )
             key = top + 14 + 18 * place
             parts.append(
-                svg.element("path", d=f"M{WIDTH - RIGHT + 6:g} {key - 4:g}h20", stroke=COLOURS[name], stroke_width=2)
+                svg.element("path", d=f"M{WIDTH - RIGHT + 6:g} {key - 4:g}h20", stroke=colours[name], stroke_width=2)
             )
             parts.append(svg.text(name, WIDTH - RIGHT + 30, key))
 
-    names = [name for name in COLOURS if name in kept[0]["seconds"]]
+    names = [name for name in colours if name in kept[0]["seconds"]]
     panel(TOP, {name: [(item["length"], item["seconds"][name]) for item in kept] for name in names}, units.seconds)
     memory = {
         name: [(item["length"], max(item["peak_bytes"][name] or 0, LEAST_BYTES)) for item in kept] for name in names

@@ -2,6 +2,7 @@
 
     python scripts/attention_curve.py                        Markdown tables; half a minute
     python scripts/attention_curve.py --json curve.json
+    python scripts/attention_curve.py --from curve.json --svg curve.svg      draws what was measured before
 
 The ladder is timed at 512 to 4096 queries and keys, 4 x 16 heads of 64 in bfloat16, causal and not; windows of 1024
 keys at 8192 to 65536, one entry of 16 heads of 128. Interleaved, medians, as CUDA graphs where that works, by
@@ -24,6 +25,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 LADDER = ("torch_definition", "triton_online", "triton_twoloops", "triton_gluon", "cuda_wgmma")
 WINDOWED = ("triton_twoloops", "triton_gluon", "cuda_wgmma")
 WINDOW = 1024
+COLOURS = dict(zip((*LADDER, "sdpa"), ("#9c6ade", "#e4572e", "#3a923a", "#4269d0", "#c99700", "#222222"), strict=True))
 
 
 def row_of(registry: Any, names: Sequence[str], axes: Mapping[str, int], given: Mapping[str, Any], options: Any) -> Any:
@@ -113,13 +115,29 @@ def table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
+def drawn(path: Path | None, ladder: Sequence[Mapping[str, Any]], where: str) -> None:
+    """The ladder without a mask as SVG."""
+    if path is None:
+        return
+    from attention_cpu import curve
+
+    rows = [{"length": row["keys"], "peak_bytes": row["memory"], **row} for row in ladder if not row["causal"]]
+    path.write_text(curve(rows, f"attention on {where}: 4 x 16 heads of 64, bfloat16, no mask", COLOURS))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--json", type=Path, help="where the numbers go")
+    parser.add_argument("--from", dest="kept", type=Path, help="measure nothing; draw what this file holds")
+    parser.add_argument("--svg", type=Path, help="draw the ladder without a mask here")
     options = parser.parse_args()
+    if options.kept:
+        held = json.loads(options.kept.read_text())
+        drawn(options.svg, held["ladder"], held["device"])
+        return
 
     import torch
 
@@ -142,6 +160,7 @@ def main() -> None:
     print(table("4 x 16 heads of 64", ladder), flush=True)
     windows = measured(WINDOWED, 1, 128, (8192, 16384, 32768, 65536), ({"causal": True, "window_left": WINDOW - 1},))
     print(f"\n{table(f'16 heads of 128, windows of {WINDOW} keys', windows)}")
+    drawn(options.svg, ladder, where)
     if options.json:
         kept = {"device": where, "torch": torch.__version__, "ladder": ladder, "windows": windows}
         options.json.write_text(json.dumps(kept, indent=1))

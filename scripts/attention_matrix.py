@@ -335,7 +335,8 @@ def text(found: Sequence[Answer]) -> str:
             verdicts = [by[cell, backend] for cell in members if (cell, backend) in by]
             refused = [words for verdict, words in verdicts if verdict == REFUSED]
             passed = sum(verdict == PASS for verdict, _ in verdicts)
-            reasons.update(words for words in refused)
+            # without the sizes of one call
+            reasons.update(words.partition(" does not hold for ")[0] for words in refused)
             valid = len(verdicts) - len(refused)
             parts.append("-" if not verdicts else f"{passed}/{valid}" if valid else "refused")
         lines.append(f"| {mask} | {feature} | {direction} | {' | '.join(parts)} |")

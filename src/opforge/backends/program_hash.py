@@ -86,7 +86,7 @@ def dumped(node: object) -> str:
     field, 3.13's leaves empty lists out, and evidence taken under one would hold nothing under the other.
 
     >>> dumped(ast.parse("class C: pass").body[0])
-    "ClassDef('C', [], [], [Pass()], [], type_params=[])"
+    "ClassDef('C', [], [], [Pass()], [], [])"
     """
     if isinstance(node, list):
         return f"[{', '.join(map(dumped, node))}]"

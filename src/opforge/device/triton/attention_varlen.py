@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from opforge.device.triton.attention import FAR, LEAST, LOG2E, capped_tanh, fitted
+from opforge.device.triton.attention import FAR, LOG2E, capped_tanh, fitted, rows_of
 
 SPACE = {
     "BLOCK_M": (16, 32, 64, 128),
@@ -185,7 +185,7 @@ def launch_varlen(
     if not out.numel():
         return
     sequences, far = cu_seqlens_q.shape[0] - 1, FAR.value
-    D, E = (max(LEAST, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    D, E = rows_of(head_dim, value_dim, q.element_size())
     BLOCK_M, BLOCK_N, num_warps, num_stages = fitted(
         q.device, q.element_size(), D, E, BLOCK_M, BLOCK_N, num_warps, num_stages
     )
