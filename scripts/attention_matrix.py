@@ -5,6 +5,8 @@ python scripts/attention_matrix.py --dims 64 192/128 --masks causal window     a
 python scripts/attention_matrix.py --fuzz 20                                   drawn shapes besides: Nq != Nk, N = 1,
                                                                                lengths % 128 of 1, 64 and 127
 python scripts/attention_matrix.py --from matrix.json --page matrix.html       what was found before
+python scripts/attention_matrix.py --from matrix.json --time --json times.json each cell that Passes also timed: its
+                                                                               call, 1025 queries against 1037 keys
 
 A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each of the
 implementations; Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where
@@ -20,15 +22,16 @@ import collections
 import html
 import itertools
 import json
+import math
 import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "src"), str(Path(__file__).resolve().parent)]
 
 BOTTOM = {"causal": True, "alignment": "bottom_right"}
 MASKS: dict[str, dict[str, Any]] = {
@@ -83,6 +86,13 @@ class Answer:
     dtype: str
     verdict: str
     words: str
+    seconds: float | None
+
+
+TIMED = (1025, 1037)
+"""Lengths of a call that is timed: as odd as those of the cells, so that what was compiled for these serves."""
+PAGES = 64
+"""Pages of each sequence where a call is timed."""
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
@@ -119,6 +129,8 @@ def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> A
         sizes = dict(operator.cases[0].axes)
         sizes |= {"kv_heads": kv_heads, "group": group, "head_dim": dim}
         sizes |= {"value_dim": value_dim} if "value_dim" in sizes else {}
+        if lengths == TIMED:
+            sizes |= {"max_pages": PAGES, "pages": sizes["batch"] * PAGES}
     else:
         sizes = dict(axes(2, kv_heads, group, *lengths, dim, value_dim))
     name = f"{cell.mask}, {cell.heads}, {cell.dim}, {cell.feature}, {lengths[0]} x {lengths[1]}"
@@ -177,9 +189,10 @@ def verified(options: argparse.Namespace) -> list[Answer]:
     for cell in wanted:
         reason = missing(operators, cell)
         if reason is not None:
-            found.append(Answer(cell, "", "", "", MISSING, reason))
+            found.append(Answer(cell, "", "", "", MISSING, reason, None))
             continue
-        groups[cell.operator].append((cell, case_of(operators[cell.operator], cell)))
+        if not options.drawn_alone:
+            groups[cell.operator].append((cell, case_of(operators[cell.operator], cell)))
     for place, lengths in enumerate(lengths_drawn(options.fuzz, options.seed)):
         cell = random.Random(options.seed + place).choice([cell for cell in wanted if cell.mask != "paged"])
         if missing(operators, cell) is None:
@@ -201,7 +214,7 @@ def verified(options: argparse.Namespace) -> list[Answer]:
                                 )
                                 return found
                             for case, verdict, words in answers(bench, item, dtype, asked):
-                                answer = Answer(asked[case][0], item.backend, item.name, dtype, verdict, words)
+                                answer = Answer(asked[case][0], item.backend, item.name, dtype, verdict, words, None)
                                 found.append(answer)
                                 if verdict not in (PASS, REFUSED):
                                     print(f"{name} {item.name} {dtype} {case}: {verdict}: {words}", flush=True)
@@ -212,6 +225,69 @@ def verified(options: argparse.Namespace) -> list[Answer]:
                 # what was found is kept if the run is ended
                 keep(options.json, found)
     return found
+
+
+def inputs_of(operator: Any, case: Any, dtype: str, device: str) -> list[Any]:
+    """Tensors of a call that is timed, made where it runs; None for what is not given."""
+    import torch
+
+    from opforge.core.shapes import full_shape
+
+    keys = case.axes.get("keys", case.axes.get("total_k", PAGES * case.axes.get("page", 1)))
+    made: list[Any] = []
+    for spec in operator.inputs:
+        shape = full_shape(spec.shape, case.axes)
+        if spec.optional and not case.scalars[f"has_{spec.name}"]:
+            made.append(None)
+        elif spec.offsets is not None:
+            made.append(torch.arange(shape[0], device=device) * case.axes[spec.offsets] // max(1, shape[0] - 1))
+            made[-1] = made[-1].int()
+        elif spec.name == "block_table":
+            made.append(torch.arange(case.axes["pages"], device=device).int().reshape(shape))
+        elif spec.name in ("key_lengths", "lengths"):
+            made.append(torch.full(shape, keys, dtype=torch.int32, device=device))
+        elif spec.name == "mask":
+            made.append(torch.rand(shape, device=device) < 0.9)
+        else:
+            kind = getattr(torch, spec.dtype_for(dtype, case.scalars))
+            # weights of a backward pass sum to about 1
+            made.append((torch.randn(shape, device=device) + (math.log(keys) if spec.name == "lse" else 0)).to(kind))
+    return made
+
+
+def timed(options: argparse.Namespace, found: Sequence[Answer]) -> list[Answer]:
+    """The answers, the first Pass of each cell and backend with seconds of a call."""
+    import torch
+    from direct import interleaved, kernel_errors, prepared, reason_of
+
+    from opforge.registry import load
+
+    registry, done, result = load([]), set(), []
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    began = time.monotonic()
+    for answer in found:
+        key = (answer.cell, answer.backend)
+        if answer.verdict != PASS or key in done or (time.monotonic() - began) / 60 > options.minutes:
+            result.append(answer)
+            continue
+        done.add(key)
+        operator = registry.operator(answer.cell.operator)
+        item = registry.implementation(operator.name, answer.implementation)
+        case = case_of(operator, answer.cell, TIMED)
+        seconds: float | None = None
+        try:
+            tensors = inputs_of(operator, case, answer.dtype, device)
+            scalars = operator.scalar_values(case.scalars)
+            call = prepared(operator, item, tensors, case.axes, answer.dtype, scalars)
+            if isinstance(call, str):
+                print(f"{case.name}: {item.name} is not timed: {call}", flush=True)
+            else:
+                times = interleaved({"": call}, [tensors], device, graphs=False, turns=3)
+                seconds = times.seconds[""]
+        except kernel_errors() as error:
+            print(f"{case.name}: {item.name} is not timed: {reason_of(error)}", flush=True)
+        result.append(replace(answer, seconds=seconds))
+    return result
 
 
 def by_backend(found: Sequence[Answer]) -> dict[tuple[Cell, str], tuple[str, str]]:
@@ -231,7 +307,7 @@ def by_backend(found: Sequence[Answer]) -> dict[tuple[Cell, str], tuple[str, str
 
 
 def shares(found: Sequence[Answer]) -> list[tuple[str, int, int, int]]:
-    """(backend, Pass, valid, refused) of each backend, and of all kernels of opforge's own together."""
+    """(backend, Pass, valid, refused) of each backend."""
     by = by_backend(found)
     backends = sorted({backend for _, backend in by})
     lines = []
@@ -266,7 +342,9 @@ def text(found: Sequence[Answer]) -> str:
     lines.append("")
     for backend, passed, valid, refused in shares(found):
         share = f" ({passed / valid:.1%})" if valid else ""
-        lines.append(f"{backend}: {passed} of {valid} valid cells Pass{share}; {refused} refused.")
+        count = sum(answer.seconds is not None for answer in found if answer.backend == backend)
+        told = f", {count} are timed" if count else ""
+        lines.append(f"{backend}: {passed} of {valid} valid cells Pass{share}{told}; {refused} refused.")
     reasons.update(answer.words for answer in found if answer.verdict == MISSING)
     if reasons:
         lines += ["", "Refused or missing, with the number of cells:", ""]
@@ -278,6 +356,7 @@ def page(found: Sequence[Answer]) -> str:
     """The same as one HTML page, every cell by itself with its words."""
     by = by_backend(found)
     backends = sorted({backend for _, backend in by})
+    times = {(item.cell, item.backend): item.seconds for item in found if item.seconds is not None}
     colour = {PASS: "#d7f0d7", REFUSED: "#eee"}
     lines = []
     for cell in dict.fromkeys(answer.cell for answer in found):
@@ -286,6 +365,7 @@ def page(found: Sequence[Answer]) -> str:
             verdict, words = by.get((cell, backend), (MISSING, ""))
             shade = colour.get(verdict, "#f6f6f6" if verdict == MISSING else "#f8c8c8")
             shown = html.escape(verdict if verdict != MISSING else "-")
+            shown += f" {times[cell, backend] * 1e3:.3g} ms" if (cell, backend) in times else ""
             columns.append(f'<td style="background:{shade}" title="{html.escape(words)}">{shown}</td>')
         named = (cell.mask, cell.heads, cell.dim, cell.feature, cell.direction)
         lines.append("<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in named) + "".join(columns) + "</tr>")
@@ -313,25 +393,30 @@ def main() -> int:
     ):
         parser.add_argument(f"--{name}", nargs="+", default=list(values), choices=list(values))
     parser.add_argument("--fuzz", type=int, default=0, help="so many calls of drawn lengths besides")
+    parser.add_argument("--drawn-alone", action="store_true", help="of all cells only the calls of drawn lengths")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, default=36, help="cells in one verification")
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--time", action="store_true", help="time what Passes as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
     parser.add_argument("--from", dest="kept", type=Path, nargs="+", help="verify nothing; show what these files hold")
     options = parser.parse_args()
     if options.kept:
         found = [
-            Answer(**{**item, "cell": Cell(**item["cell"])})
+            Answer(**{"seconds": None, **item, "cell": Cell(**item["cell"])})
             for path in options.kept
             for item in json.loads(path.read_text())["answers"]
         ]
+        # what no backend can be asked stands in the file of each
+        found = list(dict.fromkeys(found))
     else:
         import torch
 
         options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         options.dtypes = options.dtypes or ["float32" if options.device == "cpu" else "bfloat16"]
         found = verified(options)
+    found = timed(options, found) if options.time else found
     keep(options.json, found)
     if options.page:
         options.page.write_text(page(found), encoding="utf-8")

@@ -159,14 +159,13 @@ def forward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[s
                 continue
             calls[name] = call
             if name == names[0]:
-                given = [*tensors[:3], lengths, *tensors[4:]]
-                # `prepared` knows of no optional inputs by itself
-                own = {**scalars, "has_key_lengths": True}
-                padded = with_lengths(operator, item, given, axes, dtype, own)
+                padded = prepared(operator, item, [*tensors[:3], lengths, *tensors[4:]], axes, dtype, scalars)
                 if isinstance(padded, str):
                     notes[f"{name}{WITH_LENGTHS}"] = padded
                 else:
-                    calls[f"{name}{WITH_LENGTHS}"] = padded
+                    calls[f"{name}{WITH_LENGTHS}"] = lambda given, padded=padded: padded(
+                        [*given[:3], lengths, *given[4:]]
+                    )
         except kernel_errors() as error:
             notes[name] = reason_of(error)
     wanted: Any = None
@@ -185,44 +184,6 @@ def forward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[s
     notes |= {name: f"called, no graph: {reason}" for name, reason in times.called.items()}
     flops = operator.cost(axes, dtype, scalars).flops
     return {"workload": workload.name, "flops": flops, "seconds": times.seconds, "notes": notes}
-
-
-def with_lengths(operator: Any, item: Any, given: Sequence[Any], axes: Any, dtype: str, scalars: Any) -> Any:
-    """The implementation as a function of tensors, each entry of the batch with all of its keys as its length."""
-    import torch
-
-    from opforge.backends import Call, backend
-    from opforge.core.implementation import Rejected
-    from opforge.core.shapes import full_shape
-
-    there = {
-        f"has_{spec.name}": tensor is not None
-        for spec, tensor in zip(operator.inputs, given, strict=True)
-        if spec.optional
-    }
-    answer = item.accepts(axes, dtype, {**scalars, **there})
-    if isinstance(answer, Rejected):
-        return answer.reason
-    kernel = backend(item.backend).prepare(
-        item,
-        Call(
-            operator=operator, axes=axes, dtype=dtype, scalars={**scalars, **there}, config=item.default,
-            device=given[0].device.type,
-        ),
-    )  # fmt: skip
-    outputs = [
-        torch.empty(
-            full_shape(spec.shape, axes), dtype=getattr(torch, spec.dtype_for(dtype, scalars)), device=given[0].device
-        )
-        for spec in operator.outputs
-    ]
-    asked = {name: value for name, value in scalars.items() if not name.startswith("has_")}
-
-    def call(tensors: Sequence[Any]) -> Any:
-        kernel.run([*tensors[:3], given[3], *[None] * 4], outputs, asked)
-        return tuple(outputs)
-
-    return call
 
 
 def backward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[str, Any]:

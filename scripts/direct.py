@@ -70,7 +70,7 @@ def prepared(
     scalars: Mapping[str, Any],
     config: Any = None,
 ) -> Call | str:
-    """The implementation as a function of tensors like these, or why it does not take them."""
+    """The implementation as a function of tensors like these (None: not given), or why it does not take them."""
     import torch
 
     from opforge.backends import Call as Wanted, Native, backend
@@ -82,8 +82,12 @@ def prepared(
     mode = backend(implementation.backend).execution_mode(device)
     if not isinstance(mode, Native):
         return str(mode)
-    absent = {f"has_{spec.name}": False for spec in operator.inputs if spec.optional}
-    asked, scalars = {name: scalars[name] for name in scalars if name not in absent}, {**scalars, **absent}
+    there = {
+        f"has_{spec.name}": tensor is not None
+        for spec, tensor in zip(operator.inputs, tensors, strict=True)
+        if spec.optional
+    }
+    asked, scalars = {name: scalars[name] for name in scalars if name not in there}, {**scalars, **there}
     answer = implementation.accepts(axes, dtype, scalars)
     if isinstance(answer, Rejected):
         return answer.reason

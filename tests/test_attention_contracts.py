@@ -18,8 +18,16 @@ def standings(name):
     own = Function(operator, Chooser(registry))
     custom = getattr(torch.ops.opforge, name).default
     gradient = registry.operator(operator.gradient) if operator.gradient else None
+    further = [registry.operator(other) for other in operator.further_gradients]
     found = check_function(
-        operator, own, custom, device="cpu", compiler="aot_eager", gradient=gradient, dtypes=["float32"]
+        operator,
+        own,
+        custom,
+        device="cpu",
+        compiler="aot_eager",
+        gradient=gradient,
+        further=further,
+        dtypes=["float32"],
     )
     return {clause.name: clause for clause in found}
 
@@ -27,7 +35,15 @@ def standings(name):
 @pytest.mark.campaign
 @pytest.mark.parametrize(
     "name",
-    ["attention", "attention_backward", "attention_decode", "attention_varlen", "attention_varlen_backward"],
+    [
+        "attention",
+        "attention_backward",
+        "attention_bias_backward",
+        "attention_sinks_backward",
+        "attention_decode",
+        "attention_varlen",
+        "attention_varlen_backward",
+    ],
 )
 def test_contracts_hold(name):
     found = standings(name)

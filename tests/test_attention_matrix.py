@@ -22,7 +22,7 @@ def matrix():
 
 def answer(matrix, verdict, implementation="one", dim="64", backend="cpp"):
     cell = matrix.Cell("causal", "GQA", dim, "bias", "forward")
-    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it")
+    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it", None)
 
 
 def test_a_failure_outweighs_a_pass_and_a_pass_a_refusal(matrix):

@@ -114,6 +114,39 @@ def test_gradients_are_those_of_the_oracle_differentiated(left):
         assert (one - other).abs().max() < 1e-12
 
 
+def test_gradients_of_bias_and_sinks_are_those_of_the_oracle_differentiated(monkeypatch):
+    """All at once, in float64; what is expanded, and heads one after another, too."""
+    from opforge.core import attention_gradients
+
+    registry = load([])
+    of_bias, of_sinks = (registry.operator(name) for name in OPERATOR.further_gradients)
+    tensors, sides = given(), beside()
+    leaves = [sides["bias"].requires_grad_(), sides["sinks"].requires_grad_()]
+    scalars = {"softcap": 2.0, "dropout": 0.3, "seed": 9, "causal": True, "alignment": "bottom_right"}
+    out, lse = reference(tensors, sides, **scalars)
+    make = torch.Generator().manual_seed(13)
+    dout, dlse = (torch.randn(made.shape, generator=make, dtype=torch.float64) for made in (out, lse))
+    wanted = torch.autograd.grad((out * dout).sum() + (lse * dlse).sum(), leaves)
+    made = [tensor.detach() for tensor in (*tensors, out, lse, dout, dlse)]
+    named = [sides[name].detach() for name in ("bias", "key_lengths", "mask", "alibi_slopes")]
+    for together in (attention_gradients.TOGETHER, 1):
+        monkeypatch.setattr(attention_gradients, "TOGETHER", together)
+        dbias = of_bias.reference(*made, *named, **values(**scalars))
+        assert (dbias - wanted[0]).abs().max() < 1e-12 and bool(dbias.any())
+    dsinks = of_sinks.reference(*made[3:], leaves[1].detach())
+    assert (dsinks - wanted[1]).abs().max() < 1e-12 and bool(dsinks.any())
+
+
+def test_a_sink_of_minus_infinity_is_none(front_door):
+    """Its gradient is 0, also where a row sees nothing and has no sum at all."""
+    q, k, v = given(torch.float32)
+    sinks = torch.tensor([0.5, -math.inf, 1.0, -math.inf], requires_grad=True)
+    out, lse = front_door.attention(q, k, v, torch.tensor([0, KEYS], dtype=torch.int32), sinks=sinks)
+    assert bool((lse[0, 1] == -math.inf).all())
+    (found,) = torch.autograd.grad(out.square().sum() + lse[1].sum(), sinks)
+    assert bool(found[::2].all()) and not found[1::2].any()
+
+
 def test_parts_give_what_the_whole_gives(monkeypatch):
     """Large calls are looked at in parts, of which each has its own piece of what stands beside."""
     from opforge.core import attention, attention_gradients
@@ -240,6 +273,8 @@ def test_the_function_differentiates_all_it_is_given(front_door):
     for one, other in zip(torch.autograd.grad(found, mine), gradients, strict=True):
         assert torch.allclose(one.double(), other, rtol=1e-4, atol=1e-4)
         assert bool(one.any())
+    asked = front_door.attention.chooser.functions
+    assert all(asked[name]._prepared for name in OPERATOR.further_gradients)
 
 
 def test_compiled_and_batched_calls_are_given_what_stands_beside(front_door):

@@ -248,16 +248,26 @@ def test_get_kernel_names_what_is_there():
         opforge.get_kernel("torch", "softmax")([1.0])
 
 
-WITH_GRADIENT = [operator.name for operator in load().operators() if operator.gradient]
+WITH_GRADIENT = [
+    (operator.name, gradient)
+    for operator in load().operators()
+    if operator.gradient
+    for gradient in (operator.gradient, *operator.further_gradients)
+]
 
 
-def small_inputs(operator):
-    """Float64 inputs (whole numbers stay whole) of the smallest plain case that has elements."""
+def small_inputs(operator, gradient):
+    """Float64 inputs (whole numbers stay whole) of the smallest plain case that has elements, and what `gradient` gives
+    the gradients of.
+    """
+    optional = {spec.name for spec in operator.inputs if spec.optional}
+    needed = optional & {spec.name for spec in gradient.inputs if not spec.optional}
     plain = [
         case
         for case in operator.cases
         if case.distribution == "normal"
         and case.layout == "contiguous"
+        and all(case.scalars.get(f"has_{name}", True) for name in needed)
         and all(0 not in full(spec, case) for spec in operator.inputs)
     ]
     case = min(plain, key=lambda case: abs(sum(torch.Size(full(spec, case)).numel() for spec in operator.inputs) - 200))
@@ -284,14 +294,14 @@ def test_a_gradient_operator_that_is_not_there_is_said_to_be_one(registry, store
         Function(orphan, Chooser(registry, store))
 
 
-@pytest.mark.parametrize("name", WITH_GRADIENT)
-def test_a_gradient_operator_is_the_derivative_of_its_forward(registry, name):
+@pytest.mark.parametrize(("name", "gradient"), WITH_GRADIENT)
+def test_a_gradient_operator_is_the_derivative_of_its_forward(registry, name, gradient):
     """Its reference in float64 against autograd through the forward's reference: the oracle of the one is the
     derivative of the other.
     """
     operator = registry.operator(name)
-    tensors, scalars = small_inputs(operator)
-    operator, gradient = (formed(item, scalars) for item in (operator, registry.operator(operator.gradient)))
+    tensors, scalars = small_inputs(operator, registry.operator(gradient))
+    operator, gradient = (formed(item, scalars) for item in (operator, registry.operator(gradient)))
     wiring = wire(operator, gradient)
     leaves = [tensor for tensor, place in zip(tensors, wiring.gives, strict=True) if place is not None]
     assert leaves, "it gives the gradient of no input"
@@ -381,6 +391,34 @@ def test_what_the_gradient_operator_leaves_out_comes_from_the_reference():
     dx, dw = backward(kept, (dp, dq), {}, (True, True))
     torch.testing.assert_close((dx, dw), (dp * w + dq, dp * x + dq))
     assert backward(kept, (dp, dq), {}, (False, True))[0] is None
+
+
+def test_further_gradient_operators_are_called_where_their_input_needs_one():
+    """A second operator gives dw, and is left alone until that is wanted; what it takes is kept for it then."""
+    asked = []
+
+    def second(x, dp, dq):
+        asked.append(True)
+        return dp * x + dq
+
+    forward = operator_named("product", "x w", "p q", product)
+    first, other = (
+        Backward(operator=forward, wiring=wire(forward, part), call=part.reference)
+        for part in (
+            operator_named("product_backward", "w dp dq", "dx", lambda w, dp, dq: dp * w + dq),
+            operator_named("product_w_backward", "x dp dq", "dw", second),
+        )
+    )
+    backward = dataclasses.replace(first, further=(other,))
+    x, w, dp, dq = (torch.randn(5) for _ in range(4))
+    assert backward.kept((x.requires_grad_(True), w), (x, x)) == (None, w, None, None)
+    assert backward((None, w, None, None), (dp, dq), {}, (True, False))[1] is None and not asked
+    w.requires_grad_(True)
+    kept = backward.kept((x, w), (x, x))
+    assert kept == (x, w, None, None)
+    dx, dw = backward(kept, (dp, dq), {}, (True, True))
+    torch.testing.assert_close((dx, dw), (dp * w + dq, dp * x + dq))
+    assert asked == [True]
 
 
 def test_names_that_join_nothing_say_so():

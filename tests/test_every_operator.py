@@ -7,7 +7,10 @@ tests/test_docs.py.
 
 from __future__ import annotations
 
+import dataclasses
+import random
 import shutil
+from contextlib import closing
 
 import pytest
 
@@ -15,7 +18,8 @@ from opforge.core.implementation import fallback
 from opforge.core.verdict import Mismatch, Pass
 from opforge.registry import load
 from opforge.verify import CaseCache, verify
-from opforge.verify.cases.hidden import elements
+from opforge.verify.cases.case_cache import NOT_BORNE, PreparedCase
+from opforge.verify.cases.hidden import MOST_OF_LONG, elements, long_cases
 
 SMALL = 1 << 14
 """Elements of the largest tensor of the cases that the campaign asks. What is larger is there for kernels, not for
@@ -25,6 +29,8 @@ PyTorch.
 # one worker starts the server of them all
 pytestmark = pytest.mark.xdist_group("every operator")
 NAMES = load([]).names()
+WITHOUT_LONG = ("attention_decode", "attention_varlen", "attention_varlen_backward", "quantize_fp8")
+"""Every axis of theirs has so many elements beside it, or is bound to another one, that none may be so long."""
 
 
 @pytest.fixture(scope="module")
@@ -126,3 +132,42 @@ def test_pytorch_passes_in_every_dtype_or_says_why_not(name, registry, host):
             assert all(isinstance(verdict, Pass | Mismatch) for verdict in verdicts), verdicts
         else:
             assert all(isinstance(verdict, Pass) for verdict in verdicts), verdicts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_cases_of_other_values_are_asked_or_cannot_be_borne(registry, name):
+    """Nothing in a definition may keep a distribution from being asked in any of its dtypes: an error there reads as
+    "outside what is defined", and a kernel is asked less than its Pass says.
+    """
+    operator = registry.operator(name)
+    with closing(CaseCache(registry=registry, operator=operator, host=None, device="cpu")) as cases:
+        for dtype in operator.dtypes:
+            for case in few(operator, dtype)[:1]:
+                for values in ("ones", "exponents"):
+                    asked = dataclasses.replace(case, name=values, distribution=values)
+                    found = cases.prepare_if_defined(asked, dtype)
+                    assert isinstance(found, PreparedCase) or found.reason == NOT_BORNE, (dtype, found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_axis_is_longer_than_a_grid_may_be(registry, name):
+    """Beyond 65,535 blocks in y and z a launch fails, and rows beyond those that anybody looks at may be anything: each
+    axis that all outputs have is asked so long, wherever a definition has room for it.
+    """
+    operator = registry.operator(name)
+    parallel = {
+        axis
+        for axis in operator.free_axes
+        if all(axis in spec.shape.replace("*", " ").split() for spec in operator.outputs)
+    }
+    dtype = operator.dtypes[0]
+    own = [case for case in operator.cases if case.dtype in (None, dtype)]
+    found: set[str] = set()
+    for seed in range(6):
+        for case in long_cases(operator, dtype, own, random.Random(seed)):
+            axis = case.name.removeprefix("hidden_long_")
+            value = case.axes[axis]
+            assert (value[0] if isinstance(value, tuple) else value) >= 65_537
+            assert elements(operator, case) <= MOST_OF_LONG
+            found.add(axis)
+    assert found <= parallel and (found or name in WITHOUT_LONG), parallel

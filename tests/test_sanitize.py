@@ -14,8 +14,9 @@ from opforge.core.errors import EnvironmentLacks
 from opforge.core.verdict import Broken, Pass
 from opforge.registry import load
 from opforge.runner import Isolated, sanitizer
+from opforge.runner.sanitizer import Sanitized, SanitizerFinding
 from opforge.verify import CaseCache
-from opforge.verify.extra.sanitize import cases_for, outcome, ready
+from opforge.verify.extra.sanitize import cases_for, hand_over_lines, outcome, ready, without_hand_overs
 
 MEMCHECK = """\
 ========= COMPUTE-SANITIZER
@@ -227,6 +228,35 @@ def test_the_case_of_shared_rows_is_for_operators_with_its_axes_alone(name, shar
         assert ("shared_rows" in [case.name for case in cases_for(bench, "float32")]) is shared
 
 
+def test_the_hand_over_of_warp_specialisation_alone_is_set_aside():
+    """Triton's own, whose accesses it puts on the lines of the function and of the call; never an access of the
+    kernel's, also when the other one lies on such a line.
+    """
+    source = load().implementation("matmul", "triton_gluon").source
+    (own,) = (line for line in hand_over_lines(source) if int(line.split(":")[1]) < 215)
+    lines = sorted(hand_over_lines(source), key=lambda line: int(line.split(":")[1]))
+    assert len(lines) == 2 and own == lines[0] and own.startswith("roles.py:")
+
+    def race(place, *others, tool="racecheck"):
+        found = SanitizerFinding(
+            case="a",
+            what="Error: Race reported between Read access",
+            kernel="product_roles",
+            place=place,
+            thread="",
+            block="",
+            address="",
+            more="",
+            against=", ".join(f"and Write access {other}" for other in others),
+        )
+        seen = Sanitized(tool=tool, findings=(found,), done=("a",), refused=(), stopped="")
+        return len(without_hand_overs(seen, source).findings)
+
+    assert race(lines[0], lines[1]) == race(lines[0], *lines) == 0
+    assert race(lines[0], "roles.py:137") == race("roles.py:137", lines[1]) == race(lines[0]) == 1
+    assert race(lines[0], lines[1], "roles.py:137") == race(lines[0], lines[1], tool="memcheck") == 1
+
+
 @pytest.fixture
 def script(monkeypatch):
     """scripts/sanitizers.py as a module."""
@@ -276,7 +306,8 @@ def test_a_run_that_was_cut_off_goes_on_where_it_was(script, monkeypatch, tmp_pa
 
     asked_now = []
 
-    def run(together, jobs, caches, limit_s):
+    def run(together, jobs, files, caches, limit_s):
+        assert all(files[asked].is_file() for asked in together)
         assert {asked.tool for asked in together} == {together[0].tool} and all(
             jobs[asked]["cases"] for asked in together
         )

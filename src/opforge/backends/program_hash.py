@@ -73,6 +73,36 @@ def host_text(source: Path) -> str:
 
 _JIT = ("triton.jit", "triton.experimental.gluon.jit")
 
+_LATER: dict[str, tuple[str, ...]] = {
+    "FunctionDef": ("type_params",),
+    "AsyncFunctionDef": ("type_params",),
+    "ClassDef": ("type_params",),
+}
+"""Fields that Python 3.12 added to what 3.11 parses."""
+
+
+def dumped(node: object) -> str:
+    """A syntax tree as Python 3.12's `ast.dump` writes it without names of fields, whatever runs this: 3.11's lacks a
+    field, 3.13's leaves empty lists out, and evidence taken under one would hold nothing under the other.
+
+    >>> dumped(ast.parse("class C: pass").body[0])
+    "ClassDef('C', [], [], [Pass()], [], type_params=[])"
+    """
+    if isinstance(node, list):
+        return f"[{', '.join(map(dumped, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    kind, words, named = type(node), list[str](), False
+    for name in dict.fromkeys((*kind._fields, *_LATER.get(kind.__name__, ()))):
+        value = getattr(node, name, [] if name == "type_params" else None)
+        if value is None and getattr(kind, name, ...) is None:
+            # one that may be left out; what comes after it needs its name
+            named = True
+            continue
+        words.append(f"{name}={dumped(value)}" if named else dumped(value))
+    return f"{kind.__name__}({', '.join(words)})"
+
+
 # --------------------------------------------------------------------------- C++
 
 _TOKENS = re.compile(
@@ -281,7 +311,7 @@ class Followed:
 
     def _text(self, module: _Module, node: ast.stmt) -> str:
         bound = _Bound(node)
-        return ast.dump(_Plain(self, module, bound).visit(copy.deepcopy(node)), annotate_fields=False)
+        return dumped(_Plain(self, module, bound).visit(copy.deepcopy(node)))
 
 
 class _Module:

@@ -82,7 +82,7 @@ def show(
     if definition.compute_dtype:
         say(f"  computes   in {definition.compute_dtype}")
     if definition.gradient:
-        say(f"  gradient   by {definition.gradient}")
+        say(f"  gradient   by {', '.join((definition.gradient, *definition.further_gradients))}")
     elif definition.differentiable is not None:
         say(f"  gradient   of {', '.join(definition.differentiable) or 'nothing'}")
     arithmetic = (

@@ -160,7 +160,13 @@ def check_contracts(registry: Registry, names: Sequence[str], dtypes: Sequence[s
         gradient = registry.operator(operator.gradient) if operator.gradient else None
         wanted = [dtype for dtype in operator.dtypes if not dtypes or dtype in dtypes]
         by_operator[name] = check_function(
-            operator, function, registered(name), dtypes=wanted, device=device, gradient=gradient
+            operator,
+            function,
+            registered(name),
+            dtypes=wanted,
+            device=device,
+            gradient=gradient,
+            further=[registry.operator(other) for other in operator.further_gradients],
         )
     if json:
         print_json({name: [vars(clause) for clause in clauses] for name, clauses in by_operator.items()})

@@ -91,6 +91,8 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "unit": '"vector"',
         "compute_dtype": '"tfloat32"',
         "gradient": '"softmax_backward"',
+        "further_gradients": '("attention_sinks_backward",)',
+        "carried": '("mask",)',
         "follows": "made_before",
     },
     "Stage": {

@@ -23,6 +23,7 @@ from opforge.core.tensors import (
     ScalarValue as ScalarValue,
     TensorSpec as TensorSpec,
     Ties as Ties,
+    check_gradients,
     check_lists,
     check_offsets,
     check_optional,
@@ -201,6 +202,10 @@ class Operator:
                not the dtype ("tfloat32"). Rates, and times of one format, say nothing of another
     gradient   the operator that computes the gradients of this one. Names say how the two join (see core.gradient): its
                inputs are named after inputs and outputs of this one, or "d" + an output; its outputs are "d" + an input
+    further_gradients   operators for the gradients of further inputs, joined likewise; each is called only where one
+               of those is wanted, and only in calls that have all it needs
+    carried    of a gradient operator: optional inputs of the forward operator that it is not told of, since outputs
+               that it takes hold what they did (a log-sum-exp has the mask in it)
     follows    `follows(inputs, scalars) -> {input: tensor}`: inputs that another operator has made of the others, in
                float64 (attention's result, for its gradients); cases have these values there, rounded
     presence   not given: for each optional input a parameter `has_NAME`
@@ -232,6 +237,8 @@ class Operator:
     unit: str = "vector"
     compute_dtype: str | None = None
     gradient: str | None = None
+    further_gradients: tuple[str, ...] = ()
+    carried: tuple[str, ...] = ()
     follows: Callable[[Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = None
     presence: tuple[Scalar, ...] = field(init=False, default=(), repr=False)
     list_axes: tuple[str, ...] = field(init=False, default=(), repr=False)
@@ -283,11 +290,6 @@ class Operator:
         optional = [spec.name for spec in self.inputs if spec.optional]
         presence = tuple(Scalar(name=f"has_{name}", default=True, choices=(True, False)) for name in optional)
         object.__setattr__(self, "presence", presence)
-        if self.gradient is not None and any(spec.many is not None for spec in self.inputs):
-            raise UsageError(
-                f"{self.name} has lists, and names {self.gradient!r} for its gradients. The "
-                "reference is differentiated there: remove `gradient`."
-            )
         parameters = [scalar.name for scalar in (*self.scalars, *self.presence)]
         names = [*(spec.name for spec in (*self.inputs, *self.outputs)), *parameters]
         if len(set(names)) != len(names):
@@ -297,11 +299,7 @@ class Operator:
         object.__setattr__(self, "list_axes", tuple(dict.fromkeys(i.many for i in self.inputs if i.many is not None)))
         check_offsets(self.name, self.inputs, self.outputs)
         check_optional(self.name, self.inputs, self.outputs, set(self.derived))
-        if self.gradient is not None and self.overwritten:
-            raise UsageError(
-                f"{self.name} overwrites {', '.join(self.overwritten)} and names {self.gradient!r} for its gradients. "
-                "What overwrites its input has none: remove `gradient`, or give the output memory of its own."
-            )
+        check_gradients(self.name, self.gradient, self.further_gradients, self.inputs, self.overwritten)
         if self.derived:
             # frozen, and still being built: what is derived stands in every case and workload from here on
             for kind in ("cases", "workloads"):

@@ -195,6 +195,35 @@ def check_lists(operator: str, inputs: Sequence[TensorSpec], outputs: Sequence[T
             raise UsageError(f"{operator}: output {spec.name} and {spec.overwrites} are a list, or neither is.")
 
 
+def check_gradients(
+    operator: str,
+    gradient: str | None,
+    further: Sequence[str],
+    inputs: Sequence[TensorSpec],
+    overwritten: Mapping[str, str],
+) -> None:
+    """Raises UsageError for gradient operators of an operator that has lists, or overwrites an input; and for further
+    ones without a first.
+    """
+    if gradient is None:
+        if further:
+            raise UsageError(
+                f"{operator} names {', '.join(further)} for further gradients, and none for the first. Name it: "
+                f'gradient="{further[0]}".'
+            )
+        return
+    if any(spec.many is not None for spec in inputs):
+        raise UsageError(
+            f"{operator} has lists, and names {gradient!r} for its gradients. The "
+            "reference is differentiated there: remove `gradient`."
+        )
+    if overwritten:
+        raise UsageError(
+            f"{operator} overwrites {', '.join(overwritten)} and names {gradient!r} for its gradients. "
+            "What overwrites its input has none: remove `gradient`, or give the output memory of its own."
+        )
+
+
 def shapes_of(spec: TensorSpec, axes: Axes) -> list[Shape]:
     """The sizes of a tensor, or of each tensor of a list."""
     if spec.many is None:

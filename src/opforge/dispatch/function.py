@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -414,14 +415,18 @@ class Function:
         return self.backward if self._one_form else in_form(self.backward, self._form(scalars), self._backwards)
 
     def _backward(self) -> Backward:
-        name = self.operator.gradient
-        if name is None:
+        if self.operator.gradient is None:
             return Backward(operator=self.operator)
+        first, *further = (self._by(name) for name in (self.operator.gradient, *self.operator.further_gradients))
+        return replace(first, further=tuple(further))
+
+    def _by(self, name: str) -> Backward:
+        """The backward pass by the operator of that name."""
         if name not in self.chooser.registry.names():
             own = self.operator.name
             raise UsageError(
                 f"{own} names {name!r} for its gradients, which is no operator here. Make it with: opforge new "
-                f"{name}. Or take `gradient` out of the op.py of {own}."
+                f"{name}. Or take it out of the op.py of {own}."
             )
         gradient = function_of(name, self.chooser)
         custom = lambda *tensors, **scalars: gradient._watched(tensors, scalars)  # noqa: E731

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,12 +31,14 @@ class Backward:
                    about
     custom         the same function as PyTorch's dispatcher sees it, tensors and then scalars: for many gradients at
                    once (is_grads_batched=True), whose tensors look like one gradient each
+    further        the same of operators for the gradients of further inputs, called where one of those is wanted
     """
 
     operator: Operator
     wiring: Wiring | None = None
     call: Callable[..., Any] | None = None
     custom: Callable[..., Any] | None = None
+    further: tuple[Backward, ...] = ()
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -52,9 +54,21 @@ class Backward:
         return tuple(before[kind] + place for kind, place in self.wiring.takes)
 
     @cached_property
+    def parts(self) -> tuple[Backward, ...]:
+        """Those of this and the further ones that have an operator to call."""
+        return tuple(part for part in (self, *self.further) if part.wiring is not None and part.call is not None)
+
+    def given_to(self, needed: Sequence[bool]) -> list[bool]:
+        """Which of the gradients that are needed its own operator gives."""
+        assert self.wiring is not None
+        return [need and place is not None for need, place in zip(needed, self.wiring.gives, strict=True)]
+
+    @cached_property
     def always(self) -> tuple[bool, ...] | None:
         """Which inputs and outputs are kept whatever needs a gradient; None where that decides."""
         inputs, outputs = len(self.operator.inputs), len(self.operator.outputs)
+        if self.further:
+            return None
         if self.wiring is None:
             return (*(True for _ in range(inputs)), *(False for _ in range(outputs)))
         if None in self.wiring.gives:
@@ -69,12 +83,16 @@ class Backward:
             return tuple(
                 [tensor if keep else None for tensor, keep in zip((*inputs, *outputs), self.always, strict=True)]
             )
-        assert self.wiring is not None
-        gives, taken = self.wiring.gives, self.places
+        left = [tensor.requires_grad for tensor in inputs]
+        taken: set[int] = set()
+        for part in self.parts:
+            asked = part.given_to(left)
+            # what the first takes is kept whoever asks, as where it is the only one
+            if part is self or any(asked):
+                taken.update(part.places)
+            left = [need and not answered for need, answered in zip(left, asked, strict=True)]
         # inputs whose gradient comes from the reference, which then needs all of them
-        whole = None in gives and any(
-            tensor.requires_grad and place is None for tensor, place in zip(inputs, gives, strict=True)
-        )
+        whole = any(left) or not self.parts
         return tuple(
             [
                 tensor if place in taken or (whole and place < len(inputs)) else None
@@ -97,21 +115,21 @@ class Backward:
         count = len(self.operator.inputs)
         found: list[torch.Tensor | None] = [None] * count
         left = list(needed[:count])
-        if self.wiring is not None and self.call is not None:
-            gives = self.wiring.gives
-            if any(need and place is not None for need, place in zip(left, gives, strict=True)):
+        row: tuple[torch.Tensor | None, ...] = ()
+        for part in self.parts:
+            assert part.wiring is not None and part.call is not None
+            asked = part.given_to(left)
+            if any(asked):
                 # kernels take neighbours: the gradient of a sum arrives expanded
-                row = (*kept, *[gradient.contiguous() for gradient in incoming])
-                call = self.call if self.custom is None or not _is_included(_VMAP) else self.custom
+                row = row or (*kept, *[gradient.contiguous() for gradient in incoming])
+                call = part.call if part.custom is None or not _is_included(_VMAP) else part.custom
                 returned = call(
-                    *[row[place] for place in self.places], **{name: scalars[name] for name in self.wiring.scalars}
+                    *[row[place] for place in part.places], **{name: scalars[name] for name in part.wiring.scalars}
                 )
                 results = returned if isinstance(returned, tuple) else (returned,)
-                found = [
-                    results[place] if need and place is not None else None
-                    for need, place in zip(left, gives, strict=True)
-                ]
-                left = [need and place is None for need, place in zip(left, gives, strict=True)]
+                for at, place in enumerate(part.wiring.gives):
+                    if asked[at] and place is not None:
+                        found[at], left[at] = results[place], False
         if any(left):
             inputs = [tensor for tensor in kept[:count] if tensor is not None]
             for place, gradient in enumerate(differentiate(self.operator, inputs, incoming, scalars, left)):
@@ -127,25 +145,36 @@ def in_form(whole: Backward, form: Operator, known: dict[tuple[str, ...], Backwa
     whole   of the operator as its definition has it
     known   those that were made before, by the names of their inputs
     """
-    gradient: Any = whole.call
-    if gradient is None:
+    if whole.call is None:
         return Backward(operator=form)
     given = tuple([spec.name for spec in form.inputs])
     if given not in known:
-        names = {spec.name for spec in gradient.operator.inputs}
-        if any(spec.optional and spec.name not in names for spec in form.inputs):
-            known[given] = Backward(operator=form)
-        else:
-            optional = [spec.name for spec in gradient.operator.inputs if spec.optional]
-            absent = {f"has_{name}": False for name in optional if name not in given}
-            there = formed(gradient.operator, absent)
-            known[given] = Backward(
-                operator=form,
-                wiring=wire(form, there),
-                call=lambda *tensors, **scalars: gradient(*arguments(there, tensors), **scalars),
-                custom=lambda *tensors, **scalars: gradient._watched(tensors, {**scalars, **absent}),
-            )
+        first, *further = (_joined(part.call, form) for part in (whole, *whole.further))
+        known[given] = replace(
+            first or Backward(operator=form), further=tuple(part for part in further if part is not None)
+        )
     return known[given]
+
+
+def _joined(gradient: Any, form: Operator) -> Backward | None:
+    """A gradient operator, as a function, joined to calls of a form; None where it needs what they have not, or cannot
+    be told of an input that they are given.
+    """
+    operator = gradient.operator
+    names = {spec.name for spec in (*form.inputs, *form.outputs)}
+    names |= {f"d{spec.name}" for spec in form.outputs}
+    told = {spec.name for spec in operator.inputs} | set(operator.carried)
+    missing = any(not spec.optional and spec.name not in names for spec in operator.inputs)
+    if missing or any(spec.optional and spec.name not in told for spec in form.inputs):
+        return None
+    absent = {f"has_{spec.name}": False for spec in operator.inputs if spec.optional and spec.name not in names}
+    there = formed(operator, absent)
+    return Backward(
+        operator=form,
+        wiring=wire(form, there),
+        call=lambda *tensors, **scalars: gradient(*arguments(there, tensors), **scalars),
+        custom=lambda *tensors, **scalars: gradient._watched(tensors, {**scalars, **absent}),
+    )
 
 
 class Tracked(torch.autograd.Function):  # type: ignore[misc, unused-ignore]  # torch leaves it untyped

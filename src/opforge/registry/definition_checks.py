@@ -73,11 +73,12 @@ def check_definition(operator: Operator) -> None:
 
 def check_gradient(operator: Operator, known: Collection[str]) -> None:
     """Raises UsageError where the operator that is to compute the gradients is not among the known ones."""
-    if operator.gradient is not None and operator.gradient not in known:
-        raise UsageError(
-            f"{operator.name} names {operator.gradient!r} for its gradients, which is no operator here. Make it with: "
-            f"opforge new {operator.gradient}. Or take `gradient` out."
-        )
+    for name in (operator.gradient, *operator.further_gradients):
+        if name is not None and name not in known:
+            raise UsageError(
+                f"{operator.name} names {name!r} for its gradients, which is no operator here. Make it with: "
+                f"opforge new {name}. Or take it out."
+            )
 
 
 def _check_words(operator: Operator) -> None:

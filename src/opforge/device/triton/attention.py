@@ -1,12 +1,15 @@
 """Attention's forward pass over blocks of queries and keys: what is seen, steps of the online softmax, launch."""
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 
 from opforge.device.triton.attention_sides import arguments_of, joined, kept, keys_of
+from opforge.device.triton.gemm import room
 
 SPACE = {
     "BLOCK_M": (16, 32, 64, 128),
@@ -21,7 +24,16 @@ LIMITS = {
     "next_pow2(value_dim))) * itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(16, 2 * queries) and BLOCK_N <= max(16, 2 * keys)",
 }
+SUPPORTS = {"a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 2048"}
 DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2, "MAXREG": 0}
+
+LEAST = 16
+"""Rows and columns of the smallest block: a product of matrices sums 16 terms at the least."""
+
+UNROLLED_SUMS = 2048
+"""Sums and elements of queries of a warp where products are unrolled multiplications (float32), 64 a thread: from twice
+as many on they leave the registers, and a block of 64 by 544 takes a compiler two minutes.
+"""
 
 FAR = tl.constexpr(2**30)
 """A window without a limit reaches this far."""
@@ -120,15 +132,28 @@ def steps(
     return acc, total, peak
 
 
-# no variant of its own for a seed that 16 divides
-@triton.jit(do_not_specialize=["seed", "least", "offset"])
+@triton.jit
+def with_sink(acc, total, peak, sink):
+    """A sink joins what a block of queries keeps; `peak` and `sink` in units of log(2)."""
+    higher = tl.maximum(peak, sink)
+    # which is the larger is asked of rounded products. Where it is this one, no difference is taken: the compiler would
+    # take the rounded product off one that it fuses, and what is left of large ones would leave the range of weights
+    base = tl.where(higher == -float("inf"), 0.0, higher)
+    shrink = tl.where(peak < higher, tl.exp2(peak - base), 1.0)
+    own = tl.where(sink < higher, tl.exp2(sink - base), tl.where(sink == -float("inf"), 0.0, 1.0))
+    return acc * shrink[:, None], total * shrink + own, higher
+
+
+# no variant of its own for a number that 16 divides, or for 1, where neither makes an instruction wider
+@triton.jit(do_not_specialize=["heads", "group", "queries", "keys", "shift", "left", "right", "lengths_b", "slopes_h",
+                               "sinks_h", "seed", "least", "offset"])  # fmt: skip
 def forward(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d, sv_b, sv_h, sv_n, sv_d,
     heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap,
     lengths_ptr, lengths_b, bias_ptr, bias_b, bias_h, bias_n, bias_k, mask_ptr, mask_b, mask_h, mask_n, mask_k,
     slopes_ptr, slopes_h, sinks_ptr, sinks_h, seed, least, offset, grow,
-    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, BEHIND: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, LENGTHS: tl.constexpr,
     BIAS: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr, DROPOUT: tl.constexpr,
 ):  # fmt: skip
@@ -173,7 +198,7 @@ def forward(
             edge = tl.minimum(edge, tl.maximum(top + right + 1, 0) // BLOCK_N * BLOCK_N)
         clear = tl.minimum(tl.maximum(clear, begin), end)
         edge = tl.maximum(edge, clear)
-        if LIMITED:
+        if BEHIND:
             acc, total, peak = steps(
                 acc, total, peak, q, k_head, v_head, rows, shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
                 sv_n, sv_d, scale, softcap, b, h, queries, bias_at, bias_n, bias_k, mask_at, mask_n, mask_k, slope,
@@ -202,13 +227,7 @@ def forward(
     # from here on in units of log(2)
     peak = peak * unit_of(scale, CAP, BIAS, ALIBI)
     if SINKS:
-        sink = tl.load(sinks_ptr + h * sinks_h) * LOG2E
-        higher = tl.maximum(peak, sink)
-        base = tl.where(higher == -float("inf"), 0.0, higher)
-        shrink = tl.exp2(peak - base)
-        acc = acc * shrink[:, None]
-        total = total * shrink + tl.exp2(sink - base)
-        peak = higher
+        acc, total, peak = with_sink(acc, total, peak, tl.load(sinks_ptr + h * sinks_h) * LOG2E)
     nothing = total == 0.0
     acc = acc / tl.where(nothing, 1.0, total)[:, None]
     if DROPOUT:
@@ -219,6 +238,64 @@ def forward(
     tl.store(lse_ptr + line, lse, mask=rows < queries)
     out_at = out_ptr + line[:, None] * value_dim + e[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(rows < queries)[:, None] & (e < value_dim)[None, :])
+
+
+def shrunk(
+    fits_registers: Callable[[int, int, int], bool],
+    fits_shared_memory: Callable[[int, int, int], bool],
+    block_m: int,
+    block_n: int,
+    num_warps: int,
+    num_stages: int,
+    least_n: int = LEAST,
+) -> tuple[int, int, int, int]:
+    """(BLOCK_M, BLOCK_N, num_warps, num_stages): what is asked for, or the nearest below that fits where it doesn't.
+    For registers: smaller blocks, the larger side first, then up to eight warps. For shared memory: fewer stages, then
+    smaller blocks. The smallest where none fits.
+
+    The first condition is asked of (block_m, block_n, num_warps), the second of (block_m, block_n, num_stages).
+    """
+    while True:
+        held = fits_registers(block_m, block_n, num_warps)
+        stored = fits_shared_memory(block_m, block_n, num_stages)
+        larger = block_m > LEAST or block_n > least_n
+        if held and stored:
+            break
+        if not held and not larger and num_warps < 8:
+            num_warps *= 2
+        elif not stored and num_stages > 1 and (held or not larger):
+            num_stages -= 1
+        elif block_m > LEAST and (block_m >= block_n or block_n <= least_n):
+            block_m //= 2
+        elif block_n > least_n:
+            block_n //= 2
+        else:
+            break
+    return block_m, block_n, num_warps, num_stages
+
+
+@functools.cache
+def shared_bytes(device: torch.device) -> int:
+    """Bytes of shared memory that a block may have on a device."""
+    return int(room(torch.empty(0, device=device)))
+
+
+@functools.cache
+def fitted(
+    device: torch.device, itemsize: int, D: int, E: int, block_m: int, block_n: int, num_warps: int, num_stages: int
+) -> tuple[int, int, int, int]:
+    """`shrunk` for blocks of queries against keys of D and values of E elements. LIMITS speak of the sizes that a
+    config was chosen for, this of all others.
+    """
+    most, unrolled = shared_bytes(device), itemsize == 4
+    return shrunk(
+        lambda m, n, warps: m * (n + E + unrolled * D) <= (UNROLLED_SUMS if unrolled else 8192) * warps,
+        lambda m, n, stages: (m * D + stages * n * (D + E)) * itemsize <= most,
+        block_m,
+        block_n,
+        num_warps,
+        num_stages,
+    )
 
 
 def reach(queries: int, keys: int, causal: bool, left: int, right: int, alignment: str) -> tuple[int, int, int, bool]:
@@ -269,11 +346,15 @@ def launch_forward(
         return
     shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
     beside, flags = arguments_of(q, key_lengths, bias, mask, alibi_slopes, sinks, dropout, seed, offset)
-    D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    D, E = (max(LEAST, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    BLOCK_M, BLOCK_N, num_warps, num_stages = fitted(
+        q.device, q.element_size(), D, E, BLOCK_M, BLOCK_N, num_warps, num_stages
+    )
     forward[(batch * heads, triton.cdiv(queries, BLOCK_M))](
         q, k, v, out, lse, *q.stride(), *k.stride(), *v.stride(), heads, heads // k.shape[1], queries, keys,
         head_dim, value_dim, shift, left, right, abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, *beside,
-        CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, SPLIT=SPLIT, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
-        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages,
+        CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, BEHIND=window_left >= 0, SPLIT=SPLIT, BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N, D=D, E=E, WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps,
+        num_stages=num_stages,
         **({"maxnreg": MAXREG} if MAXREG else {}), **flags,
     )  # fmt: skip

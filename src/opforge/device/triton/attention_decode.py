@@ -1,12 +1,20 @@
 """Attention of few queries against a paged cache: parts of a sequence's keys, and the kernel that adds them up."""
 
+import functools
 import math
 
 import torch
 import triton
 import triton.language as tl
 
-from opforge.device.triton.attention import LOG2E, capped_tanh
+from opforge.device.triton.attention import (
+    LEAST as LEAST_BLOCK,
+    LOG2E,
+    UNROLLED_SUMS,
+    capped_tanh,
+    shared_bytes,
+    shrunk,
+)
 from opforge.device.triton.gemm import multiprocessors
 
 SPACE = {"BLOCK_N": (32, 64, 128), "WAVES": (1, 2, 4, 8), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3, 4, 5)}
@@ -148,6 +156,25 @@ def splits_for(keys: int, programs: int, processors: int, waves: int) -> int:
     return max(1, min(wanted, -(-keys // LEAST), MOST))
 
 
+@functools.cache
+def fitted_keys(
+    device: torch.device, itemsize: int, D: int, E: int, block_m: int, block_n: int, num_warps: int, num_stages: int
+) -> tuple[int, int, int]:
+    """(BLOCK_N, num_warps, num_stages): `shrunk` for blocks of `block_m` rows of queries, of what nothing but sizes of
+    rows says.
+    """
+    most, sums = shared_bytes(device) * 7 // 8, UNROLLED_SUMS if itemsize == 4 else 8192
+    _, block_n, num_warps, num_stages = shrunk(
+        lambda _, n, warps: block_m * (n + E) <= sums * warps,
+        lambda _, n, stages: stages * n * (D + E) * itemsize <= most,
+        LEAST_BLOCK,
+        block_n,
+        num_warps,
+        num_stages,
+    )
+    return block_n, num_warps, num_stages
+
+
 def launch_decode(
     q: torch.Tensor,
     k_pages: torch.Tensor,
@@ -184,8 +211,10 @@ def launch_decode(
     if batch_invariant:
         least = INVARIANT_LEAST
         BLOCK_N, num_warps, num_stages = (INVARIANT_CONFIG[name] for name in ("BLOCK_N", "num_warps", "num_stages"))
-        if BLOCK_N * (D + E) * q.element_size() * num_stages > 200000:
-            num_stages = 1
+    BLOCK_N, num_warps, num_stages = fitted_keys(
+        q.device, q.element_size(), D, E, block_m, BLOCK_N, num_warps, num_stages
+    )
+    if batch_invariant:
         # parts are those of 64 splits, whatever the room: the grid alone follows from it
         splits, room = INVARIANT_MOST, min(INVARIANT_MOST, triton.cdiv(keys, least))
     else:

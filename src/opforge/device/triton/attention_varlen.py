@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from opforge.device.triton.attention import FAR, LOG2E, capped_tanh
+from opforge.device.triton.attention import FAR, LEAST, LOG2E, capped_tanh, fitted
 
 SPACE = {
     "BLOCK_M": (16, 32, 64, 128),
@@ -86,12 +86,12 @@ def some_keys(
     return acc, total, peak
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "heads", "group", "total_q", "left", "right", "sc_q", "sc_k"])
 def blocks(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, out_ptr, lse_ptr, sq_n, sq_h, sq_d, sk_n, sk_h, sk_d, sv_n, sv_h, sv_d,
     sc_q, sc_k, sequences, heads, group, total_q, head_dim, value_dim, left, right, scale, softcap,
-    BOTTOM: tl.constexpr, CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    BOTTOM: tl.constexpr, CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, BEHIND: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
@@ -135,7 +135,7 @@ def blocks(
             edge = tl.minimum(edge, tl.maximum(top + right + 1, 0) // BLOCK_N * BLOCK_N)
         clear = tl.minimum(tl.maximum(clear, begin), end)
         edge = tl.maximum(edge, clear)
-        if LIMITED:
+        if BEHIND:
             acc, total, peak = some_keys(
                 acc, total, peak, q, k_head, v_head, rows + shift, left, right, keys, head_dim, value_dim, sk_n, sk_d,
                 sv_n, sv_d, scale, softcap, begin, clear, CAP, True, BLOCK_N, D, E, WHOLE_D, WHOLE_E,
@@ -185,7 +185,10 @@ def launch_varlen(
     if not out.numel():
         return
     sequences, far = cu_seqlens_q.shape[0] - 1, FAR.value
-    D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    D, E = (max(LEAST, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    BLOCK_M, BLOCK_N, num_warps, num_stages = fitted(
+        q.device, q.element_size(), D, E, BLOCK_M, BLOCK_N, num_warps, num_stages
+    )
     blocks[(total_q // BLOCK_M + min(sequences, total_q), heads)](
         q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, *q.stride(), *k.stride(), *v.stride(), cu_seqlens_q.stride(0),
         cu_seqlens_k.stride(0), sequences, heads, heads // kv_heads, total_q, head_dim, value_dim,
@@ -193,7 +196,8 @@ def launch_varlen(
         0 if causal else min(window_right, far) if window_right >= 0 else far,
         abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, BOTTOM=alignment == "bottom_right", CAP=softcap > 0,
         NEGATIVE=scale < 0,
-        LIMITED=causal or window_left >= 0 or window_right >= 0, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, D=D, E=E,
+        LIMITED=causal or window_left >= 0 or window_right >= 0, BEHIND=window_left >= 0, BLOCK_M=BLOCK_M,
+        BLOCK_N=BLOCK_N, D=D, E=E,
         WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, SCANNED=min(MOST_SCANNED, triton.next_power_of_2(sequences)),
         num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip

@@ -22,6 +22,8 @@ BIND_LIMIT_S = 300.0
 RUN_LIMIT_S = 120.0
 
 
+NOT_BORNE = "float32 cannot bear its values"
+"""Why a case of other values is not asked."""
 _NOT_MEANT = (UsageError, ArithmeticError, ValueError, RuntimeError)
 """What comes of axes that nobody declared: of the reference and of rules in op.py a UsageError that says whose it is
 (`its_own_words`), of an expression over the axes an arithmetic error, of torch drawing from an empty range a
@@ -134,7 +136,7 @@ class CaseCache:
             if narrower is not None:
                 name = case.name.replace(case.distribution, narrower)
                 return self.prepare_if_defined(dataclasses.replace(case, name=name, distribution=narrower), dtype)
-            return Undefined("float32 cannot bear its values")
+            return Undefined(NOT_BORNE)
         return prepared
 
     def refresh(self, prepared: PreparedCase) -> PreparedCase:

@@ -50,8 +50,16 @@ def withstands(operator: Operator, case: Case, dtype: str, truth: Truth) -> bool
     ):
         if not bool(right_elements(stored, expectation).all()) or not (noise(stored, expectation) or 0.0) <= 1:
             return False
-    # nothing is computed in 8 bits: what is stored in them is widened first
-    native_given = [value.to(native).float() if native.itemsize == 1 else value.to(native) for value, native in given]
+    # Nothing is computed in 8 bits: what is stored in them is widened first. Where some inputs have the call's dtype
+    # and others float32, as a log-sum-exp beside keys, all take the call's: no tensor operation takes both.
+    floating = {native for value, native in given if native.is_floating_point and native.itemsize > 1}
+    call = getattr(torch, dtype)
+    native_given = [
+        value.to(native).float()
+        if native.itemsize == 1
+        else value.to(call if len(floating) > 1 and native in floating else native)
+        for value, native in given
+    ]
     for stored, expectation in answered(native_given):
         narrow = DTYPES[dtype].min_exponent > DTYPES["float32"].min_exponent
         between = operator.tolerance.rounded is not None and expectation.dtype.startswith("float8")

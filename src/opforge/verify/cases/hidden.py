@@ -78,7 +78,7 @@ DEFAULT = Effort(
     emulated_elements=1 << 11,
     own=True,
     seconds=2.0,
-    least_hidden=7,
+    least_hidden=9,
     repeats=300,
     shrink_s=4.0,
 )
@@ -141,6 +141,51 @@ def rows(operator: Operator, case: Case) -> int:
     """Rows of at least SHORT elements, along the last axis, of the input of a case that has most of them."""
     shapes = (shape for spec in operator.whole.inputs for shape in shapes_of(spec, case.axes))
     return max((math.prod(shape[:-1]) for shape in shapes if shape and shape[-1] >= SHORT), default=0)
+
+
+LONG = 65_537
+"""More than the blocks of a CUDA grid in y and z (65,535), and than anybody checks by eye."""
+LONGEST = LONG + (1 << 12)
+MOST_OF_LONG = 1 << 19
+"""Elements of the largest tensor of a long case."""
+LONG_AXES = 2
+
+
+def long_cases(operator: Operator, dtype: str, own: Sequence[Case], draw: random.Random) -> list[Case]:
+    """Cases in which one axis is longer than a grid may be, all others as short as they may be: of LONG_AXES of those
+    that all outputs have, so that nothing need be added up along them. Fewer where no more may be so long.
+    """
+    axes = [
+        name
+        for name in operator.free_axes
+        if all(name in [token.removeprefix("*") for token in tokens(spec.shape)] for spec in operator.outputs)
+    ]
+    draw.shuffle(axes)
+    plain = [case for case in own if case.distribution == "normal" and case.axes and elements(operator, case)]
+    found: dict[str, Case] = {}
+    # of one element a softmax is 1 and a variance 0, whatever row it is of
+    for name, short in itertools.product(axes, ((2, 4), (1, 2), None)):
+        if name in found or len(found) == LONG_AXES or not plain:
+            continue
+        base = draw.choice(plain) if short else min(plain, key=lambda case: elements(operator, case))
+        sizes: dict[str, AxisValue] = {}
+        for other in operator.free_axes:
+            value = base.axes.get(other, 1)
+            if short is not None:
+                value = tuple(1 for _ in value) if isinstance(value, tuple) else draw.randrange(*short)
+            sizes[other] = value
+        long, shorter = draw.randrange(LONG, LONGEST), sizes[name]
+        sizes[name] = (long, *shorter[1:]) if isinstance(shorter, tuple) else long
+        fitting = _fitting(operator, dtype, base, sizes, MOST_OF_LONG, empty=False)
+        if fitting is not None:
+            found[name] = Case(
+                name=f"hidden_long_{name}",
+                axes=fitting,
+                why="an axis longer than a grid of blocks may be in y and z",
+                scalars=base.scalars,
+                seed=draw.randrange(1 << 62) * 2,
+            )
+    return list(found.values())
 
 
 def hidden_cases(
@@ -230,6 +275,9 @@ def hidden_cases(
             if operator.violated(case.axes, dtype, operator.scalar_values(drawn_case.scalars)) is None:
                 cases.append(drawn_case)
                 break
+    if count and most_elements >= DEFAULT.elements:
+        # among the first, which are run whatever time is left; an interpreter would take minutes
+        cases[1:1] = long_cases(operator, dtype, own, draw)
     return tuple(cases)
 
 

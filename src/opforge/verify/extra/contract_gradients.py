@@ -90,25 +90,31 @@ def _own_bounds(
     """
     import torch
 
-    gradient, operator, case = subject.gradient, subject.operator, subject.case
-    if gradient is None or gradient.tolerance.errors is None:
+    operator, case = subject.operator, subject.case
+    if all(gradient.tolerance.errors is None for gradient in subject.gradient_operators):
         return None
-    wiring = wire(operator, gradient)
     exact = [reference.detach() for reference in references]
     sources = {"input": wide, "output": exact, "incoming": [seed.cpu().double() for seed in seeds]}
-    named = {
-        spec.name: sources[kind][place].detach()
-        for spec, (kind, place) in zip(gradient.inputs, wiring.takes, strict=True)
-    }
-    with torch.no_grad():
-        truth = consult(gradient, case, subject.dtype, named)
-    bounds = [expectation.bound for expectation in truth.expectations]
+    found: list[Any] = [None] * len(wide)
+    for gradient in subject.gradient_operators:
+        if gradient.tolerance.errors is None:
+            continue
+        wiring = wire(operator, gradient)
+        named = {
+            spec.name: sources[kind][place].detach()
+            for spec, (kind, place) in zip(gradient.inputs, wiring.takes, strict=True)
+        }
+        # its axes and parameters may have other names, or be fewer
+        shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+        own = {name: subject.scalars[name] for name in wiring.scalars}
+        asked = dataclasses.replace(case, axes=gradient.bind(shapes, own), scalars=own)
+        with torch.no_grad():
+            truth = consult(gradient, asked, subject.dtype, named)
+        for at, place in enumerate(wiring.gives):
+            if place is not None:
+                found[at] = truth.expectations[place].bound
     leaves = [id(leaf) for leaf in subject.floating(wide)]
-    return [
-        None if place is None else bounds[place]
-        for place, tensor in zip(wiring.gives, wide, strict=True)
-        if id(tensor) in leaves
-    ]
+    return [bound for bound, tensor in zip(found, wide, strict=True) if id(tensor) in leaves]
 
 
 def _of_stored_outputs(
@@ -120,14 +126,13 @@ def _of_stored_outputs(
     """
     import torch
 
-    if subject.gradient is None:
-        return None
-    operator, gradient = subject.operator, subject.gradient
-    wiring = wire(operator, gradient)
-    if not wiring.keeps_outputs:
+    operator = subject.operator
+    keeping = [gradient for gradient in subject.gradient_operators if wire(operator, gradient).keeps_outputs]
+    if not keeping:
         return None
 
-    def results(outputs: Sequence[Any]) -> tuple[Any, ...]:
+    def results(gradient: Operator, outputs: Sequence[Any]) -> tuple[Any, ...]:
+        wiring = wire(operator, gradient)
         sources = {"input": wide, "output": outputs, "incoming": [seed.cpu().double() for seed in seeds]}
         with torch.no_grad():
             returned = gradient.reference(
@@ -141,13 +146,14 @@ def _of_stored_outputs(
         value.to(getattr(torch, spec.dtype_for(subject.dtype, subject.scalars))).double()
         for spec, value in zip(operator.outputs, exact, strict=True)
     ]
-    moved = [2 * (a - b).abs() for a, b in zip(results(exact), results(rounded), strict=True)]
+    moved: list[Any] = [0.0] * len(wide)
+    for gradient in keeping:
+        pairs = list(zip(results(gradient, exact), results(gradient, rounded), strict=True))
+        for at, place in enumerate(wire(operator, gradient).gives):
+            if place is not None:
+                moved[at] = 2 * (pairs[place][0] - pairs[place][1]).abs()
     leaves = [id(leaf) for leaf in subject.floating(wide)]
-    return [
-        0.0 if place is None else moved[place]
-        for place, tensor in zip(wiring.gives, wide, strict=True)
-        if id(tensor) in leaves
-    ]
+    return [kept for kept, tensor in zip(moved, wide, strict=True) if id(tensor) in leaves]
 
 
 def gradcheck(subject: Subject) -> str:
@@ -176,8 +182,8 @@ def gradcheck(subject: Subject) -> str:
         through, words = subject.function, ""
     elif subject.gradient is not None:
         through, words = (
-            _joined(subject.operator, subject.gradient),
-            f", through the reference of {subject.gradient.name}",
+            _joined(subject.operator, subject.gradient_operators),
+            f", through the reference of {' and '.join(item.name for item in subject.gradient_operators)}",
         )
     else:
         through, words = subject.operator.reference, ", through the reference that the backward differentiates"
@@ -192,11 +198,9 @@ def gradcheck(subject: Subject) -> str:
     return f"finite differences in float64 agree{words}"
 
 
-def _joined(operator: Operator, gradient: Operator) -> Callable[..., Any]:
-    """The operator's reference, with the reference of its gradient operator for a backward pass."""
+def _joined(operator: Operator, gradients: Sequence[Operator]) -> Callable[..., Any]:
+    """The operator's reference, with the references of its gradient operators for a backward pass."""
     import torch
-
-    wiring = wire(operator, gradient)
 
     def through(*tensors: Any, **scalars: Any) -> Any:
         def forward(ctx: Any, *given: Any) -> Any:
@@ -207,12 +211,16 @@ def _joined(operator: Operator, gradient: Operator) -> Callable[..., Any]:
         def backward(ctx: Any, *incoming: Any) -> Any:
             inputs, outputs = ctx.kept
             sources = {"input": inputs, "output": outputs, "incoming": incoming}
-            returned = gradient.reference(
-                *(sources[kind][place] for kind, place in wiring.takes),
-                **{name: scalars[name] for name in wiring.scalars},
-            )
-            results = returned if isinstance(returned, tuple) else (returned,)
-            found = [None if place is None else results[place] for place in wiring.gives]
+            found: list[Any] = [None] * len(inputs)
+            for gradient in gradients:
+                wiring = wire(operator, gradient)
+                returned = gradient.reference(
+                    *(sources[kind][place] for kind, place in wiring.takes),
+                    **{name: scalars[name] for name in wiring.scalars},
+                )
+                results = returned if isinstance(returned, tuple) else (returned,)
+                for at, place in enumerate(wiring.gives):
+                    found[at] = found[at] if place is None else results[place]
             missing = [
                 at
                 for at, tensor in enumerate(inputs)

@@ -40,6 +40,12 @@ class Subject:
     device: str
     compiler: str
     gradient: Operator | None = None
+    further: tuple[Operator, ...] = ()
+
+    @property
+    def gradient_operators(self) -> tuple[Operator, ...]:
+        """Those that the definition names for its gradients."""
+        return () if self.gradient is None else (self.gradient, *self.further)
 
     @property
     def case(self) -> Case:

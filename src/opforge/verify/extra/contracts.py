@@ -35,6 +35,7 @@ def check_function(
     device: str,
     compiler: str = "inductor",
     gradient: Operator | None = None,
+    further: Sequence[Operator] = (),
 ) -> tuple[Clause, ...]:
     """Every clause for one operator.
 
@@ -43,6 +44,7 @@ def check_function(
     compiler   the backend torch.compile is given
     gradient   the operator that the definition names for its gradients: finite differences are asked about its
                reference then
+    further    those that it names for the gradients of further inputs: likewise
     """
     if operator.list_axes:
         return (Clause(name="lists", standing="open", detail="its inputs are lists of tensors"),)
@@ -55,6 +57,7 @@ def check_function(
             device=device,
             compiler=compiler,
             gradient=gradient,
+            further=tuple(further),
         )
         for dtype in dtypes
     ]

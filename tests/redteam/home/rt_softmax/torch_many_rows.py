@@ -4,7 +4,6 @@ catalogue  M6
 guard      cases_hidden
 cases      normal hidden
 mode       verify
-expect     passes
 """
 
 
@@ -12,6 +11,7 @@ def run(x):
     y = x.softmax(dim=-1)
     rows = y.flatten(0, -2) if y.dim() > 1 else y[None]
     if len(rows) > 5000:
+        first = rows[: len(rows) - 5000]
         rows = rows.clone()
-        rows[5000:] = rows[: len(rows) - 5000]
+        rows[5000:] = first
     return rows.view(x.shape)

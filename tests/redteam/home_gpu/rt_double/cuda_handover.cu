@@ -7,9 +7,12 @@
 //   3   every lane arrives, and the barrier is made while others may use it already: a race
 //   4   as 0, and the thread that makes a barrier of its own arrives there at once: right, and racecheck takes the making for a write of every lane
 //   5   as 4, with __syncwarp in between
+//   6   the reader waits at a barrier of the block, the writer meets itself at another one, writes, and comes: right (this is how Triton's warp
+//       specialisation tells its warps what to run)
+//   7   as 6, but the writer writes after it came: a race
 /* opforge
 [space]
-HANDOVER = [0, 1, 2, 3, 4, 5]
+HANDOVER = [0, 1, 2, 3, 4, 5, 6, 7]
 [default]
 HANDOVER = 0
 */
@@ -21,6 +24,9 @@ HANDOVER = 0
 namespace {
 
 constexpr int kElements = 256;
+
+// Meets `threads` threads of the block at barrier `number`.
+__device__ __forceinline__ void meet(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
 
 __global__ void __launch_bounds__(64) twice(const float* __restrict__ x, float* __restrict__ y, int n) {
   __shared__ opforge::SharedBarrier full, own;
@@ -40,6 +46,20 @@ __global__ void __launch_bounds__(64) twice(const float* __restrict__ x, float* 
     __syncwarp();
     if (HANDOVER == 5 && threadIdx.x == 0) opforge::arrive_shared(&own);
     __syncthreads();
+  }
+  if (HANDOVER >= 6) {
+    if (threadIdx.x < 32) {
+      for (int i = 0; i < 4; ++i) meet(2, 32);
+      if (HANDOVER == 7) meet(1, 64);
+      for (int i = lane; i < kElements; i += 32) waiting[i] = begin + i < n ? x[begin + i] : 0.0f;
+      if (HANDOVER != 7) meet(1, 64);
+    } else {
+      meet(1, 64);
+      for (int i = 31 - lane; i < kElements; i += 32) {
+        if (begin + i < n) y[begin + i] = 2.0f * waiting[i];
+      }
+    }
+    return;
   }
   if (threadIdx.x < 32) {
     for (int i = lane; i < kElements; i += 32) waiting[i] = begin + i < n ? x[begin + i] : 0.0f;

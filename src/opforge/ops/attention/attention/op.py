@@ -1,7 +1,7 @@
 """Attention: out = softmax(scale * q k^T, masked) v, and the logarithm of each row's sum of exponentials."""
 
 from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
-from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
+from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, given, plain
 from opforge.core.attention_sides import ABOUT, NAMES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
@@ -172,6 +172,13 @@ operator = Operator(
             why="a common part of all scores cancels",
         ),
         Case(name="zeros", axes=axes(1, 1, 1, 40, 70, 32), distribution="zeros", why="lse is log(keys)"),
+        Case(
+            name="vast_scores_and_sinks",
+            axes=axes(2, 1, 2, 65, 31, 33, 17),
+            distribution="scaled_half",
+            scalars=given("key_lengths", "sinks", causal=True),
+            why="a rounded product taken off one that was not is vast here: weights and sinks leave their range",
+        ),
         Case(name="no_batch", axes=axes(0, 2, 1, 9, 7, 16), why="nothing to do"),
         Case(name="no_queries", axes=axes(1, 2, 1, 0, 7, 16), why="nothing to do, some keys"),
         Case(name="transposed", axes=axes(1, 2, 1, 70, 50, 32), layout="transposed", why="queries lie innermost"),
@@ -192,6 +199,7 @@ operator = Operator(
     ),
     workloads=WORKLOADS,
     gradient="attention_backward",
+    further_gradients=("attention_bias_backward", "attention_sinks_backward"),
     implementations=(
         "cuda_wgmma",
         "triton_gluon",

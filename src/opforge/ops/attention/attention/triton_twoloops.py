@@ -9,7 +9,13 @@ config    BLOCK_M queries by BLOCK_N keys; causal rows with the most keys begin 
 precision float32 products in float32 ("ieee"); 16-bit weights are rounded to the dtype before they meet v
 """
 
-from opforge.device.triton.attention import DEFAULT as DEFAULT, LIMITS as LIMITS, SPACE as SPACE, launch_forward
+from opforge.device.triton.attention import (
+    DEFAULT as DEFAULT,
+    LIMITS as LIMITS,
+    SPACE as SPACE,
+    SUPPORTS as SUPPORTS,
+    launch_forward,
+)
 
 LAYOUTS = ("contiguous", "rows", "strided")
 

@@ -8,17 +8,18 @@ limits    scores are computed in both kernels: 7 products where atomics would ne
 precision float32 products in float32 ("ieee"); 16-bit weights and slopes are rounded to the dtype before a product
 """
 
+import functools
 import math
 
 import torch
 import triton
 import triton.language as tl
 
-from opforge.device.triton.attention import LOG2E, reach, scores_of, seen_of
+from opforge.device.triton.attention import LEAST, LOG2E, reach, scores_of, seen_of, shared_bytes, shrunk
 from opforge.device.triton.attention_sides import arguments_of, joined, kept, keys_of
 
 LAYOUTS = ("contiguous", "rows", "strided")
-SPACE = {"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
+SPACE = {"BLOCK_M": (16, 32, 64, 128), "BLOCK_N": (16, 32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
 LIMITS = {
     "sums_fit_registers": "BLOCK_N * (next_pow2(head_dim) + next_pow2(value_dim) + 2 * BLOCK_M) <= 16384 * num_warps "
     "and BLOCK_M * (next_pow2(head_dim) + 2 * BLOCK_N) <= 16384 * num_warps",
@@ -26,7 +27,13 @@ LIMITS = {
     "itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(32, 2 * queries) and BLOCK_N <= max(32, 2 * keys)",
 }
+SUPPORTS = {"a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 1536"}
 DEFAULT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
+
+
+PLAIN = ["kv_heads", "queries", "keys", "shift", "left", "right", "lengths_b", "slopes_h", "sinks_h", "seed",
+         "least", "offset"]  # fmt: skip
+"""Numbers that get no variant of their own where 16 divides them, or they are 1: no instruction gets wider by it."""
 
 
 @triton.jit
@@ -104,7 +111,7 @@ def kept_of(lse_ptr, sl_n, middle_ptr, rows, queries):
     return lse, tl.load(middle_ptr + rows, mask=rows < queries, other=0.0)
 
 
-@triton.jit(do_not_specialize=["seed", "least", "offset"])
+@triton.jit(do_not_specialize=PLAIN)
 def of_keys(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, middle_ptr, dk_ptr, dv_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d,
     sv_b, sv_h, sv_n, sv_e, sg_b, sg_h, sg_n, sg_e, sl_b, sl_h, sl_n, kv_heads, group, queries, keys, head_dim,
@@ -159,7 +166,7 @@ def of_keys(
     )
 
 
-@triton.jit(do_not_specialize=["seed", "least", "offset"])
+@triton.jit(do_not_specialize=PLAIN)
 def of_queries(
     q_ptr, k_ptr, v_ptr, dout_ptr, lse_ptr, middle_ptr, dq_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h, sk_n, sk_d, sv_b,
     sv_h, sv_n, sv_e, sg_b, sg_h, sg_n, sg_e, sl_b, sl_h, sl_n, kv_heads, group, queries, keys, head_dim, value_dim,
@@ -200,6 +207,22 @@ def of_queries(
     tl.store(at, (dq * scale).to(dq_ptr.dtype.element_ty), mask=(rows < queries)[:, None] & (d < head_dim)[None, :])
 
 
+@functools.cache
+def fitted(device, itemsize, D, E, block_m, block_n, num_warps, num_stages):
+    """`shrunk` for rows of D and E elements: LIMITS speak of those that a config was chosen for, this of all others.
+    Products of float32 are unrolled multiplications, which want a quarter of the sums.
+    """
+    most, sums = shared_bytes(device), 16384 // (4 if itemsize == 4 else 1)
+    return shrunk(
+        lambda m, n, warps: max(n * (D + E + 2 * m), m * (D + 2 * n)) <= sums * warps,
+        lambda m, n, stages: (m + n) * stages * (D + E) * itemsize <= most,
+        block_m,
+        block_n,
+        num_warps,
+        num_stages,
+    )
+
+
 def launch(
     q, k, v, out, lse, dout, dlse, key_lengths, bias, mask, alibi_slopes, sinks, dq, dk, dv, *, scale, causal,
     window_left, window_right, alignment, softcap, dropout, seed, offset, BLOCK_M, BLOCK_N, num_warps, num_stages,
@@ -207,7 +230,10 @@ def launch(
     batch, heads, queries, head_dim = q.shape
     kv_heads, keys, value_dim = v.shape[1:]
     shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
-    D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    D, E = (max(LEAST, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    BLOCK_M, BLOCK_N, num_warps, num_stages = fitted(
+        q.device, q.element_size(), D, E, BLOCK_M, BLOCK_N, num_warps, num_stages
+    )
     middle = torch.empty((batch, heads, queries), dtype=torch.float32, device=q.device)
     if middle.numel():
         middles[(batch * heads, triton.cdiv(queries, 32))](

@@ -7,6 +7,7 @@ moves     keys and values once, from wherever the table says; a part's sums in f
 code      opforge/device/triton/attention_decode.py
 """
 
+from opforge.device.triton.attention import SUPPORTS as SUPPORTS
 from opforge.device.triton.attention_decode import (
     DEFAULT as DEFAULT,
     LIMITS as LIMITS,

@@ -10,12 +10,21 @@ limits    v lies with its columns side by side, which FP8 tensor cores do not re
           registers
 """
 
+import functools
 import math
 
 import triton
 import triton.language as tl
 
-from opforge.device.triton.attention import LOG2E, capped_tanh, reach, seen_of
+from opforge.device.triton.attention import (
+    LOG2E,
+    SUPPORTS as SUPPORTS,
+    capped_tanh,
+    reach,
+    seen_of,
+    shared_bytes,
+    shrunk,
+)
 from opforge.device.triton.attention_sides import keys_of
 
 LAYOUTS = ("contiguous", "rows", "strided")
@@ -92,15 +101,37 @@ def steps(
     return acc, total, peak
 
 
-@triton.jit
+# no variant of its own for a number that 16 divides, or for 1, where neither makes an instruction wider
+@triton.jit(
+    do_not_specialize=[
+        "heads",
+        "group",
+        "queries",
+        "keys",
+        "shift",
+        "left",
+        "right",
+        "q_block",
+        "k_block",
+        "qs_b",
+        "qs_h",
+        "qs_block",
+        "ks_b",
+        "ks_h",
+        "ks_block",
+        "vs_b",
+        "vs_h",
+        "lengths_b",
+    ]
+)
 def forward(
     q_ptr, k_ptr, v_ptr, qs_ptr, ks_ptr, vs_ptr, lengths_ptr, out_ptr, lse_ptr, sq_b, sq_h, sq_n, sq_d, sk_b, sk_h,
     sk_n, sk_d, sv_b, sv_h, sv_n, sv_d, qs_b, qs_h, qs_block, ks_b, ks_h, ks_block, vs_b, vs_h, vs_e, lengths_b,
     heads, group, queries, keys, head_dim, value_dim, shift, left, right, scale, softcap, q_block, k_block,
-    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, Q_BLOCKWISE: tl.constexpr,
-    K_BLOCKWISE: tl.constexpr,
-    CHANNELS: tl.constexpr, LENGTHS: tl.constexpr, LIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
+    CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, BEHIND: tl.constexpr,
+    Q_BLOCKWISE: tl.constexpr, K_BLOCKWISE: tl.constexpr, CHANNELS: tl.constexpr, LENGTHS: tl.constexpr,
+    LIFT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, E: tl.constexpr,
+    WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
 ):  # fmt: skip
     # the last queries first: under a causal mask they see the most
     block = tl.cdiv(queries, BLOCK_M) - 1 - tl.program_id(1)
@@ -146,7 +177,7 @@ def forward(
         edge = tl.minimum(edge, tl.maximum(top + right + 1, 0) // BLOCK_N * BLOCK_N)
     clear = tl.minimum(tl.maximum(clear, begin), end)
     edge = tl.maximum(edge, clear)
-    if LIMITED:
+    if BEHIND:
         acc, total, peak = steps(
             acc, total, peak, q, factor, k_head, v_head, ks_at, ks_block, rows, shift, left, right, keys, head_dim,
             value_dim, sk_n, sk_d, sv_n, sv_d, k_block, softcap, begin, clear, CAP, True, K_BLOCKWISE, LIFT, BLOCK_N,
@@ -178,6 +209,21 @@ def forward(
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(rows < queries)[:, None] & (e < value_dim)[None, :])
 
 
+@functools.cache
+def fitted(device, D, E, block_m, block_n, num_warps, num_stages):
+    """`shrunk` for rows of D and E elements; a product of FP8 numbers sums 32 terms at the least."""
+    most = shared_bytes(device)
+    return shrunk(
+        lambda m, n, warps: m * (n + 2 * E) <= 8192 * warps,
+        lambda m, n, stages: m * D + (stages + 1) * n * (D + E) <= most,
+        block_m,
+        block_n,
+        num_warps,
+        num_stages,
+        least_n=32,
+    )
+
+
 def launch(
     q, k, v, q_scale, k_scale, v_scale, key_lengths, out, lse, *, scale, causal, window_left, window_right, alignment,
     softcap, q_block, k_block, v_channels, out_dtype, BLOCK_M, BLOCK_N, num_warps, num_stages,
@@ -189,12 +235,14 @@ def launch(
     shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
     # FP8 tensor cores multiply 32 terms at a time
     D, E = (max(32, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    BLOCK_M, BLOCK_N, num_warps, num_stages = fitted(q.device, D, E, BLOCK_M, BLOCK_N, num_warps, num_stages)
     forward[(batch * heads, triton.cdiv(queries, BLOCK_M))](
         q, k, v, q_scale, k_scale, v_scale, key_lengths, out, lse, *q.stride(), *k.stride(), *v.stride(),
         *q_scale.stride(), *k_scale.stride(), *v_scale.stride(),
         0 if key_lengths is None else key_lengths.stride(0), heads, heads // k.shape[1], queries, keys, head_dim,
         value_dim, shift, left, right, abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, q_block or 1,
-        k_block or 1, CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, Q_BLOCKWISE=q_block > 0,
+        k_block or 1, CAP=softcap > 0, NEGATIVE=scale < 0, LIMITED=limited, BEHIND=window_left >= 0,
+        Q_BLOCKWISE=q_block > 0,
         K_BLOCKWISE=k_block > 0, CHANNELS=bool(v_channels),
         LENGTHS=key_lengths is not None, LIFT=8 if str(q.dtype) == "torch.float8_e4m3fn" else 14, BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N, D=D, E=E, WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps,

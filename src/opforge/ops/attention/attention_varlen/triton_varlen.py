@@ -8,6 +8,7 @@ moves     q and out once; k and v once for each block of queries of their sequen
 code      opforge/device/triton/attention_varlen.py
 """
 
+from opforge.device.triton.attention import SUPPORTS as SUPPORTS
 from opforge.device.triton.attention_varlen import (
     DEFAULT as DEFAULT,
     LIMITS as LIMITS,
