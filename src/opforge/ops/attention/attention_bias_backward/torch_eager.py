@@ -20,6 +20,8 @@ def keep(
     window_left: int, window_right: int, alignment: str, softcap: float, dropout: float, seed: int, offset: int,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     leaf = bias.detach().requires_grad_()
+    # on a GPU the kernel makes the log-sum-exp that its gradient reads only where one of these wants a gradient too
+    q, k, v = (tensor.detach().requires_grad_() for tensor in (q, k, v))
     factor = scale or 1.0 / math.sqrt(q.shape[-1])
     with torch.enable_grad():
         return attend(
