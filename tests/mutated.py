@@ -24,7 +24,7 @@ WRITTEN = {
     "Operator": (
         *("name", "about", "inputs", "outputs", "reference", "flops", "scalars", "dtypes", "constraints", "derived"),
         *("bytes_read", "bytes_written", "bytes_saved", "tolerance", "laws", "cases", "workloads", "implementations"),
-        *("differentiable", "source", "unit", "compute_dtype", "gradient", "follows"),
+        *("differentiable", "source", "unit", "compute_dtype", "gradient", "further_gradients", "carried", "follows"),
     ),
     "TensorSpec": (
         *("name", "shape", "dtype", "about", "below", "sometimes", "domain", "ties"),
@@ -379,6 +379,13 @@ RULES: dict[tuple[str, str], Callable[..., Any]] = {
         value is None or all(valued(operator, value, call) in FORMATS for call in _calls(operator))
     ),
     ("Operator", "gradient"): lambda value, *_: value is None,
+    ("Operator", "further_gradients"): lambda value, *_: value == (),
+    ("Operator", "carried"): lambda value, operator, _: (
+        _tuple_of(str)(value)
+        and all(name.isidentifier() for name in value)
+        and len(set(value)) == len(value)
+        and not set(value) & {spec.name for spec in operator.inputs}
+    ),
     ("TensorSpec", "name"): lambda value, *_: argument(value),
     ("TensorSpec", "shape"): _text,
     ("TensorSpec", "dtype"): _dtype,

@@ -68,6 +68,13 @@ def check_definition(operator: Operator) -> None:
     for name in operator.differentiable or ():
         if name not in {spec.name for spec in operator.inputs}:
             raise unknown(f"input of {operator.name} for differentiable", name, (spec.name for spec in operator.inputs))
+    for name in operator.carried:
+        own = name in {spec.name for spec in operator.inputs}
+        if own or not name.isidentifier() or operator.carried.count(name) > 1:
+            raise UsageError(
+                f"{operator.name}: carried has {name!r}, which is {'its own input' if own else 'no name, or twice'}. "
+                'Name what only the operator has whose gradients these are: carried=("mask",).'
+            )
     _check_functions(operator)
 
 
