@@ -175,7 +175,8 @@ def write_home(
             definition.read_text(encoding="utf-8")
             # the operator of its gradients need not be in this home
             + "\nimport dataclasses\n\n"
-            + f"operator = dataclasses.replace(operator, implementations={tuple(names)!r}, gradient=None)\n",
+            + f"operator = dataclasses.replace(operator, implementations={tuple(names)!r},"
+            + " gradient=None, further_gradients=())\n",
             encoding="utf-8",
         )
     return Registry((Home(folder, "red team"),))

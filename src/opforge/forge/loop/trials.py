@@ -43,7 +43,7 @@ from dataclasses import replace as _replace
 from pathlib import Path as _Path
 
 _here = sorted(path.stem for path in _Path(__file__).parent.glob("*__c*.*") if not path.name.endswith(".pyc"))
-operator = _replace(operator, implementations=(*operator.implementations, *_here), gradient=None)
+operator = _replace(operator, implementations=(*operator.implementations, *_here), gradient=None, further_gradients=())
 """
 RULE = Rule(looks=(60, 240))
 """As `opforge compare`: two looks, pairs from four pairs of processes and from eight."""
