@@ -158,9 +158,7 @@ def long_case(operator: Operator, dtype: str, own: Sequence[Case], draw: random.
     axes = [name for name in outputs[0] if name in operator.free_axes and all(name in row for row in outputs)]
     plain = [case for case in own if case.distribution == "normal" and case.axes and elements(operator, case)]
     # of one element a softmax is 1 and a variance 0, whatever row it is of
-    for name, short in itertools.product(axes, ((2, 4), (1, 2), None)):
-        if not plain:
-            break
+    for name, short in itertools.product(axes if plain else (), ((2, 4), (1, 2), None)):
         base = draw.choice(plain) if short else min(plain, key=lambda case: elements(operator, case))
         sizes: dict[str, AxisValue] = {}
         for other in operator.free_axes:
