@@ -4,18 +4,19 @@ docs/sanitizers.md, from docs/sanitizers.jsonl.
     python scripts/sanitizers.py [OPERATOR...] [--limit SECONDS] [--workers N] [--known FILE] [--page FILE]
     python scripts/sanitizers.py --page-only        # anywhere: the page from what is known
 
-Kernels are compiled first, side by side. Then processes, each under one tool, run some small cases of several kernels
-one after another: racecheck first, and of each operator the kernels that come first in its order of preference.
-racecheck sees every dtype, the other tools bfloat16, or float32 where a kernel takes no other. A kernel whose process
-ended early is asked again in a process of its own. Every answer is a line of FILE at once, with the hash of what the
-kernel and all shared code that it reaches say to the compiler: a run that is cut off goes on where it was, and what
-is known of the same sources is not asked again, unless something was found. What nobody asked, or asked of other
-sources, the page says so, never clean. Exit code 1: something was found.
+CUDA kernels are compiled side by side, and Triton's asked meanwhile. Processes, each under one tool, run some small
+cases of several kernels one after another: racecheck first, and of each operator the kernels that come first in its
+order of preference. racecheck sees every dtype, the other tools bfloat16, or float32 where a kernel takes no other. A
+kernel whose process ended early is asked again in a process of its own. Every answer is a line of FILE at once, with
+the hash of what the kernel and all shared code that it reaches say to the compiler: a run that is cut off goes on where
+it was, and what is known of the same sources is not asked again, unless something was found. What nobody asked, or
+asked of other sources, the page says so, never clean. Exit code 1: something was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import re
@@ -334,9 +335,7 @@ def ask_all(
     }
     open_now = [asked for asked in wanted if asked not in known]
     names = sorted({asked.kernel for asked in open_now if asked.implementation.startswith("cuda")})
-    with ProcessPoolExecutor(options.workers) as builders:
-        failed = [words for words in builders.map(build, names) if words]
-    print(f"{len(open_now)} questions; compiled after {time.monotonic() - began:.0f} s", *failed, sep="\n", flush=True)
+    print(f"{len(open_now)} questions", flush=True)
     jobs: dict[Asked, dict[str, Any]] = {}
     files = {asked: registry.implementation(asked.operator, asked.implementation).source for asked in open_now}
     with Isolated() as host:
@@ -347,9 +346,18 @@ def ask_all(
             jobs[asked] = job_for(bench, implementation, asked.dtype, cases, label=asked.label)
     where, found = where_now(), dict(known)
     new: dict[Asked, Seen] = {}
-    with tempfile.TemporaryDirectory() as caches, ThreadPoolExecutor(options.workers) as pool:
+    with (
+        ProcessPoolExecutor(max(1, min(options.workers // 2, len(names)))) as builders,
+        tempfile.TemporaryDirectory() as caches,
+        ThreadPoolExecutor(options.workers) as pool,
+    ):
+        # Triton's kernels are asked meanwhile
+        built = {name: builders.submit(build, name) for name in names}
 
         def ask(together: Sequence[Asked]) -> None:
+            for asked in together:
+                if asked.kernel in built and (failed := built[asked.kernel].result()):
+                    print(failed, flush=True)
             left = options.limit - (time.monotonic() - began)
             if left < 10:
                 return
@@ -362,13 +370,14 @@ def ask_all(
                     out.write(line_of(asked, answer))
 
         def round_of(mine: Sequence[Asked]) -> None:
+            # two processes a worker at the least: attention's kernels take a minute each under racecheck
+            size = max(1, min(TOGETHER, len(mine) // (2 * options.workers)))
             batches = []
-            for tool in ORDER:
-                same = [asked for asked in mine if asked.tool == tool]
-                parts = max(1, -(-len(same) // TOGETHER))
+            for compiled, tool in itertools.product((False, True), ORDER):
+                same = [asked for asked in mine if (asked.kernel in built, asked.tool) == (compiled, tool)]
                 # what comes first in the order is begun first; kernels of one operator lie apart from each other
-                batches += [same[part * TOGETHER : (part + 1) * TOGETHER] for part in range(parts)]
-            list(pool.map(ask, [batch for batch in batches if batch]))
+                batches += [same[first : first + size] for first in range(0, len(same), size)]
+            list(pool.map(ask, batches))
 
         def first_kind(asked: Asked) -> bool:
             return asked.tool == "racecheck" or asked.dtype == narrow(registry.operator(asked.operator).dtypes)[0]

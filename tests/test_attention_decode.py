@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.named_kernels import named, renamed
 
-from opforge.core.attention_decode import POISON, poisoned
+from opforge.core.attention_decode import ELEMENTS, POISON, alike, poisoned
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, TensorSpec
 from opforge.core.verdict import Mismatch
@@ -50,6 +50,15 @@ def cache_of(pages, table, length):
 
 
 LENGTHS = [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 1, 3 * PAGE - 1]
+
+
+def test_the_oracle_takes_sequences_of_one_length_together():
+    """70,000 sequences of at most a key each, as a long hidden case has them, are few steps."""
+    counts = torch.tensor([0, 1] * 35_000, dtype=torch.int32)
+    steps = list(alike(counts, 2))
+    assert len(steps) == 1 and steps[0][0] == 1 and steps[0][1] == list(range(1, 70_000, 2))
+    few = list(alike(torch.tensor([3, 0, 2, 3, 3]), ELEMENTS // 6))
+    assert few == [(3, [0, 3]), (3, [4]), (2, [2])]
 
 
 @pytest.mark.parametrize(("queries", "window"), [(1, -1), (4, -1), (3, 5)])
@@ -123,7 +132,7 @@ def test_few_keys_of_a_large_table_are_found_in_their_pages(kernel, folder):
 WRONG = {
     "one key too many": ("enumerate(lengths.tolist())", "enumerate((lengths + 1).tolist())"),
     "pages in their order": (".long()", ".long() * 0 + torch.arange(first // page, -(-length // page)) % len(k_pages)"),
-    "the last key is left out": ("length - first // page * page]", "length - 1 - first // page * page]"),
+    "the last key is left out": ("length - skipped]", "length - 1 - skipped]"),
 }  # fmt: skip
 
 

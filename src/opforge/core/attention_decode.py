@@ -5,6 +5,7 @@ entries of a block table are read at all; axes and workloads.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from opforge.core.attention import CONSTRAINTS, PARAMETERS, attended, attention_errors, in_parts
@@ -118,30 +119,49 @@ def _as_attention(scalars: dict[str, Any]) -> dict[str, Any]:
     return {**plain, **own, "causal": True, "alignment": "bottom_right"}
 
 
+ELEMENTS = 1 << 22
+"""Of keys gathered at a time, for sequences of the same length."""
+
+
+def alike(lengths: Any, row: int) -> Iterator[tuple[int, list[int]]]:
+    """(length, numbers) of the sequences that have a key, those of the same length together, at most so many that
+    their keys of `row` elements are ELEMENTS: 70,000 sequences of a key each take no 70,000 steps.
+    """
+    numbers: dict[int, list[int]] = {}
+    for number, length in enumerate(lengths.tolist()):
+        numbers.setdefault(length, []).append(number)
+    numbers.pop(0, None)
+    for length, same in numbers.items():
+        count = max(1, ELEMENTS // max(1, length * row))
+        yield from ((length, same[first : first + count]) for first in range(0, len(same), count))
+
+
 def gathered(
-    k_pages: Any, v_pages: Any, block_table: Any, length: int, number: int, queries: int, window_left: int
+    k_pages: Any, v_pages: Any, block_table: Any, length: int, numbers: list[int], queries: int, window_left: int
 ) -> tuple[Any, Any]:
-    """Keys and values [1, kv_heads, keys, dim] that the queries of sequence `number` see, out of their pages."""
+    """Keys and values [sequences, kv_heads, keys, dim] that the queries of the sequences `numbers` see, of `length`
+    keys each, out of their pages.
+    """
     page = k_pages.shape[1]
     first, last = span_of(length, queries, window_left)
-    entries = block_table[number, first // page : -(-last // page)].long()
+    entries = block_table[numbers, first // page : -(-last // page)].long()
     skipped = first // page * page
     return tuple(  # type: ignore[return-value]
-        pages[entries].flatten(0, 1)[first - skipped : last - skipped].transpose(0, 1).unsqueeze(0)
+        pages[entries].flatten(1, 2)[:, first - skipped : last - skipped].transpose(1, 2)
         for pages in (k_pages, v_pages)
     )
 
 
 def decoded(q: Any, k_pages: Any, v_pages: Any, block_table: Any, lengths: Any, scalars: dict[str, Any]) -> Any:
-    """(out, lse), one sequence after another; one without keys gives 0 and -inf."""
+    """(out, lse), sequences of one length after those of another; one without keys gives 0 and -inf."""
     out = q.new_zeros((*q.shape[:3], v_pages.shape[-1]))
     lse = q.new_full(q.shape[:3], -math.inf)
     plain = _as_attention(scalars)
-    for number, length in enumerate(lengths.tolist()):
-        if length and q.shape[1] and q.shape[2]:
-            k, v = gathered(k_pages, v_pages, block_table, length, number, q.shape[2], scalars["window_left"])
-            part = slice(number, number + 1)
-            out[part], lse[part] = in_parts(attended, q[part], k, v, scalars=plain)
+    if not (q.shape[1] and q.shape[2]):
+        return out, lse
+    for length, same in alike(lengths, k_pages[0, 0].numel() + v_pages[0, 0].numel()):
+        k, v = gathered(k_pages, v_pages, block_table, length, same, q.shape[2], scalars["window_left"])
+        out[same], lse[same] = in_parts(attended, q[same], k, v, scalars=plain)
     return out, lse
 
 
@@ -150,36 +170,28 @@ def decode_errors(inputs: Any, outputs: Any, scalars: dict[str, Any], dtype: str
     to bring their sums together each is multiplied by a factor that carries three roundings. Pages that a sequence has
     several times give the same terms, whose errors add up (`_repeats`).
     """
-    q, lengths = inputs["q"], inputs["lengths"].tolist()
+    q, k_pages, v_pages, table = (inputs[name] for name in ("q", "k_pages", "v_pages", "block_table"))
     plain = _as_attention(scalars)
     whole = {name: Errors(*(tensor.new_zeros(tensor.shape) for _ in range(3))) for name, tensor in outputs.items()}
-    for number, length in enumerate(lengths):
-        if not (length and q.shape[1] and q.shape[2]):
-            continue
-        part = slice(number, number + 1)
-        k, v = gathered(
-            inputs["k_pages"],
-            inputs["v_pages"],
-            inputs["block_table"],
-            length,
-            number,
-            q.shape[2],
-            plain["window_left"],
-        )
-        given = {"q": q[part], "k": k, "v": v}
-        found = attention_errors(given, {name: tensor[part] for name, tensor in outputs.items()}, plain, dtype)
-        sizes = in_parts(attended, q[part], k, v.abs(), scalars=plain)[0]
+    if not (q.shape[1] and q.shape[2]):
+        return whole
+    for length, same in alike(inputs["lengths"], k_pages[0, 0].numel() + v_pages[0, 0].numel()):
+        k, v = gathered(k_pages, v_pages, table, length, same, q.shape[2], plain["window_left"])
+        given = {"q": q[same], "k": k, "v": v}
+        found = attention_errors(given, {name: tensor[same] for name, tensor in outputs.items()}, plain, dtype)
+        sizes = in_parts(attended, q[same], k, v.abs(), scalars=plain)[0]
         found["out"] = found["out"] + few_ulps(sizes, 3.0, 1.0)
-        page = inputs["k_pages"].shape[1]
-        again = _repeats(inputs["block_table"][number], length, page, q.shape[2], plain["window_left"])
+        again = _repeats(table[same], length, k_pages.shape[1], q.shape[2], plain["window_left"])
         for name, errors in found.items():
-            whole[name].largest[part], whole[name].typical[part] = errors.largest * again, errors.typical * again
-            whole[name].reached[part] = errors.reached
+            wide = again.to(errors.largest).view(-1, *(1,) * (errors.largest.ndim - 1))
+            whole[name].largest[same], whole[name].typical[same] = errors.largest * wide, errors.typical * wide
+            whole[name].reached[same] = errors.reached
     return whole
 
 
-def _repeats(entries: Any, length: int, page: int, queries: int, window_left: int) -> float:
-    """The root of how often a key that is seen occurs in its sequence, on average: 1.0 where pages differ.
+def _repeats(entries: Any, length: int, page: int, queries: int, window_left: int) -> Any:
+    """The root of how often a key that is seen occurs in its sequence, on average, of each row of `entries`
+    [sequences, max_pages]: 1.0 where pages differ.
 
     Terms that return in the same order are rounded to the same side while the running sum stays within a power of two:
     of n terms that occur c times each, c errors of one round of n / c add up, and c * sqrt(n / c) = sqrt(c) * sqrt(n).
@@ -187,9 +199,13 @@ def _repeats(entries: Any, length: int, page: int, queries: int, window_left: in
     are 3 and 0.4; scripts/bounds.py returning).
     """
     first, last = span_of(length, queries, window_left)
-    seen = entries[first // page : -(-last // page)].sort().values
-    counts = seen.unique_consecutive(return_counts=True)[1].double()
-    return float((counts.square().sum() / counts.sum()).sqrt())
+    seen = entries[:, first // page : -(-last // page)].sort(dim=-1).values
+    # of n pages that occur c times each, the sum of squares is that of c over all pages that are seen
+    new = seen.new_ones(seen.shape).bool()
+    new[:, 1:] = seen[:, 1:] != seen[:, :-1]
+    of_page = new.long().cumsum(-1) - 1
+    counts = seen.new_zeros(seen.shape).double().scatter_add_(-1, of_page, seen.new_ones(seen.shape).double())
+    return (counts.square().sum(-1) / counts.sum(-1)).sqrt()
 
 
 def _llama(batch: int, length: int, page: int, *, scale: str = "gpu", queries: int = 1) -> Workload:

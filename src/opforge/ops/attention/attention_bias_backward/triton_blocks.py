@@ -7,15 +7,17 @@ limits    blocks that no mask leaves seen are written as 0, without products
 precision float32 products in float32 ("ieee"); 16-bit factors are multiplied as they are, slopes rounded once
 """
 
+import functools
 import math
 
 import triton
 import triton.language as tl
 
-from opforge.device.triton.attention import LOG2E, reach, scores_of, seen_of
+from opforge.device.triton.attention import LOG2E, reach, rows_of, scores_of, seen_of, shared_bytes, shrunk
 from opforge.device.triton.attention_sides import arguments_of, joined, kept, keys_of
 
 LAYOUTS = ("contiguous", "rows", "strided")
+SUPPORTS = {"a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 1536"}
 SPACE = {"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
 LIMITS = {
     "blocks_fit_registers": "BLOCK_M * (2 * BLOCK_N + next_pow2(value_dim)) <= 16384 * num_warps",
@@ -93,6 +95,22 @@ def slopes(
         tl.store(at, steep.to(dbias_ptr.dtype.element_ty), mask=inside[:, None] & (cols < keys)[None, :])
 
 
+@functools.cache
+def fitted(device, itemsize, D, E, block_m, block_n, num_warps, num_stages):
+    """`shrunk` for rows of D and E elements: LIMITS speak of those that a config was chosen for, this of all others.
+    Products of float32 are unrolled multiplications, which want a quarter of the sums.
+    """
+    most, sums = shared_bytes(device), 16384 // (4 if itemsize == 4 else 1)
+    return shrunk(
+        lambda m, n, warps: m * (2 * n + E) <= sums * warps,
+        lambda m, n, stages: (m + n * stages) * (D + E) * itemsize <= most,
+        block_m,
+        block_n,
+        num_warps,
+        num_stages,
+    )
+
+
 def launch(
     q, k, v, out, lse, dout, dlse, bias, key_lengths, mask, alibi_slopes, dbias, *, scale, causal, window_left,
     window_right, alignment, softcap, dropout, seed, offset, BLOCK_M, BLOCK_N, num_warps, num_stages,
@@ -104,7 +122,10 @@ def launch(
     shift, left, right, limited = reach(queries, keys, causal, window_left, window_right, alignment)
     # the log-sum-exp knows of the sinks
     beside, flags = arguments_of(q, key_lengths, bias, mask, alibi_slopes, None, dropout, seed, offset)
-    D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
+    D, E = rows_of(head_dim, value_dim, q.element_size())
+    BLOCK_M, BLOCK_N, num_warps, num_stages = fitted(
+        q.device, q.element_size(), D, E, BLOCK_M, BLOCK_N, num_warps, num_stages
+    )
     slopes[(batch * heads, triton.cdiv(queries, BLOCK_M))](
         q, k, v, out, lse, dout, dlse, dbias, *q.stride(), *k.stride(), *v.stride(), *out.stride(), *lse.stride(),
         *dout.stride(), *dlse.stride(), heads, heads // kv_heads, queries, keys, head_dim, value_dim, shift, left,

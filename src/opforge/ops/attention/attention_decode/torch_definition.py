@@ -1,4 +1,5 @@
-"""The definition in tensor operations: one sequence after another, its pages gathered, scores in float32.
+"""The definition in tensor operations: sequences of one length after those of another, their pages gathered, scores in
+float32.
 
 limits    lengths are read on the host: a GPU is waited for
 """
@@ -11,6 +12,9 @@ from torch import Tensor
 from opforge.device.torch.attention_decode import by_quotient, seen_by_the_last
 
 NOT_COMPILED = "lengths are read on the host: a loop over sequences of sizes that only they tell"
+
+ELEMENTS = 1 << 24
+"""Of keys and values gathered at a time."""
 
 
 def run(
@@ -29,19 +33,27 @@ def run(
     factor = scale or 1.0 / math.sqrt(dim)
     out = q.new_zeros((batch, heads, queries, width))
     lse = q.new_full((batch, heads, queries), -math.inf, dtype=torch.float32)
+    # sequences of one length are computed together, as far as their keys are few
+    numbers: dict[int, list[int]] = {}
     for number, length in enumerate(lengths.tolist()):
-        if not length or not out.numel():
-            continue
+        numbers.setdefault(length, []).append(number)
+    numbers.pop(0, None)
+    group = heads // kv_heads if kv_heads else 1
+    for length, alike in numbers.items() if out.numel() else ():
         first = max(0, length - queries - window_left) if window_left >= 0 else 0
-        entries = block_table[number, first // page : -(-length // page)].long()
-        k, v = (
-            pages[entries].flatten(0, 1)[first % page : length - first // page * page].transpose(0, 1)[None]
-            for pages in (k_pages, v_pages)
-        )
-        # heads of a group are rows of the keys that they share
-        group = heads // kv_heads
-        rows = q[number].reshape(1, kv_heads, group * queries, dim)
         seen = seen_by_the_last(torch.tensor([length - first], device=q.device), queries, length - first, window_left)
-        found = by_quotient(rows, k, v, seen.repeat(1, group, 1)[:, None], factor, softcap)
-        out[number], lse[number] = found[0].view(heads, queries, width), found[1].view(heads, queries)
+        count = max(1, ELEMENTS // (length * kv_heads * (dim + width)))
+        for start in range(0, len(alike), count):
+            same = torch.tensor(alike[start : start + count], device=q.device)
+            entries = block_table[same, first // page : -(-length // page)].long()
+            skipped = first // page * page
+            k, v = (
+                pages[entries].flatten(1, 2)[:, first - skipped : length - skipped].transpose(1, 2)
+                for pages in (k_pages, v_pages)
+            )
+            # heads of a group are rows of the keys that they share
+            rows = q[same].reshape(len(same), kv_heads, group * queries, dim)
+            found = by_quotient(rows, k, v, seen.repeat(1, group, 1)[:, None], factor, softcap)
+            out[same] = found[0].view(len(same), heads, queries, width)
+            lse[same] = found[1].view(len(same), heads, queries)
     return out, lse
