@@ -26,7 +26,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,9 @@ SLOW = ("cuda_naive", "triton_naive", "cuda_shared")
 
 @dataclass(frozen=True)
 class Measured:
-    """Every implementation's time on one call. `ours` are what dispatch may choose, PyTorch's eager among them."""
+    """Every implementation's time on one call. `ours` are what dispatch may choose, PyTorch's eager among them;
+    `launch` the host's seconds by which calls in a row of some are bound.
+    """
 
     operator: str
     dtype: str
@@ -89,6 +91,12 @@ class Measured:
     layout: str
     ours: Mapping[str, float]
     name: str = ""
+    launch: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def in_a_row(self) -> dict[str, float]:
+        """Seconds of a call among others that follow each other at once, as a caller without a graph has them."""
+        return {name: max(value, self.launch.get(name, 0.0)) for name, value in self.ours.items()}
 
     @property
     def words(self) -> str:
@@ -219,9 +227,10 @@ def from_records(file: Path) -> list[Measured]:
     timed.
     """
     from opforge.core.implementation import COMPARED_WITH
-    from opforge.store import read_file, read_lines
+    from opforge.core.timing import long_launch_s
+    from opforge.store import fact_of, read_file, read_lines
 
-    calls: dict[Any, dict[str, tuple[str, float]]] = defaultdict(dict)
+    calls: dict[Any, dict[str, tuple[str, float, float]]] = defaultdict(dict)
     for record in read_lines(read_file(file)):
         if (
             record.timing is None
@@ -241,7 +250,8 @@ def from_records(file: Path) -> list[Measured]:
         )
         known = calls[key].get(record.implementation)
         if known is None or known[0] < record.created_at:
-            calls[key][record.implementation] = (record.created_at, record.timing.median_s)
+            launch_s = long_launch_s(fact_of(record).launch_s)
+            calls[key][record.implementation] = (record.created_at, record.timing.median_s, launch_s)
     return [
         Measured(
             operator,
@@ -249,8 +259,9 @@ def from_records(file: Path) -> list[Measured]:
             _axes(json.loads(axes)),
             json.loads(scalars),
             layout,
-            {name: value for name, (_, value) in times.items()},
+            {name: value for name, (_, value, _) in times.items()},
             workload,
+            {name: launch for name, (*_, launch) in times.items() if launch},
         )
         for (operator, dtype, axes, scalars, layout, workload), times in sorted(calls.items())
     ]
@@ -287,7 +298,7 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
     """The choice for a call from the times of others and of siblings, as dispatch makes it; None where there is nothing
     to choose from.
     """
-    from opforge.core.implementation import Config
+    from opforge.core.implementation import COMPARED_AS_IS, Config
     from opforge.machine import descriptors
     from opforge.registry import load
     from opforge.roofline.time_model import Model, TimedCall, pick, place_of, tells
@@ -295,11 +306,13 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
     registry = load()
     operator = registry.operator(call.operator)
     implementations = registry.implementations(call.operator)
+    others = list(others)
     form, kind = operator.compute_dtype_of(call.dtype, call.scalars), operator.kind_of_call(call.scalars)
 
     def place(one: Measured, where: str) -> Any:
-        manner = _manner(operator, one.axes, one.dtype, one.scalars, one.layout)
-        return place_of(operator, one.axes, one.dtype, one.scalars, manner, descriptors()[where])
+        its = registry.operator(one.operator)
+        manner = _manner(its, one.axes, one.dtype, one.scalars, one.layout)
+        return place_of(its, one.axes, one.dtype, one.scalars, manner, descriptors()[where])
 
     def timed(known: Iterable[Measured], where: str) -> list[TimedCall]:
         telling = [
@@ -310,21 +323,38 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
             and operator.kind_of_call(one.scalars) == kind
         ]
         return [
-            TimedCall(name, Config(), at, seconds, f"{one.words} on {where}")
+            TimedCall(name, Config(), at, seconds, f"{one.words} on {where}", one.launch.get(name, 0.0))
             for one, at in telling
             for name, seconds in one.ours.items()
         ]
 
+    def of_family() -> list[TimedCall]:
+        names = {item.name for item in implementations if item.backend not in COMPARED_AS_IS}
+        family = registry.family(call.operator)
+        return [
+            TimedCall(name, Config(), at, seconds, f"{one.words} on {device}", one.launch.get(name, 0.0))
+            for one in others
+            if one.operator != call.operator
+            and registry.family(one.operator) == family
+            and (its := registry.operator(one.operator)).unit == operator.unit
+            and tells(its, one.dtype, one.scalars, call.dtype, form)
+            for at in (place(one, device),)
+            for name, seconds in one.ours.items()
+            if name in names
+        ]
+
     siblings = [item for where, known in elsewhere.items() for item in timed(known, where)]
-    model = Model(operator, implementations, timed(others, device), siblings=siblings)
+    seen = timed(others, device)
+    model = Model(operator, implementations, seen, siblings=siblings if seen or siblings else of_family())
     fit = [item for item in implementations if item.name in call.ours]
-    own = {name: value for name, value in call.ours.items() if not name.startswith("torch")}
+    times = call.in_a_row
+    own = {name: value for name, value in times.items() if not name.startswith("torch")}
     if len(fit) < 2 or not own:
         return None
     found = pick(model, fit, place(call, device))
     best = min(own, key=lambda name: own[name])
-    torch = next((value for name, value in call.ours.items() if name.startswith("torch")), float("inf"))
-    took = call.ours[found.implementation.name]
+    torch = next((value for name, value in times.items() if name.startswith("torch")), float("inf"))
+    took = times[found.implementation.name]
     return Chosen(call, found.implementation.name, best, took / own[best], took / torch, found.words)
 
 

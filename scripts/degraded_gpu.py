@@ -57,6 +57,8 @@ def tasks() -> list[Wanted]:
                     "BLOCK_K_BYTES": (64, 128),
                     "num_stages": (2, 3, 4),
                     "GROUP": (8,),
+                    # 16: the sums of a block of 128 x 128 are 32 registers of each thread, which a cap of 64 leaves
+                    "num_warps": (4, 8, 16),
                 },
             ),
         ),

@@ -53,7 +53,7 @@ def collected(files: Iterable[Path]) -> tuple[dict[str, str], dict[str, list[str
                     unbelieved = (
                         {}
                         if evidence.median_s is not None
-                        else {"median_s": None, "low_s": None, "high_s": None, "cache": "", "terms": ""}
+                        else {**dict.fromkeys(("median_s", "low_s", "high_s", "launch_s")), "cache": "", "terms": ""}
                     )
                     versions = {key: value for key, value in fact.versions.items() if key in RELEVANT}
                     now = {

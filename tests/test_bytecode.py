@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from opforge.machine import accelerator
+from opforge.registry import load
 from opforge.runner import Isolated, bytecode
-from opforge.trial import binding
+from opforge.trial import binding, compile_ahead
 
 
 @pytest.fixture
@@ -38,6 +42,36 @@ def test_nothing_is_compiled_where_bytecode_came_with_torch_or_processors_are_fe
     assert bytecode.compile_ahead({}) is None
     monkeypatch.setattr(bytecode.os, "cpu_count", lambda: 2)
     assert bytecode.compile_ahead(kept) is None
+
+
+def test_this_process_keeps_bytecode_where_its_servers_do(kept, monkeypatch):
+    """It imports torch as they do: seconds each time, where torch came without."""
+    monkeypatch.setattr(bytecode, "bytecode_kept", lambda: kept)
+    for given, expected in ((None, kept["PYTHONPYCACHEPREFIX"]), ("/its/own", "/its/own")):
+        monkeypatch.setattr(sys, "pycache_prefix", given)
+        monkeypatch.setattr(sys, "dont_write_bytecode", True)
+        bytecode.keep_here()
+        assert (sys.pycache_prefix, sys.dont_write_bytecode) == (expected, given is not None)
+
+
+@pytest.mark.parametrize(("seen", "device", "compiled"), [("9.0\n", "", ["sm_90a"]), ("8.0\n8.0\n", "cuda", ["sm_80"]),
+                                                          ("9.0\n8.0\n", "", []), ("9.0\n", "cpu", []), ("", "", []),
+                                                          ("[N/A]\n", "", [])])  # fmt: skip
+def test_nvcc_begins_before_torch_is_here_where_its_target_is_sure(seen, device, compiled, monkeypatch):
+    """Of two kinds of GPU which one is taken, PyTorch alone knows; what needs another target is left alone."""
+    registry, made = load(), []
+    items = [registry.implementation("softmax", name) for name in ("cuda_onchip", "triton_onepass")]
+    monkeypatch.setattr(compile_ahead.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(accelerator.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(accelerator, "command_output", lambda words: seen.strip())
+    monkeypatch.setattr(
+        compile_ahead.native, "library", lambda item, config, toolchain: made.append((item.name, toolchain.target))
+    )
+    with compile_ahead.compiling_without_torch([*items, replace(items[0], arch="sm_100a")], device):
+        until = time.monotonic() + 10
+        while len(made) < len(compiled) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert made == [("cuda_onchip", target) for target in compiled]
 
 
 def test_compilers_end_with_their_host():

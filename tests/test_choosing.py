@@ -289,6 +289,41 @@ def test_a_config_that_passed_on_a_sibling_alone_is_not_taken(on_h200):
     assert "verified on an NVIDIA H200 on 2026-11-22; not on this machine" in found.why
 
 
+def test_a_launch_that_takes_the_host_longer_than_the_device_counts(on_h200):
+    """As called one after the other, a kernel of 34 us whose launch takes 118 us takes 118: where another takes 35 and
+    is launched at once, that is what a caller wants. Where the device is busy for longer, nothing changes.
+    """
+    short, long = 4096, 65536
+    facts = [
+        *(fact("triton_onepass", cols, seconds, launch_s=118e-6) for cols, seconds in ((short, 34e-6), (long, 480e-6))),
+        *(fact("cuda_slices", cols, seconds, launch_s=9e-6) for cols, seconds in ((short, 35e-6), (long, 500e-6))),
+        *(fact("torch_eager", cols, seconds, launch_s=20e-6) for cols, seconds in ((short, 60e-6), (long, 530e-6))),
+    ]
+    chooser = on_h200(facts)
+    assert asked(chooser, short).implementation.name == "cuda_slices"
+    assert asked(chooser, long).implementation.name == "triton_onepass"
+    # what is short differs from host to host more than from kernel to kernel
+    quick = [item._replace(launch_s=25e-6) if item.backend == "triton" else item for item in facts]
+    assert asked(on_h200(quick), short).implementation.name == "triton_onepass"
+
+
+def test_where_nothing_was_timed_the_family_tells(on_h200):
+    """log_softmax has Passes and no time: which of its kernels is good at long rows is known from softmax's of the same
+    names. A time of its own, of whatever shape, and PyTorch's times of other functions are not mixed with that.
+    """
+    names = ("torch_eager", "triton_onepass", "cuda_slices")
+    untimed = [fact(name, 4096, None, operator="log_softmax", cache="") for name in names]
+    quick = [fact("torch_eager", 65536, 1e-6)]
+    for cols, expected in ((4096, "triton_onepass"), (65536, "cuda_slices")):
+        found = asked(on_h200([*untimed, *TIMES, *quick]), cols, operator="log_softmax")
+        assert found.implementation.name == expected
+        assert f"softmax rows_{cols}" in found.why
+        assert "verified on an NVIDIA H200 on 2026-11-22; not on this machine" in found.why
+    own = fact("triton_onepass", 4096, 17e-6, operator="log_softmax")
+    found = asked(on_h200([*untimed, own, *TIMES]), 65536, operator="log_softmax")
+    assert found.implementation.name == "triton_onepass" and " softmax" not in found.why
+
+
 def test_ones_own_time_of_the_very_call_counts_beside_a_siblings():
     """A sibling on which a kernel is twice as slow, beside its roof, as here: own times say so, at other calls too."""
     registry = load()

@@ -36,8 +36,12 @@ def test_a_missing_library_is_named_with_what_installs_it(tmp_path):
     item = dataclasses.replace(
         load([]).implementation("softmax", "library_liger"), source=source, needs="package-that-nobody-has==1"
     )
-    with pytest.raises(EnvironmentLacks, match="pip install --no-deps package-that-nobody-has==1"):
+    with pytest.raises(EnvironmentLacks, match="pip install --no-deps package-that-nobody-has==1") as raised:
         backend("library").function(item)
+    # what no process has to start for
+    assert backend("library").lacks(item) == str(raised.value)  # type: ignore[attr-defined]
+    for here in ("typer==9", "pyyaml", ""):
+        assert backend("library").lacks(dataclasses.replace(item, needs=here)) is None  # type: ignore[attr-defined]
 
 
 def test_what_torch_compile_never_ends_with_is_not_given_to_it(tmp_path):

@@ -21,6 +21,7 @@ from opforge.runner.arena import GUARD_BYTES
 from opforge.runner.guards import default_limits
 from opforge.runner.messages import QUESTIONS, Bind, Failed, LaunchBound, Launched, Run
 from opforge.runner.protocol import Malformed, decoded
+from opforge.verify import PreparedCase
 
 HONEST = "def run(x, bias):\n    return x + bias\n"
 
@@ -70,6 +71,31 @@ def test_layouts_hold_the_same_values_in_other_places(guest, layout):
     assert torch.isnan(arena.tensor("y")).all()
     arena.close()
     plain.close()
+
+
+def test_what_outputs_hold_may_stay_while_all_else_is_brought_back():
+    """A kernel that looks whether its answer is there already is given its last one, and nothing else of that run: an
+    output with gaps is brought back too, since what lies in the gaps is nobody's.
+    """
+    arena = Arena.allocate(
+        [
+            ("x", "input", "float32", (4, 8), "strided"),
+            ("y", "output", "float32", (4, 8), "contiguous"),
+            ("z", "output", "float32", (4, 8), "strided"),
+        ]
+    )
+    pristine = arena.bytes().clone()
+    case = PreparedCase(
+        case=None, dtype="float32", arena=arena, truth=None, pristine=pristine, guarded=None, place=None
+    )  # type: ignore[arg-type]
+    arena.bytes().bitwise_xor_(1)
+    case.reset(outputs=False)
+    y = next(slot for slot in arena.slots if slot.name == "y")
+    changed = (arena.bytes() != pristine).nonzero().flatten().tolist()
+    assert changed == list(range(y.offset, y.offset + y.span_bytes))
+    case.reset()
+    assert torch.equal(arena.bytes(), pristine)
+    arena.close()
 
 
 def test_guards_tell_who_wrote_where(guest):

@@ -7,6 +7,8 @@ needs none of them: where one is not installed, its rows say so.
 
 from __future__ import annotations
 
+import importlib.metadata
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +16,7 @@ from opforge.backends import compile_phase
 from opforge.backends.interface import Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed
 from opforge.backends.torch_eager import TorchEager
-from opforge.backends.triton_lang import INTERPRET
+from opforge.backends.triton_lang import INTERPRET, PRELOAD_ON_A_GPU
 from opforge.core.errors import EnvironmentLacks
 from opforge.core.implementation import Implementation
 
@@ -48,7 +50,7 @@ class Library(TorchEager):
         )
 
     def environment(self, device: str) -> Mapping[str, str]:
-        return {INTERPRET: "0", "OPFORGE_PRELOAD": "torch triton" if installed("triton") else "torch"}
+        return {INTERPRET: "0", "OPFORGE_PRELOAD": PRELOAD_ON_A_GPU if installed("triton") else "torch"}
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         # what another library compiles at its first call, and with what, nobody says
@@ -60,7 +62,21 @@ class Library(TorchEager):
         try:
             return super().function(implementation)
         except ModuleNotFoundError as error:
-            package = implementation.needs or error.name
-            raise EnvironmentLacks(
-                f"{implementation.name} needs {package}. Install it with: pip install --no-deps {package}"
-            ) from error
+            raise EnvironmentLacks(_wanted(implementation, implementation.needs or str(error.name))) from error
+
+    def lacks(self, implementation: Implementation) -> str | None:
+        """What `function` would raise, where the package that the file names is surely not here: no process has to
+        start for it. Nothing is imported.
+        """
+        package = re.split(r"[=<>!~ \[;]", implementation.needs, maxsplit=1)[0]
+        if not package or installed(package.replace("-", "_")):
+            return None
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            return _wanted(implementation, implementation.needs)
+        return None
+
+
+def _wanted(implementation: Implementation, package: str) -> str:
+    return f"{implementation.name} needs {package}. Install it with: pip install --no-deps {package}"

@@ -27,6 +27,8 @@ from opforge.core.shapes import collapsed_shape
 
 INSTALL = "pip install triton==3.6.0"
 INTERPRET = "TRITON_INTERPRET"
+PRELOAD_ON_A_GPU = "torch opforge.backends.triton_preload"
+"""What the server imports that workers for a GPU are forked from."""
 TARGETS = ("sm_80", "sm_89", "sm_90", "sm_100", "gfx942")
 
 
@@ -96,7 +98,7 @@ class Triton:
         # the interpreter is chosen when triton is imported, so the process must start with it
         return {
             INTERPRET: "1" if device == "cpu" else "0",
-            "OPFORGE_PRELOAD": "torch opforge.backends.triton_interpreter" if device == "cpu" else "torch triton",
+            "OPFORGE_PRELOAD": "torch opforge.backends.triton_interpreter" if device == "cpu" else PRELOAD_ON_A_GPU,
         }
 
     def launcher(self, implementation: Implementation) -> Callable[..., None]:

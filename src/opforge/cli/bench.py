@@ -123,7 +123,7 @@ def bench(
     from opforge.report import rows
     from opforge.timing import Plan
     from opforge.timing.energy import NoMeter, meter
-    from opforge.trial import start_ahead
+    from opforge.trial import compiling_without_torch, start_ahead
     from opforge.trial.verified_before import proven
     from opforge.verify import BRIEF, QUICK
     from opforge.workbench import BenchOptions, bench as run_bench, chosen, ensure_chosen
@@ -139,7 +139,9 @@ def bench(
     host = make_host(in_process)
     context.call_on_close(host.close)
     wanted = BenchOptions(backends=known_backends, implementations=tuple(implementation or ()))
-    start_ahead(host, [item for name in names for item in chosen(registry, registry.operator(name), wanted)], device)
+    implementations = [item for name in names for item in chosen(registry, registry.operator(name), wanted)]
+    start_ahead(host, implementations, device)
+    context.with_resource(compiling_without_torch(implementations, device))
     where = device_to_time(device)
     if cold and where == "cpu":
         raise UsageError("--cold needs a device whose cache can be flushed; on a CPU measure warm (leave --cold away).")

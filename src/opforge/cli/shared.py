@@ -196,6 +196,7 @@ def device_or_default(given: str) -> str:
     """
     from opforge.backends.module_loading import installed
     from opforge.backends.torch_eager import INSTALL, torch_runs_on
+    from opforge.runner.bytecode import keep_here
 
     if not installed("torch"):
         raise EnvironmentLacks(f"This needs PyTorch, which is not installed. Install it with: {INSTALL}")
@@ -204,6 +205,7 @@ def device_or_default(given: str) -> str:
         if first:
             # as in opforge.__main__: what an import makes stays
             gc.disable()
+            keep_here()
         import torch
 
         if first:

@@ -86,6 +86,21 @@ class Round:
         return self.waited_s - HANDLING_S * self.samples > DISTURBED * self.wall_s
 
 
+LONG_LAUNCH_S = 30e-6
+"""From here the host's time to launch is part of what a call in a row takes. PyTorch's own calls take 15 to 25 us of it
+on an H200's host and CUDA C++ 6 to 15; less than this differs from host to host more than from kernel to kernel.
+"""
+
+
+def long_launch_s(launch_s: float | None) -> float:
+    """The host's seconds to launch a call, where they are so many that calls in a row are bound by them; else 0.
+
+    >>> long_launch_s(118e-6), long_launch_s(9e-6), long_launch_s(None)
+    (0.000118, 0.0, 0.0)
+    """
+    return launch_s if launch_s is not None and launch_s > LONG_LAUNCH_S else 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Untimed:
     """No time: `reason` says why."""

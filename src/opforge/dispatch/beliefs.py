@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opforge.core.device import DeviceSpec
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Implementation
+from opforge.core.errors import EnvironmentLacks, UsageError
+from opforge.core.implementation import COMPARED_AS_IS, Implementation
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.timing_terms import CALL, MAKES_ITS_RESULT, OUT
 from opforge.machine import descriptors
@@ -55,8 +55,12 @@ class OperatorBeliefs:
             return f"{did} here on {day_of(item.created_at)}, record {item.record[:8]}"
         return f"{did} on an {title(self.device)} on {day_of(item.created_at)}; not on this machine"
 
-    def model(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> Model:
-        """The model over the times that tell of calls in this dtype with parameters of this kind."""
+    def model(self, dtype: str, scalars: Mapping[str, ScalarValue], family: Iterable[OperatorBeliefs] = ()) -> Model:
+        """The model over the times that tell of calls in this dtype with parameters of this kind.
+
+        family   what is known of the operators of its family, for where nothing was timed of its own: what shares a
+                 name there is built alike. Their times stand in for a sibling's
+        """
         timed = self.beliefs.timed()
         there = [item for _, beliefs in self.siblings for item in beliefs.timed()]
         cache = next((cache for cache in COLD_FIRST if any(item.cache == cache for item in timed or there)), "")
@@ -66,7 +70,25 @@ class OperatorBeliefs:
             for item in self._timed_calls(beliefs.timed(), cache, dtype, scalars, device)
         ]
         seen = self._timed_calls(timed, cache, dtype, scalars, self.device)
+        if not seen and not siblings:
+            siblings = [item for other in family for item in self._of_family(other, dtype, scalars)]
         return Model(self.operator, self.implementations, seen, siblings=siblings)
+
+    def _of_family(self, other: OperatorBeliefs, dtype: str, scalars: Mapping[str, ScalarValue]) -> list[TimedCall]:
+        """Times of another operator's implementations that are called as own ones are, with parameters of this kind as
+        far as it has them. Those of PyTorch and other libraries are of other code.
+        """
+        names = {item.name for item in self.implementations if item.backend not in COMPARED_AS_IS}
+        timed = [item for item in other.beliefs.timed() if item.implementation in names]
+        cache = next((cache for cache in COLD_FIRST if any(item.cache == cache for item in timed)), "")
+        known = other.operator.scalar_values({})
+        try:
+            theirs = other.operator.scalar_values({name: value for name, value in scalars.items() if name in known})
+        except UsageError:
+            # a choice that it does not have is other work
+            return []
+        calls = other._timed_calls(timed, cache, dtype, theirs, self.device)
+        return [replace(item, what=f"{other.operator.name} {item.what}") for item in calls]
 
     def _timed_calls(
         self,
@@ -101,7 +123,8 @@ class OperatorBeliefs:
                 else f"timed on an {title(device)} on {day_of(item.created_at)}, which runs the same code"
             )
             what = f"{item.workload or 'its times'} ({whose})"
-            seen.append(TimedCall(item.implementation, item.config, places[key], item.ranked_s or 0.0, what))
+            call = TimedCall(item.implementation, item.config, places[key], item.ranked_s or 0.0, what, item.launch_s)
+            seen.append(call)
         return [item for item in seen if item.seconds > 0]
 
 

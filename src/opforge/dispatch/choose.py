@@ -7,7 +7,8 @@ operator's declared order. PyTorch eager is the fallback, whatever else is true.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,8 +90,20 @@ class Chooser:
             tuple(operator.kind_of_call(scalars).items()),
         )
         if key not in self._models:
-            self._models[key] = self.known(operator, device).model(dtype, scalars)
+            # the family is read where it is asked for alone, which is where nothing was timed of the operator itself
+            family = (self.known(other, device) for other in self._family(operator))
+            self._models[key] = self.known(operator, device).model(dtype, scalars, family)
         return self._models[key]
+
+    def _family(self, operator: Operator) -> Iterator[Operator]:
+        """The other operators of its family that do the same kind of work."""
+        family = self.registry.family(operator.name)
+        names = [name for name in self.registry.names() if family and self.registry.family(name) == family]
+        for name in names:
+            # one that cannot be read is told of where it is asked for itself
+            with contextlib.suppress(UsageError):
+                if name != operator.name and (other := self.registry.operator(name)).unit == operator.unit:
+                    yield other
 
     def _spec(self, device: str) -> DeviceSpec:
         """This machine's device, as it was when it was first asked for."""

@@ -5,12 +5,14 @@ nvidia-smi.
 from __future__ import annotations
 
 import functools
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from opforge.core import spans
 from opforge.core.errors import EnvironmentLacks
 from opforge.machine.host_hardware import ROOT, text_of
 
@@ -99,6 +101,24 @@ def smi(*fields: str) -> tuple[str, ...] | None:
     return values if len(values) == len(fields) else None
 
 
+def cuda_targets() -> tuple[str, ...]:
+    """What compilers call the NVIDIA GPUs that nvidia-smi sees, each once: ("sm_90a",). PyTorch is not asked."""
+    command = shutil.which("nvidia-smi")
+    output = command_output([command, "--query-gpu=compute_cap", "--format=csv,noheader"]) if command else ""
+    found = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in output.splitlines()]
+    return tuple(dict.fromkeys(cuda_target(int(seen[1]), int(seen[2])) for seen in found if seen))
+
+
+def cuda_target(major: int, minor: int) -> str:
+    """What compilers call a compute capability. From Hopper on, the instructions of one architecture alone (wgmma,
+    TMA, tcgen05) need the suffix a.
+
+    >>> cuda_target(8, 0), cuda_target(9, 0)
+    ('sm_80', 'sm_90a')
+    """
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
 def processes() -> tuple[int, ...]:
     """Process ids that compute on the current device, as nvidia-smi sees them. Inside a container the list may be
     empty.
@@ -115,9 +135,10 @@ def processes() -> tuple[int, ...]:
 def command_output(words: list[str]) -> str:
     """What a command prints; "" when it fails, is absent or takes longer than COMMAND_LIMIT_S."""
     try:
-        return subprocess.run(
-            words, capture_output=True, text=True, errors="replace", timeout=COMMAND_LIMIT_S, check=True
-        ).stdout.strip()
+        with spans.span("ask", Path(words[0]).name):
+            return subprocess.run(
+                words, capture_output=True, text=True, errors="replace", timeout=COMMAND_LIMIT_S, check=True
+            ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -127,8 +148,7 @@ def _target(properties: Any) -> str:
     if arch.startswith("gfx"):
         return arch
     major, minor = _number(properties, "major"), _number(properties, "minor")
-    # from Hopper on, the instructions of one architecture alone (wgmma, tcgen05) need the suffix a
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}" if major else ""
+    return cuda_target(major, minor) if major else ""
 
 
 def _address() -> str:

@@ -6,6 +6,8 @@ plan: so of an implementation the nearest times are taken, each weighed by how a
 averaged in logarithms. Calls are alike in the octaves between their axes (the one that is contiguous counts most), in
 how their inputs lie (layout, and whether 16-byte loads fit), in the dtype, and in the ranges that the implementation
 declares for itself (`BEST`): beyond the end of such a range it has another plan, and times from there say little.
+A call in a row takes no less than the host takes to launch it: where that is long (`TimedCall.launch_s`) it is the
+least that is guessed.
 
 Times of a sibling, another device for which compilers make the same code (an H100 beside an H200), tell how the share
 changes from call to call; one's own times tell how far the sibling's shares are off here. So where both are known, the
@@ -100,7 +102,7 @@ class Place:
 @dataclass(frozen=True)
 class TimedCall:
     """A time that is believed. `what` says which one it is, for people. `place` is on the device that it was taken
-    on.
+    on. `launch_s`: by the host's launches a call in a row takes no less than that (core.timing.long_launch_s).
     """
 
     implementation: str
@@ -108,6 +110,12 @@ class TimedCall:
     place: Place
     seconds: float
     what: str
+    launch_s: float = 0.0
+
+    @property
+    def in_a_row_s(self) -> float:
+        """Seconds of a call among others that follow each other at once."""
+        return max(self.seconds, self.launch_s)
 
 
 @dataclass(frozen=True)
@@ -225,7 +233,8 @@ class Model:
     """Times of one operator on one device, and what they say of calls that are not among them.
 
     seen       times of the device
-    siblings   times of other devices that run the same code
+    siblings   times of other devices that run the same code; where there are none of either, those that
+               implementations of the same names have in other operators of the family
     """
 
     def __init__(
@@ -307,6 +316,9 @@ class Model:
         if implementation in self._cautious:
             doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - 1.0))
         seconds = place.least_s * math.exp(share + doubt)
+        # a launch takes the host as long whatever the sizes are
+        told_by = own.nearest if own is not None else there.nearest if there is not None else None
+        seconds = max(seconds, told_by.launch_s if told_by is not None else 0.0)
         return Guess(seconds, own.nearest if own else None, nearest, there.nearest if there else None)
 
     def _nearest(
@@ -385,7 +397,7 @@ def _fastest_configs(timed: Iterable[TimedCall]) -> dict[str, list[TimedCall]]:
     fastest: dict[tuple[str, int], TimedCall] = {}
     for item in timed:
         known = fastest.get((item.implementation, id(item.place)))
-        if known is None or item.seconds < known.seconds:
+        if known is None or (item.in_a_row_s, item.seconds) < (known.in_a_row_s, known.seconds):
             fastest[item.implementation, id(item.place)] = item
     kept: dict[str, list[TimedCall]] = {}
     for item in fastest.values():

@@ -260,6 +260,15 @@ class Arena:
                 view(whole, slot).zero_()  # what lies between its elements is nobody's
         return whole
 
+    def around_outputs(self) -> Iterator[slice]:
+        """All bytes, in order, but those of outputs. An output with gaps between its elements is left in."""
+        start = 0
+        for slot in sorted(self.slots, key=lambda slot: slot.offset):
+            if slot.role == "output" and slot.span_bytes and slot.dense:
+                yield slice(start, slot.offset)
+                start = slot.offset + slot.span_bytes
+        yield slice(start, self.size)
+
     def violations(self, before: Any) -> list[str]:
         """What changed outside the outputs since `before = protected()`: sentences that name the buffer."""
         after = self.protected()

@@ -47,6 +47,13 @@ def bytecode_kept() -> dict[str, str]:
     return {"PYTHONPYCACHEPREFIX": str(cache_root() / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
 
 
+def keep_here() -> None:
+    """Let this process keep compiled Python there too, unless it has a place: it imports torch as its servers do."""
+    kept = bytecode_kept()
+    if kept and sys.pycache_prefix is None:
+        sys.pycache_prefix, sys.dont_write_bytecode = kept["PYTHONPYCACHEPREFIX"], False
+
+
 def compile_ahead(kept: Mapping[str, str]) -> subprocess.Popen[bytes] | None:
     """Compile what Inductor imports, by all processors, beside the server that will import it one file after another
     (29 s on an H200's host). None where `kept` is none (see `bytecode_kept`), or it has been done. What it leaves

@@ -332,15 +332,15 @@ class Executor:
         launch, arena, whole = self.launches[number]
         outputs = launch.read()
         synchronize(whole)
-        if whole.device.type != "cpu":
-            arena.bytes().copy_(whole)
-        self.placements[number].take(arena.tensors("input"))
-        here = arena.tensors("output")
-        # a kernel that writes where it is told to has already done so
         places = {slot.becomes or slot.name: whole.data_ptr() + slot.offset for slot in arena.slots}
-        for name, tensor in outputs.items():
-            if tensor.data_ptr() != places[name]:
-                here[name].copy_(tensor)
+        made = {name: tensor for name, tensor in outputs.items() if tensor.data_ptr() != places[name]}
+        if whole.device.type != "cpu":
+            # a kernel that writes where it is told to has done so; where all results were made elsewhere none is there
+            for part in arena.around_outputs() if len(made) == len(outputs) else (slice(0, arena.size),):
+                arena.bytes()[part].copy_(whole[part])
+        self.placements[number].take(arena.tensors("input"))
+        for name, tensor in made.items():
+            arena.tensor(name).copy_(tensor)
 
     def _collected(self, number: int) -> int | None:
         """Collect, and the checksum of the outputs at this moment: whatever works on is seen by it. None from a device,

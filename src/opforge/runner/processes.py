@@ -205,22 +205,22 @@ def usage(pid: int) -> Usage:
     own = waited = voluntary = involuntary = 0
     by_thread: dict[int, tuple[float, int]] = {}
     with contextlib.suppress(OSError, ValueError):
-        for task in (PROC / str(pid) / "task").iterdir():
+        for task in _tasks(pid):
             with contextlib.suppress(OSError, ValueError, IndexError):
-                ran, delay, _ = map(int, (task / "schedstat").read_text().split())
+                ran, delay, _ = map(int, _read(f"{task}/schedstat").split())
                 counts = [
-                    int(line.rpartition(":")[2])
-                    for line in (task / "status").read_text().splitlines()
-                    if "ctxt_switches" in line
+                    int(line.rpartition(b":")[2])
+                    for line in _read(f"{task}/status").splitlines()
+                    if b"ctxt_switches" in line
                 ]
-                place = int((task / "stat").read_text(errors="replace").rpartition(")")[2].split()[36])
+                place = int(_fields(f"{task}/stat")[36])
                 own, waited, voluntary, involuntary = (
                     own + ran,
                     waited + delay,
                     voluntary + counts[0],
                     involuntary + counts[1],
                 )
-                by_thread[int(task.name)] = (ran / 1e9, place)
+                by_thread[int(task.rpartition("/")[2])] = (ran / 1e9, place)
     return Usage(
         own_s=own / 1e9, waited_s=waited / 1e9, voluntary=voluntary, involuntary=involuntary, by_thread=by_thread
     )

@@ -24,6 +24,7 @@ from opforge.core.implementation import Config
 from opforge.core.operator import ScalarValue
 from opforge.core.record import Adoption, Record
 from opforge.core.shapes import AxisValue
+from opforge.core.timing import long_launch_s
 from opforge.core.timing_terms import terms_or_then
 from opforge.store.evidence_facts import PASSED, Adopted, Fact
 
@@ -68,6 +69,8 @@ class Evidence:
     cache      "warm" or "cold": only times with the same are compared; "" without a time
     terms      what is in the time beside the computation (core.timing_terms): only times on the same are compared; ""
                without a time
+    launch_s   seconds of the host by which calls in a row are bound whatever the device takes; 0 where they are few
+               (core.timing.LONG_LAUNCH_S)
     by         "source", "code" or "adopted": what shows that it speaks of what is there now
     """
 
@@ -87,6 +90,7 @@ class Evidence:
     by: str
     layout: str = "contiguous"
     terms: str = ""
+    launch_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,6 +283,7 @@ def _evidence(fact: Fact, by: str) -> Evidence:
         by=by,
         layout=fact.layout,
         terms=terms_or_then(fact.terms, fact.backend) if median_s is not None else "",
+        launch_s=long_launch_s(fact.launch_s) if median_s is not None else 0.0,
     )
 
 

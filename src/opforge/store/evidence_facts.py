@@ -12,6 +12,7 @@ from opforge.core.implementation import Config
 from opforge.core.operator import ScalarValue
 from opforge.core.record import Record, from_json, terms_of, to_json
 from opforge.core.shapes import AxisValue
+from opforge.core.timing_terms import CALL
 from opforge.core.verdict import REFUSED, Pass
 from opforge.store.timestamps import instant
 
@@ -38,6 +39,8 @@ class Fact(NamedTuple):
     trial          a point of a search (core.record.Record.trial)
     layout         how the inputs lay in memory
     terms          what is in its time beside the computation (core.timing_terms); "" where nothing was timed
+    launch_s       what the host spends to start a call as a caller makes it; None where that is in the time, or was not
+                   asked: with `out=` given a call goes another way
     """
 
     id: str
@@ -64,6 +67,7 @@ class Fact(NamedTuple):
     trial: bool
     layout: str = CONTIGUOUS
     terms: str = ""
+    launch_s: float | None = None
 
     @property
     def refused(self) -> bool:
@@ -115,6 +119,7 @@ def fact_of(record: Record) -> Fact:
         trial=record.trial or (not record.code_sha256 and record.run.startswith(SEARCHES)),
         layout=record.layout,
         terms=terms_of(record),
+        launch_s=timing.launch_s if timing is not None and terms_of(record) == CALL else None,
     )
 
 
@@ -150,7 +155,7 @@ _ALIKE = operator.itemgetter(
     *(
         place
         for place, name in enumerate(Fact._fields)
-        if name not in ("id", "created_at", "median_s", "low_s", "high_s")
+        if name not in ("id", "created_at", "median_s", "low_s", "high_s", "launch_s")
     )
 )
 _LAYOUT = Fact._fields.index("layout")

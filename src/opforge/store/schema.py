@@ -7,7 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = 6
+SCHEMA = 7
 """Raised with every change that an older opforge could not read."""
 
 ADDED = {
@@ -16,6 +16,7 @@ ADDED = {
     4: ("layout",),
     5: ("terms",),
     6: (),
+    7: ("launch_s",),
 }
 """The columns of records that a schema brought. In rows from before they are null, and what they would hold is in the
 body. Schema 6 brought the table of rounds."""
@@ -79,6 +80,7 @@ def tables() -> Tables:
         Column("trial", Boolean, nullable=True),
         Column("layout", Text, nullable=True),
         Column("terms", Text, nullable=True),
+        Column("launch_s", Float, nullable=True),
         Column("sha256", String(64), nullable=False),
         Column("body", Text, nullable=False),
         sqlite_autoincrement=True,

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.core.record import from_json, to_json
+from opforge.core.timing import long_launch_s
 from opforge.store.evidence_facts import CONTIGUOUS, PASSED, Fact
 
 FOLDER = Path(__file__).resolve().parent / "shipped"
@@ -105,8 +106,11 @@ def packed(facts: Iterable[Fact], device: str) -> str:
             None if value is None else float(f"{value:.4g}") for value in (fact.median_s, fact.low_s, fact.high_s)
         ]
         shared = [number(getattr(fact, name)) for name in OWN]
+        # a host's time to launch stands last, where it counts
+        long_s = long_launch_s(fact.launch_s)
+        launch = [float(f"{long_s:.4g}")] if long_s else []
         operators.setdefault(fact.operator, []).append(
-            [fact.id[:12], fact.created_at[:19], *seconds, fact.cache, int(fact.steady), *shared]
+            [fact.id[:12], fact.created_at[:19], *seconds, fact.cache, int(fact.steady), *shared, *launch]
         )
     rows = ",\n".join(
         f'"{name}":[\n' + ",\n".join(json.dumps(row, separators=(",", ":")) for row in operator_rows) + "\n]"
@@ -130,7 +134,8 @@ def _file(path: Path) -> Mapping[str, Any] | None:
 
 
 def _fact(file: Mapping[str, Any], operator: str, device: str, row: Sequence[Any]) -> Fact:
-    identity, created_at, median_s, low_s, high_s, cache, steady, *shared = row
+    identity, created_at, median_s, low_s, high_s, cache, steady, *rest = row
+    shared, launch = rest[: len(OWN)], rest[len(OWN) :]
     values = file["values"]
     for place in shared:
         if place not in values:
@@ -149,5 +154,6 @@ def _fact(file: Mapping[str, Any], operator: str, device: str, row: Sequence[Any
         suspect=False,
         steady=bool(steady),
         trial=False,
+        launch_s=launch[0] if launch else None,
         **{"layout": CONTIGUOUS, **own},
     )

@@ -19,7 +19,11 @@ from opforge.trial.binding import (
     start_ahead as start_ahead,
 )
 from opforge.trial.case_check import check as check
-from opforge.trial.compile_ahead import compile_seconds as compile_seconds, compiling_ahead as compiling_ahead
+from opforge.trial.compile_ahead import (
+    compile_seconds as compile_seconds,
+    compiling_ahead as compiling_ahead,
+    compiling_without_torch as compiling_without_torch,
+)
 from opforge.trial.far_values import far_values as far_values
 from opforge.trial.recording import recorded as recorded
 from opforge.trial.setting import Clock as Clock, Setting as Setting

@@ -164,9 +164,9 @@ def still_right(
     kept     the outputs hold what the last call left there. Else they are NaN again: a call that does nothing because
              an answer is there leaves them so. After its twin a call that looks at some of them finds them right
     """
-    outputs = [slot.name for slot in again.arena.slots if slot.role == "output"]
-    left = {name: again.arena.tensor(name).clone() for name in outputs} if kept else {}
-    again.reset()
+    gaps = [slot.name for slot in again.arena.slots if slot.role == "output" and not slot.dense]
+    left = {name: again.arena.tensor(name).clone() for name in gaps} if kept else {}
+    again.reset(outputs=not kept)
     for name, tensor in left.items():
         again.arena.tensor(name).copy_(tensor)
     answer = candidate.ask(Run(launch=candidate.launch, written=SAME if kept else OTHER))

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from opforge.backends import Missing, backend, native
@@ -15,6 +16,7 @@ from opforge.backends.cuda import Cuda
 from opforge.core import spans
 from opforge.core.errors import OpforgeError
 from opforge.core.implementation import Config, Implementation
+from opforge.machine.accelerator import cuda_targets
 
 
 @contextlib.contextmanager
@@ -23,13 +25,35 @@ def compiling_ahead(implementations: Iterable[Implementation], device: str) -> I
 
     A failure is not reported here: whoever needs the library compiles it again and reports what the compiler said.
     """
-    pool = ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) // 2))
+    pool = _compilers()
     try:
         for implementation in implementations:
             if implementation.backend in ("cpp", "cuda") and not isinstance(
                 backend(implementation.backend).execution_mode(device), Missing
             ):
                 pool.submit(_compile, implementation, device)
+        yield
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def compiling_without_torch(implementations: Sequence[Implementation], device: str) -> Iterator[None]:
+    """Start compiling the CUDA ones before this process has PyTorch, whose first import takes as long as nvcc: where
+    an NVIDIA GPU is asked for, or would be taken (`device` ""), and those that nvidia-smi sees are of one target.
+    Whoever needs a library meanwhile waits for it (backends.cache). Given up as in `compiling_ahead`.
+    """
+    pool = _compilers()
+
+    def begin() -> None:
+        targets = cuda_targets()
+        for implementation in implementations:
+            if len(targets) == 1 and implementation.backend == "cuda":
+                pool.submit(_compile_for, implementation, *targets)
+
+    try:
+        if device in ("", "cuda") and shutil.which("nvcc") is not None:
+            pool.submit(begin)
         yield
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -54,3 +78,13 @@ def _compile(implementation: Implementation, device: str) -> None:
     with contextlib.suppress(OpforgeError), spans.span("compile", implementation.name):
         builder: Cuda | Cpp = Cuda() if implementation.backend == "cuda" else Cpp()
         builder.build(implementation, implementation.default, device)
+
+
+def _compile_for(implementation: Implementation, target: str) -> None:
+    if implementation.arch in ("", target):
+        with contextlib.suppress(OpforgeError), spans.span("compile", implementation.name):
+            native.library(implementation, implementation.default, Cuda().device_toolchain(target))
+
+
+def _compilers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=max(1, (os.cpu_count() or 2) // 2))

@@ -19,6 +19,7 @@ from opforge.core import spans
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Operator
 from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
+from opforge.runner.arena import Mirror
 from opforge.runner.messages import OTHER, Failure, Sample, Unfit
 from opforge.timing import Candidate
 from opforge.trial.baselines import tolerated
@@ -210,14 +211,15 @@ def differing(first: PreparedCase, second: PreparedCase) -> Iterator[tuple[int, 
 
 
 def _in_place_of(first: PreparedCase, second: PreparedCase) -> PreparedCase:
-    """The second content with what the first has around its tensors: what the memory is after the places are
-    written.
+    """The second content with what the first has around its tensors: what the memory is after the places are written.
+    Made once for all candidates, and where the contents lie: not through the memory, by copies of it in each audit.
     """
-    pristine = first.pristine.clone()
-    for slot in first.arena.slots:
-        if slot.role == "input":
-            whole = slice(slot.offset, slot.offset + slot.span_bytes)
-            pristine[whole] = second.pristine[whole]
-    both = replace(second, pristine=pristine)
-    both.reset()
-    return replace(both, guarded=both.arena.protected())
+    if second.in_first is None:
+        pristine = first.pristine.clone()
+        for slot in first.arena.slots:
+            if slot.role == "input":
+                whole = slice(slot.offset, slot.offset + slot.span_bytes)
+                pristine[whole] = second.pristine[whole]
+        guarded = Mirror(first.arena.slots, pristine).protected()
+        second.in_first = replace(second, pristine=pristine, guarded=guarded)
+    return second.in_first

@@ -13,6 +13,7 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes
+from opforge.core.timing import long_launch_s
 from opforge.registry import Registry
 from opforge.roofline.time_model import WEIGHTS, Model, Place, TimedCall, Weights, pick, place_of, tells
 from opforge.runner.manner import manner_as
@@ -159,10 +160,22 @@ def _telling(operator: Operator, facts: Sequence[Fact], dtype: str, scalars: dic
 def _timed(operator: Operator, facts: Sequence[Fact], spec: DeviceSpec) -> list[TimedCall]:
     places: dict[str, Place] = {}
     return [
-        TimedCall(fact.implementation, fact.config, _place(operator, fact, spec, places), fact.median_s, fact.workload)
+        TimedCall(
+            fact.implementation,
+            fact.config,
+            _place(operator, fact, spec, places),
+            fact.median_s,
+            fact.workload,
+            long_launch_s(fact.launch_s),
+        )
         for fact in facts
         if fact.median_s
     ]
+
+
+def _in_a_row_s(fact: Fact) -> float:
+    """Seconds of a call among others that follow each other at once."""
+    return max(fact.median_s or 0.0, long_launch_s(fact.launch_s))
 
 
 def _place(operator: Operator, fact: Fact, spec: DeviceSpec, places: dict[str, Place]) -> Place:
@@ -196,16 +209,17 @@ def held_out(
         if fact.dtype == dtype:
             key = (str(fact.axes), str(sorted(fact.scalars.items())), fact.layout, fact.terms)
             known = calls.setdefault(key, {}).get(fact.implementation)
-            if known is None or (fact.median_s or 0.0) < (known.median_s or 0.0):
+            if known is None or _in_a_row_s(fact) < _in_a_row_s(known):
                 calls[key][fact.implementation] = fact
     if len({axes for axes, *_ in calls}) < LEAST_SHAPES:
         return None
     implementations = registry.implementations(operator.name)
     theirs = [(sibling, _usable(operator, facts)) for sibling, facts in siblings]
     lost = []
-    for (axes, _, _, terms), true in calls.items():
+    for (axes, *_), true in calls.items():
         call = next(iter(true.values()))
-        others = [fact for fact in usable if str(fact.axes) != axes and fact.terms == terms]
+        # of other shapes times on either terms, as `recommend` answers by both
+        others = [fact for fact in usable if str(fact.axes) != axes]
         seen = _telling(operator, others, dtype, operator.scalar_values(call.scalars))
         there = [
             item
@@ -225,7 +239,7 @@ def held_out(
         fit = [item for item in implementations if item.name in true and model.knows(item.name)]
         if len(fit) > 1:
             chosen = pick(model, fit, _place(operator, call, measured_on, {})).implementation.name
-            seconds = {name: fact.median_s or 0.0 for name, fact in true.items()}
+            seconds = {name: _in_a_row_s(fact) for name, fact in true.items()}
             lost.append(seconds[chosen] / min(seconds.values()))
     if not lost:
         return None

@@ -76,6 +76,9 @@ def verify(
     mode = backend(implementation.backend).execution_mode(bench.device)
     if isinstance(mode, Missing):
         return Unsupported(reason=str(mode))
+    lacks = getattr(backend(implementation.backend), "lacks", None)
+    if lacks is not None and (reason := lacks(implementation)) is not None:
+        return Unsupported(reason=reason)
     effort = effort or (DEFAULT if cases is None else EXACT)
     emulated = isinstance(mode, Emulated)
     own = [case for case in (operator.cases if cases is None else cases) if case.dtype in (None, dtype)]

@@ -51,6 +51,9 @@ def _in_a_line(error: BaseException) -> str:
 class PreparedCase:
     """A case ready to be run: its arena filled, its truth known, its guarded bytes remembered. Reused between
     implementations.
+
+    in_first   of the second of two twins: the same inputs with what the first has around its tensors, once somebody
+               has asked (trial.in_row)
     """
 
     case: Case
@@ -60,6 +63,7 @@ class PreparedCase:
     pristine: Any
     guarded: Any
     place: Any
+    in_first: PreparedCase | None = None
 
     def seen(self) -> Arena:
         """The arena as a kernel left it, where it is judged: itself, or its bytes in the memory of the judge's
@@ -67,9 +71,14 @@ class PreparedCase:
         """
         return self.arena if self.place.type == "cpu" else self.arena.mirror(self.place, filled=True)
 
-    def reset(self) -> None:
-        """Bring every byte back to what it was before a kernel saw it."""
-        self.arena.bytes().copy_(self.pristine)
+    @spans.spanned(lambda self, outputs=True: ("reset", "", ""))
+    def reset(self, outputs: bool = True) -> None:
+        """Bring every byte back to what it was before a kernel saw it. Without `outputs` what outputs hold stays, but
+        for those with gaps between their elements.
+        """
+        here = self.arena.bytes()
+        for place in (slice(0, self.arena.size),) if outputs else self.arena.around_outputs():
+            here[place].copy_(self.pristine[place])
 
 
 @dataclass(kw_only=True)
