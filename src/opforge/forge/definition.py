@@ -335,11 +335,30 @@ def _checked(definition: Definition) -> Definition:
                 f"The formula gives {name} the axes [{', '.join(shape)}], the definition "
                 f"[{', '.join(declared or ())}]. Say them once."
             )
+    for one in definition.workloads:
+        _sizes_checked(one, axes)
     return replace(
         definition,
         inputs=tuple(_with_domain(definition, item) for item in definition.inputs),
         workloads=tuple(_with_rank(one, axes) for one in definition.workloads),
     )
+
+
+def _sizes_checked(workload: NamedWorkload, axes: set[str]) -> None:
+    """Raises UsageError where a workload lacks an axis, has another one, or gives an axis several sizes."""
+    known = sorted(axis.lstrip("*") for axis in axes)
+    strange = [name for name in workload.axes if name not in known]
+    if strange:
+        raise unknown(f"axis of the workload {workload.name}", strange[0], known)
+    missing = [name for name in known if name not in workload.axes]
+    if missing:
+        raise UsageError(f"The workload {workload.name} gives the axis {missing[0]!r} no size. Add {missing[0]}: 768.")
+    several = [name for name, size in workload.axes.items() if not isinstance(size, int) and f"*{name}" not in axes]
+    if several:
+        raise UsageError(
+            f"The workload {workload.name} gives several sizes for {several[0]!r}, which is one axis. Give a number, "
+            f"or write *{several[0]} in the shapes for any number of axes."
+        )
 
 
 def _with_domain(definition: Definition, item: Input) -> Input:
