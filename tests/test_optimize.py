@@ -99,6 +99,9 @@ def test_generated_triton_is_given_a_space_that_reads_as_any_other(name, tmp_pat
     assert set(found.space) == tunables and all(found.default.as_dict()[key] in found.space[key] for key in tunables)
     assert classified(plain, path.read_text(), ".py") == LOGIC and not refusal(path.read_text(), ".py", plain)
     assert with_choices("triton", path.read_text()) is None and has_rules(found)
+    # changed by hand so that choices do not fit: what it has itself is left
+    assert with_choices("triton", plain.replace("columns_in_32_bits", "c").replace("row_on_chip", "c")) is None
+    assert with_choices("triton", plain.replace("inside", "GRID")) is None
 
 
 @pytest.mark.slow
@@ -364,9 +367,11 @@ def test_near_the_roof_it_ends_unless_the_baseline_is_faster(made_up, tmp_path, 
     beside = SimpleNamespace(implementation=rival, seconds=baseline_s, timing=None, proof=None, config=Config(()))
     made_up.trials.beside = lambda self, known: beside
     with Store.open(tmp_path / "s.sqlite") as store:
-        found = made_up(store, baseline="torch_compile")
+        left = made_up(store, baseline="torch_compile", rounds=1, write=False)[-1]
+        found = made_up(store, baseline="torch_compile", fresh=True)
     assert sum(one.stage == ROUND for one in found) == rounds
     assert found[-1].over_baseline >= 1 and "of the roofline bound is reached" in found[-1].reason
+    assert (left.over_baseline < 1) == ("torch_compile is still" in left.reason) == (baseline_s == 0.2)
 
 
 def test_two_unsure_rounds_end_it_and_keep_nothing(made_up, tmp_path):

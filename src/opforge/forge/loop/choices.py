@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Implementation
-from opforge.forge.loop.triton_choices import generated_triton, opened_triton
+from opforge.forge.loop.triton_choices import opened_triton
 
 Setting = int | str | bool
 
@@ -58,19 +58,22 @@ def has_rules(implementation: Implementation) -> bool:
     """Whether the engine of rules can change an implementation: it has a space, or is generated C++ or Triton."""
     if implementation.space:
         return True
-    return with_choices(implementation.backend, implementation.source.read_text(encoding="utf-8")) is not None
+    text = implementation.source.read_text(encoding="utf-8")
+    return (
+        opened_triton(text) is not None
+        if implementation.backend == "triton"
+        else (implementation.backend == "cpp" and generated_cpp(text))
+    )
 
 
 def with_choices(backend: str, text: str) -> str | None:
     """A generated kernel's text with choices, at what it did before; None where it has them, or is none of those.
 
-    Raises UsageError where a choice would take a name that the kernel has.
+    Raises UsageError where a choice would take a name that a kernel in C++ has.
     """
     if backend == "cpp" and generated_cpp(text):
         return opened(text)
-    if backend == "triton" and generated_triton(text):
-        return opened_triton(text)
-    return None
+    return opened_triton(text) if backend == "triton" else None
 
 
 def opened(text: str, values: Mapping[str, int] | None = None) -> str:

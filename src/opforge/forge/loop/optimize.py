@@ -171,6 +171,9 @@ class _Loop:
                 replaced(self.implementation.source, self.text)
                 reason += f"; {self.implementation.source.name} was replaced by the best"
         fact = self._fact(END, self.rounds[-1].number, self._diagnosis(), began=began)
+        if self.baseline is not None and fact.over_baseline is not None and fact.over_baseline < 1:
+            name, times = self.baseline.implementation.name, f"{1 / fact.over_baseline:.2f}"
+            reason += f"; {name} is still {times} times as fast: where opforge bench has seen that, calls take {name}"
         over = comparison.speedup if comparison is not None else fact.over_start
         return replace(fact, decision=STOPPED, reason=reason, comparison=comparison, over_start=over)
 

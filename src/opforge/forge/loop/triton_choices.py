@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import re
 
-from opforge.core.errors import UsageError
-
 _TILES = "from opforge.device.triton.tiles import LIMITS as LIMITS, SPACE as SPACE, tile_of, tiles_over\n"
 _ROWS = "from opforge.device.triton.norms import load_float, normalised_rows, store_float\n"
 _CHOSEN = "from opforge.device.triton.chosen import {}\n"
@@ -31,20 +29,22 @@ DEFAULT = {{"ROWS": 0, "WARPS": 0}}
 """
 
 
-def generated_triton(text: str) -> bool:
-    """Whether a text is Triton that `opforge new` wrote, over tiles or whole rows, and nobody gave choices yet."""
-    return _TILES in text or _ROWS in text
+def opened_triton(text: str) -> str | None:
+    """The text of a kernel that `opforge new` wrote over tiles or whole rows, with choices, at what it did before.
+
+    None where it is none of those, has its choices already, or was changed so that they do not fit: a name of theirs is
+    taken, or SUPPORTS no longer says how wide a row may be.
+    """
+    if any(re.search(rf"\b{name}\b", text) for name in ("GRID", "WARPS")):
+        return None
+    if _TILES in text and (columns := _supported(text, "columns_in_32_bits", " < 2147483648")):
+        return _tiles(text, columns)
+    if _ROWS in text and (columns := _supported(text, "row_on_chip", " <= ")):
+        return _rows(text, columns)
+    return None
 
 
-def opened_triton(text: str) -> str:
-    """The text of such a kernel with choices, at what it did before. Raises UsageError where a name is taken."""
-    if taken := next((name for name in ("GRID", "WARPS") if re.search(rf"\b{name}\b", text)), None):
-        raise UsageError(f"The kernel has a name {taken}, which a choice would take. Rename it in the formula.")
-    return _tiles(text) if _TILES in text else _rows(text)
-
-
-def _tiles(text: str) -> str:
-    columns = _supported(text, "columns_in_32_bits", " < 2147483648")
+def _tiles(text: str, columns: str) -> str:
     made = text.replace(_TILES, _CHOSEN.format("tile_in_grid, tiles_in_grid"))
     made = re.sub(r"^DEFAULT = .*\n", TILE_SPACE.format(columns=columns), made, count=1, flags=re.MULTILINE)
     made = re.sub(r"\btile_of\((.*), COLS\)", r"tile_in_grid(\1, COLS, GRID)", made)
@@ -53,8 +53,7 @@ def _tiles(text: str) -> str:
     return _LAUNCH.sub(lambda found: f"def launch({found['given'].replace('TILE', 'TILE, GRID')}):", made)
 
 
-def _rows(text: str) -> str:
-    columns = _supported(text, "row_on_chip", " <= ")
+def _rows(text: str, columns: str) -> str:
     made = text.replace(_ROWS, _CHOSEN.format("chosen_rows") + _ROWS.replace("normalised_rows, ", ""))
     made = _BEFORE_KERNEL.sub(lambda found: f"\n{ROW_SPACE.format(columns=columns)}{found[0][1:]}", made, count=1)
     made = made.replace("normalised_rows(rows, cols)", "chosen_rows(rows, cols, ROWS, WARPS)")
@@ -67,8 +66,6 @@ def _rows(text: str) -> str:
 
 
 def _supported(text: str, key: str, behind: str) -> str:
-    """The expression of sizes that a SUPPORTS of generated code begins with."""
+    """The expression of sizes that a SUPPORTS of generated code begins with; "" where it has none."""
     found = re.search(rf'"{key}": "(.+?){re.escape(behind)}', text)
-    if found is None:
-        raise UsageError(f"The kernel does not say {key} in SUPPORTS as generated code does. Give it a SPACE by hand.")
-    return found[1]
+    return found[1] if found else ""
