@@ -512,6 +512,7 @@ FORMULAS = (
     _new("no result", "silu(x[n])", "line 1, column 5", "'=' is missing"),
     _new("an empty formula", "", "The formula is empty", "Write for example"),
     _new("axes that are not known", "y = x[n] * eps", "The axes of eps are not known", "--parameter eps=1.0"),
+    _new("a product without axes", "c = relu(a @ b + bias)", "axes of a, b, bias", "a[*lead, k] @ b[k, n]"),
     _new("a product that does not fit", "y = x[m, k] @ w[n, h]", "line 1, column 13", "Give both the same name"),
     _new("an axis that is a name of generated code", "y = x[m, j]", "the axis 'j'", "Choose another, e.g. cols"),
     _new("a condition in Python's way", "y = x[n] if x[n] > 0 else 0", "line 1, column 10", "an operation is missing"),
