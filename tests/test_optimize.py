@@ -102,6 +102,9 @@ def test_generated_triton_is_given_a_space_that_reads_as_any_other(name, tmp_pat
     # changed by hand so that choices do not fit: what it has itself is left
     assert with_choices("triton", plain.replace("columns_in_32_bits", "c").replace("row_on_chip", "c")) is None
     assert with_choices("triton", plain.replace("inside", "GRID")) is None
+    if name == "tiles":
+        tuned = with_default(plain, True, {"TILE": 2048, "num_warps": 8})
+        assert '"TILE": 2048, "GRID": 1, "num_warps": 8' in with_choices("triton", tuned)
 
 
 @pytest.mark.slow
