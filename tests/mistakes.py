@@ -402,6 +402,13 @@ def _asks(what: str, words: str, where: str, then: str, code: int = 2) -> Comman
 
 
 COMMANDS = (
+    _asks("a number that is none", "optimize softmax --target nan", "--target is nan", "Give one, or leave it out"),
+    _asks(
+        "rules for a kernel without tunables",
+        "optimize softmax --implementation torch_eager --device cpu",
+        "torch_eager has no SPACE",
+        "--engine model",
+    ),
     _asks("an unknown operator", "verify sofmax", "'sofmax'", "Did you mean 'softmax'?"),
     _asks("no operator", "verify", "Name an operator", "opforge list"),
     _asks("an unknown verb", "verfy softmax", "'verfy'", "Did you mean 'verify'?"),
@@ -505,6 +512,7 @@ FORMULAS = (
     _new("no result", "silu(x[n])", "line 1, column 5", "'=' is missing"),
     _new("an empty formula", "", "The formula is empty", "Write for example"),
     _new("axes that are not known", "y = x[n] * eps", "The axes of eps are not known", "--parameter eps=1.0"),
+    _new("a product without axes", "c = relu(a @ b + bias)", "axes of a, b, bias", "a[*lead, k] @ b[k, n]"),
     _new("a product that does not fit", "y = x[m, k] @ w[n, h]", "line 1, column 13", "Give both the same name"),
     _new("an axis that is a name of generated code", "y = x[m, j]", "the axis 'j'", "Choose another, e.g. cols"),
     _new("a condition in Python's way", "y = x[n] if x[n] > 0 else 0", "line 1, column 10", "an operation is missing"),
@@ -517,6 +525,24 @@ FORMULAS = (
     _from("a shape that is a number", WHOLE.replace('"*lead cols"', "3", 1), "inputs.x is 3", "Write axes with spaces"),
     _from(
         "a workload without a source", WHOLE + "workloads: {a: {axes: {cols: 2}}}\n", "workload a", "Say which layer"
+    ),
+    _from(
+        "a workload that lacks an axis",
+        WHOLE + "workloads: {a: {axes: {lead: [4]}, source: mine}}\n",
+        "The workload a gives the axis 'cols' no size",
+        "Add cols: 768",
+    ),
+    _from(
+        "a workload with an axis of no input",
+        WHOLE + "workloads: {a: {axes: {lead: [4], clos: 3}, source: mine}}\n",
+        "axis of the workload a named 'clos'",
+        "Did you mean 'cols'?",
+    ),
+    _from(
+        "a workload with several sizes for one axis",
+        WHOLE + "workloads: {a: {axes: {lead: [4], cols: [3, 5]}, source: mine}}\n",
+        "several sizes for 'cols'",
+        "Give a number",
     ),
 )
 

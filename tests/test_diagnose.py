@@ -15,10 +15,13 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.inspection import KernelUse, Residency
 from opforge.core.operator import Cost
+from opforge.core.optimization import LOGIC, Tried
 from opforge.core.timing import Timing
-from opforge.core.verdict import Pass, Unsupported
+from opforge.core.verdict import Broken, Pass, Timeout, Unsupported
 from opforge.diagnose import Subject, diagnose
 from opforge.diagnose.bottleneck import HostFacts
+from opforge.diagnose.refusals import refusal_of
+from opforge.forge.loop.feedback import feedback
 from opforge.inspect.counters import counters_at, counters_in, unreadable
 from opforge.inspect.host_code import counted
 from opforge.report.diagnosis_text import diagnosis_lines
@@ -68,6 +71,10 @@ def use(spilled=0, fraction=1.0):
     )  # fmt: skip
 
 
+def tried(verdict):
+    return Tried(change="", kind=LOGIC, diff="", verdict=verdict, ratio=None, reason="", tokens=0, source="")
+
+
 CASES = {
     # the roof is 10 ms: 1 GB at 100 GB/s
     classes.ROOF: subject(0.0105),
@@ -90,7 +97,6 @@ def test_the_class_follows_the_evidence_and_has_two_commands(name):
     given = CASES[name]
     if name == classes.WRONG:
         from opforge.core.operator import Case
-        from opforge.core.verdict import Broken
 
         case = Case(name="c", axes={"n": 1}, why="")
         given = replace(given, verdict=Broken(case=case, dtype="float32", reason="wrong", isolation="none"))
@@ -100,6 +106,39 @@ def test_the_class_follows_the_evidence_and_has_two_commands(name):
     assert all(item.command.startswith("opforge ") for item in found.directions)
     text = "\n".join(diagnosis_lines(found))
     assert found.because in text and f"bottleneck: {name}" in text
+
+
+REFUSED = {
+    "OutOfResources: out of resource: shared memory, Required: 262144": "more registers or shared memory",
+    "ptxas error   : Entry function 'k' uses too much shared data": "more registers or shared memory",
+    "CUDA error: misaligned address": "no multiple of its width",
+    "CUDA error: invalid configuration argument": "grid or the block",
+    "CUDA error: an illegal memory access was encountered": "outside the tensors",
+    "ValueError: arange's range must be a power of 2": "no power of two",
+    "k.cpp:3: error: 'x' was not declared in this scope": "the source itself",
+    "the output has the wrong shape": "",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_a_compiler_or_a_launch_refused_has_a_cause_and_a_remedy(words):
+    """The seeds' table (004, B2.3); what says none of it is asked as any wrong answer."""
+    broken = Broken(case=None, dtype="float32", reason=words, isolation="none")
+    found = diagnose(subject(None, verdict=broken))
+    known = refusal_of(broken)
+    assert (known.cause if known else "").find(REFUSED[words]) >= 0 and bool(known) == bool(REFUSED[words])
+    assert found.bottleneck == classes.WRONG and REFUSED[words] in found.because
+    assert (known is None) == (found.directions[0].what == "see the first wrong element and its likely cause")
+    assert len({item.command for item in found.directions}) >= 2
+    assert known is None or known.remedy in feedback(tried(broken), "made", "float32")
+
+
+@pytest.mark.parametrize(
+    ("compiling", "cause"), [(True, "the compiler did not end"), (False, "the kernel did not end")]
+)
+def test_what_did_not_end_is_the_compilers_or_the_kernels(compiling, cause):
+    late = Timeout(case=None, dtype="float32", limit_s=30.0, isolation="none", compiling=compiling)
+    assert cause in diagnose(subject(None, verdict=late)).because
 
 
 def test_a_bandwidth_stands_beside_the_criterion_of_the_seeds():

@@ -19,19 +19,22 @@ from opforge.core.operator import Case
 from opforge.core.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
 from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Pass
-from opforge.forge import files_of, from_formula
+from opforge.forge import files_of, from_formula, generate
 from opforge.forge.loop import optimize as loop_module
 from opforge.forge.loop.changes import claims_less, classified, refusal
-from opforge.forge.loop.choices import AS_GENERATED, POOR, SPACE, opened, with_default
+from opforge.forge.loop.choices import AS_GENERATED, POOR, SPACE, has_rules, opened, with_choices, with_default
 from opforge.forge.loop.engine import Situation, unanswered
 from opforge.forge.loop.optimize import LoopOptions, optimize
 from opforge.forge.loop.patience import Patience, note
 from opforge.forge.loop.patterns import patterns
 from opforge.forge.loop.rules import BLOCK, Rules
 from opforge.forge.loop.trials import Met, Trials
+from opforge.forge.loop.triton_choices import opened_triton
+from opforge.registry import load
 from opforge.registry.implementation_files import read_implementation
 from opforge.report.optimization_log import optimization_log
 from opforge.store import Store, read_lines
+from test_forge import failures
 
 FORMULAS = {
     "gated": "out = silu(x[*lead, cols] * scale[cols])",
@@ -61,6 +64,62 @@ def test_generated_cpp_is_given_a_space_that_reads_as_any_other(name, own, tmp_p
     assert all(POOR[key] in SPACE[key] and AS_GENERATED[key] in SPACE[key] for key in SPACE)
     with pytest.raises(UsageError, match="no C\\+\\+ kernel as `opforge new` writes it"):
         opened(made)
+
+
+TRITON = {
+    "tiles": ("out = x[*lead, cols] + bias[cols] * gate[*lead]", {"TILE", "GRID", "num_warps"}),
+    "whole": ("y = x[*lead, cols] * rsqrt(mean(square(x)) + eps)", {"ROWS", "WARPS"}),
+    "plain": ("y = softmax(x[*lead, cols])", {"ROWS", "WARPS"}),
+}
+
+
+def opened_in(folder, name, **settings):
+    """A generated folder whose Triton kernel has choices, other than those it was written with."""
+    formula, _ = TRITON[name]
+    generate(load(), from_formula(name, formula, {"eps": 1e-5} if "eps" in formula else {}), folder)
+    (path,) = (folder / name).glob("triton_*.py")
+    text = opened_triton(path.read_text())
+    path.write_text(with_default(text, True, {**read_default(path, text), **settings}))
+    return path
+
+
+def read_default(path, text):
+    path.write_text(text)
+    return read_implementation(path.parent.name, path.parent, path.stem).default.as_dict()
+
+
+@pytest.mark.parametrize("name", TRITON)
+def test_generated_triton_is_given_a_space_that_reads_as_any_other(name, tmp_path):
+    """Grid, rows of a program and warps: callers see no difference, and what it did before is its default."""
+    formula, tunables = TRITON[name]
+    text = files_of(from_formula(name, formula, {"eps": 1e-5} if "eps" in formula else {}))
+    (plain,) = (one for file, one in text.items() if file.startswith("triton_"))
+    path = opened_in(tmp_path, name)
+    found = read_implementation(name, path.parent, path.stem)
+    assert set(found.space) == tunables and all(found.default.as_dict()[key] in found.space[key] for key in tunables)
+    assert classified(plain, path.read_text(), ".py") == LOGIC and not refusal(path.read_text(), ".py", plain)
+    assert with_choices("triton", path.read_text()) is None and has_rules(found)
+    # changed by hand so that choices do not fit: what it has itself is left
+    assert with_choices("triton", plain.replace("columns_in_32_bits", "c").replace("row_on_chip", "c")) is None
+    assert with_choices("triton", plain.replace("inside", "GRID")) is None
+    if name == "tiles":
+        tuned = with_default(plain, True, {"TILE": 2048, "num_warps": 8})
+        assert '"TILE": 2048, "GRID": 1, "num_warps": 8' in with_choices("triton", tuned)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("tiles", {"GRID": 2, "TILE": 1024, "num_warps": 2}),
+        ("tiles", {"GRID": 3, "TILE": 1024, "num_warps": 2}),
+        ("whole", {"ROWS": 4, "WARPS": 2}),
+        ("plain", {"ROWS": 1, "WARPS": 16}),
+    ],
+)
+def test_what_is_chosen_in_generated_triton_is_right(name, settings, tmp_path):
+    opened_in(tmp_path, name, **settings)
+    assert failures(tmp_path, name, ("float32",), ("triton",)) == ({}, {"triton"})
 
 
 def test_a_default_in_python_is_written_anew():
@@ -300,6 +359,22 @@ def test_a_loop_ends_at_its_target_and_a_dry_run_changes_no_file(made_up, tmp_pa
         rounds = made_up(store, target=1.5, write=False)
     assert "the target is reached" in rounds[-1].reason and len(rounds) == 3
     assert made_up.file.read_text() == before
+
+
+@pytest.mark.parametrize(("baseline_s", "rounds"), [(2.0, 0), (0.3, 1), (0.2, 3)])
+def test_near_the_roof_it_ends_unless_the_baseline_is_faster(made_up, tmp_path, monkeypatch, baseline_s, rounds):
+    """97 % of the roof, and PyTorch's compiler at 99 %: the loop goes on until it is as fast, and ends then."""
+    monkeypatch.setattr(loop_module, "diagnosis_of", lambda *_, **__: diagnosis(fraction=0.97))
+    rival = SimpleNamespace(name="torch_compile")
+    made_up.trials.named = lambda self, name: rival
+    beside = SimpleNamespace(implementation=rival, seconds=baseline_s, timing=None, proof=None, config=Config(()))
+    made_up.trials.beside = lambda self, known: beside
+    with Store.open(tmp_path / "s.sqlite") as store:
+        left = made_up(store, baseline="torch_compile", rounds=1, write=False)[-1]
+        found = made_up(store, baseline="torch_compile", fresh=True)
+    assert sum(one.stage == ROUND for one in found) == rounds
+    assert found[-1].over_baseline >= 1 and "of the roofline bound is reached" in found[-1].reason
+    assert (left.over_baseline < 1) == ("torch_compile is still" in left.reason) == (baseline_s == 0.2)
 
 
 def test_two_unsure_rounds_end_it_and_keep_nothing(made_up, tmp_path):

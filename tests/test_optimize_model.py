@@ -5,12 +5,15 @@ the replay of what it answered.
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from opforge.cli.app import command_line
 from opforge.core.operator import Case
 from opforge.core.optimization import KEPT, ROUND
 from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.forge import files_of, from_formula
 from opforge.forge.loop.beam import STRATEGY as BEAM
-from opforge.forge.loop.choices import AS_GENERATED, POOR, with_default
+from opforge.forge.loop.choices import AS_GENERATED, POOR, opened, with_default
 from opforge.forge.loop.feedback import feedback
 from opforge.forge.loop.model import PROMPTS, Budget, Model, read_answer
 from opforge.forge.loop.optimize import LoopOptions, optimize
@@ -19,7 +22,7 @@ from opforge.forge.model_client import Endpoint, ask
 from opforge.registry import load
 from opforge.store import Store
 from scripted_model import scripted_model
-from test_optimize import MadeUp, made_up  # noqa: F401 - a fixture
+from test_optimize import FORMULAS, MadeUp, made_up  # noqa: F401 - a fixture
 
 KEY = "sk-very-secret"
 
@@ -183,3 +186,46 @@ def test_a_beam_has_five_rounds_and_a_budget_of_device_seconds_ends_it(made_up, 
         none = rounds_of(made_up, model(server, device_seconds=0.0), store, rounds=3, fresh=True)
     assert sum(one.strategy == BEAM for one in rounds) == 5 and "nothing left to try" in rounds[-1].reason
     assert [one.stage for one in none] == ["start", "end"]
+
+
+@pytest.mark.slow
+def test_a_scripted_model_ends_with_the_right_kernel_where_everything_is_real(server, tmp_path, monkeypatch):
+    """Compiled, verified and timed: one that reads files, one that doubles, a broken one, one that was cut off, a busy
+    server, and the one that is right and faster. Replayed, the verdicts are the same.
+    """
+    folder = tmp_path / "home" / "gated"
+    folder.mkdir(parents=True)
+    for file, text in files_of(from_formula("gated", FORMULAS["gated"])).items():
+        (folder / file).write_text(text)
+    kernel = folder / "cpp_rows.cpp"
+    good = opened(kernel.read_text())
+    start = opened(kernel.read_text(), {**AS_GENERATED, "PART": 1})
+    kernel.write_text(start)
+    server.script += [
+        answer("#include <fstream>\n" + start),
+        answer(start.replace("x * scale;", "x + scale;")),
+        answer(start.replace("const float part", "const flaot part")),
+        (429, "", ""),
+        answer(good[:300], finish="length"),
+        answer(good),
+    ]
+    monkeypatch.setenv("OPFORGE_MODEL_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("OPFORGE_MODEL", "scripted")
+    monkeypatch.setenv("OPFORGE_MODEL_KEY", KEY)
+    store = str(tmp_path / "s.sqlite")
+    words = ["--home", str(tmp_path / "home"), "--store", store, "optimize", "gated", "--dtype", "float32"]
+    words += ["--device", "cpu", "--patience", "0", "--engine"]
+    asked = ["model", "--rounds", "1", "--baseline", "start", "--target", "9"]
+    run = CliRunner().invoke(command_line(["optimize"]), [*words, *asked])
+    assert run.exit_code == 0, run.output
+    assert kernel.read_text() == good
+    with Store.open(store) as kept:
+        (one,) = [item for item in kept.rounds(operator="gated") if item.stage == ROUND]
+    hostile, wrong, broken, cut, last = one.tried
+    assert "refused" in hostile.reason and hostile.verdict is None and "cut off" in cut.reason
+    assert isinstance(wrong.verdict, Mismatch) and isinstance(broken.verdict, Broken)
+    assert isinstance(last.verdict, Pass) and one.decision == KEPT
+    log = (folder / "optimization_log.md").read_text()
+    assert "refused: it includes 'fstream'" in log and KEY not in log + run.output
+    again = CliRunner().invoke(command_line(["optimize"]), [*words, "replay"])
+    assert again.exit_code == 0 and "the same verdicts" in again.output, again.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,19 @@ def test_a_hundred_exploits_are_sent_to_the_loop_each_from_a_source_and_differen
     assert len({item.name for item in EXPLOITS}) == len({item.text for item in EXPLOITS}) == len(EXPLOITS)
     assert all(len(item.source) > 20 and item.operator in SIGNATURES for item in EXPLOITS)
     assert all(item.text != PLAIN[item.operator] for item in EXPLOITS)
+
+
+@pytest.mark.parametrize(("many", "of"), [(56, 4), (50, 3), (2, 5), (0, 2)])
+def test_parts_of_the_candidates_are_together_all_of_them(many, of):
+    """Sent in slices, each is sent once."""
+    from tests.redteam.campaign import part
+    from tests.redteam.candidates import part_of
+
+    parts = [part_of(range(many), part(f"{number}/{of}")) for number in range(1, of + 1)]
+    assert [item for one in parts for item in one] == list(range(many))
+    for wrong in ("0/3", "4/3", "2", "a/b", "-1/2"):
+        with pytest.raises(ArgumentTypeError, match="2/3"):
+            part(wrong)
 
 
 @pytest.mark.campaign

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import textwrap
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -641,3 +642,16 @@ def test_the_command_writes_a_page_and_replays_a_failure(guest, tmp_path, monkey
     (home / "guest_add" / "torch_tail.py").write_text("def run(x, bias):\n    return x + bias\n")
     mended = CliRunner().invoke(app, [*before, "verify", "--replay", found["torch_tail"].id[:12]])
     assert mended.exit_code == 1 and "not the same: the source has changed since" in mended.output
+
+
+def test_a_workload_is_not_taken_for_a_case_of_its_name():
+    """Generated operators have a case and a workload "large": compared was 3 x 7 x 65 instead of 2^26 elements."""
+    registry = load()
+    case = Case(name="large", axes={"shape": (3, 7)}, why="values", distribution="large")
+    workload = Case(name="large", axes={"shape": (64, 64)}, why="a size")
+    with closing(CaseCache(registry=registry, operator=registry.operator("silu"), host=None, device="cpu")) as cases:
+        small, large = cases.prepare(case, "float32"), cases.prepare(workload, "float32")
+        assert (small.arena.tensor("x").numel(), large.arena.tensor("x").numel()) == (21, 4096)
+        assert cases.prepare(case, "float32") is small and cases.successor(small).arena is small.arena
+        cases.forget(workload)
+        assert cases.prepare(case, "float32") is small and cases.prepare(workload, "float32") is not large

@@ -44,7 +44,7 @@ class Plan:
     not only
     for what falls short. `named`: only the cheats on a GPU whose names these patterns match; () for all. `masked`: the
     operators whose masks are taken away, and in which dtypes; () for all. `sent`: how many published exploits,
-    own cheats and honest kernels are sent to the loop as candidates."""
+    own cheats and honest kernels are sent to the loop as candidates; `part`: which of them, where minutes are short."""
 
     one_cheat_per_guard: bool
     honest: int
@@ -56,6 +56,7 @@ class Plan:
     masked_dtypes: tuple[str, ...] = ()
     told: bool = False
     named: tuple[str, ...] = ()
+    part: candidates.Part = candidates.ALL
 
 
 FULL = Plan(
@@ -215,7 +216,8 @@ def try_honest(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Cou
 def try_candidates(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     """Published exploits, the red team's own cheats and honest kernels as candidates of the loop."""
     asked = (candidates.published, candidates.planted, candidates.honest)
-    published, planted, honest_ones = (list(ask(count)) for ask, count in zip(asked, plan.sent, strict=True))
+    published, planted, honest_ones = (list(ask(count, plan.part)) for ask, count in zip(asked, plan.sent, strict=True))
+    wanted = [len(candidates.part_of(range(count), plan.part)) for count in plan.sent]
     exploits = [*published, *planted]
     for item in exploits:
         if item.accepted:
@@ -226,9 +228,9 @@ def try_candidates(plan: Plan, say: Callable[[str], None]) -> list[Count]:
     unread = sum(item.stage == "unread" for item in exploits)
     say(f"  {len(exploits)} exploits: {unread} refused unread, {len(exploits) - unread} by a trial")
     return [
-        Count(what="loop: exploits sent", reached=len(exploits), wanted=sum(plan.sent[:2])),
+        Count(what="loop: exploits sent", reached=len(exploits), wanted=sum(wanted[:2])),
         Count(what="loop: exploits accepted", reached=sum(item.accepted for item in exploits), wanted=0, most=True),
-        Count(what="loop: honest candidates sent", reached=len(honest_ones), wanted=plan.sent[2]),
+        Count(what="loop: honest candidates sent", reached=len(honest_ones), wanted=wanted[2]),
         Count(
             what="loop: honest candidates refused",
             reached=sum(not item.accepted for item in honest_ones),
@@ -483,6 +485,14 @@ def run(plan: Plan, say: Callable[[str], None], only: Sequence[str] = ()) -> lis
     return counts
 
 
+def part(words: str) -> candidates.Part:
+    """2/3 as it is typed. Raises ArgumentTypeError for anything that is no part of a whole."""
+    number, _, of = words.partition("/")
+    if number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of):
+        return int(number), int(of)
+    raise argparse.ArgumentTypeError(f"{words!r} is no part of a whole. Write e.g. 2/3: the second of three parts")
+
+
 def main() -> int:
     """The command: 0 when every count is reached."""
     parser = argparse.ArgumentParser(
@@ -515,10 +525,18 @@ def main() -> int:
         metavar="PATTERN",
         help="of the cheats on a GPU, those whose name matches; may be given several times",
     )
+    parser.add_argument(
+        "--part",
+        type=part,
+        default=candidates.ALL,
+        metavar="2/3",
+        help="of the candidates for the loop, the second of three parts: each may have minutes of its own",
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for every cheat on a GPU")
     arguments = parser.parse_args()
+    chosen = replace(QUICK if arguments.quick else FULL, told=arguments.verbose, named=tuple(arguments.cheat or ()))
     counts = run(
-        replace(QUICK if arguments.quick else FULL, told=arguments.verbose, named=tuple(arguments.cheat or ())),
+        replace(chosen, part=arguments.part),
         lambda words: print(words, flush=True),
         arguments.only or (),
     )

@@ -6,12 +6,14 @@ workload, verified and timed (forge.loop.trials), and one that came so far is ve
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from unittest.mock import patch
 
 from tests.redteam.cheats import HOME, cheats
@@ -60,9 +62,25 @@ def send(trials: Trials, text: str, like: str, name: str, dtype: str) -> Sent:
     return Sent(name=name, stage="accepted", words="")
 
 
-def published(count: int) -> Iterator[Sent]:
-    """The first `count` of the published exploits, spread over the operators, in a loop over PyTorch's own kernel."""
-    wanted = EXPLOITS[:: max(1, len(EXPLOITS) // count)][:count]
+Item = TypeVar("Item")
+Part = tuple[int, int]
+"""(2, 3): the second of three parts of the candidates, in their order."""
+ALL: Part = (1, 1)
+
+
+def part_of(items: Sequence[Item], part: Part) -> Sequence[Item]:
+    """One part of several; together they are everything, each once.
+
+    >>> [list(part_of("abcde", (number, 3))) for number in (1, 2, 3)]
+    [['a'], ['b', 'c'], ['d', 'e']]
+    """
+    number, of = part
+    return items[len(items) * (number - 1) // of : len(items) * number // of]
+
+
+def published(count: int, part: Part = ALL) -> Iterator[Sent]:
+    """Of `count` published exploits, spread over the operators, a part: in loops over PyTorch's own kernel."""
+    wanted = part_of(EXPLOITS[:: max(1, len(EXPLOITS) // count)][:count], part)
     with tempfile.TemporaryDirectory(prefix="published-") as folder, Isolated() as host:
         for operator in dict.fromkeys(item.operator for item in wanted):
             home = Path(folder) / "home" / operator
@@ -83,10 +101,11 @@ def published(count: int) -> Iterator[Sent]:
                 trials.close()
 
 
-def planted(count: int) -> Iterator[Sent]:
-    """The first `count` of the red team's own cheats, each in a loop over the file that it is."""
+def planted(count: int, part: Part = ALL) -> Iterator[Sent]:
+    """Of the first `count` of the red team's own cheats a part, each in a loop over the file that it is."""
     registry = load([HOME])
-    wanted = [cheat for cheat in cheats(HOME) if not cheat.left and not cheat.name.startswith("triton_")][:count]
+    known = [cheat for cheat in cheats(HOME) if not cheat.left and not cheat.name.startswith("triton_")]
+    wanted = part_of(known[:count], part)
     # these operators have no store of adequate tolerances, and no gradient: what is asked is whether they get through
     with (
         tempfile.TemporaryDirectory(prefix="planted-") as folder,
@@ -103,27 +122,28 @@ def planted(count: int) -> Iterator[Sent]:
                 trials.close()
 
 
-def honest(count: int) -> Iterator[Sent]:
-    """`count` honest candidates: the package's own C++ kernels, each in a loop over itself, dtype by dtype."""
+def honest(count: int, part: Part = ALL) -> Iterator[Sent]:
+    """Of `count` honest candidates a part: the package's C++ kernels, each in a loop over itself, dtype by dtype."""
     registry = load()
-    done = 0
+    known = [
+        (operator.dtypes[at], item)
+        for at in range(3)
+        for operator in map(registry.operator, registry.names())
+        if at < len(operator.dtypes) and any(work.scale == "laptop" for work in operator.workloads)
+        for item in registry.implementations(operator.name)
+        if item.backend == "cpp"
+    ]
+    wanted = part_of(known[:count], part)
     with tempfile.TemporaryDirectory(prefix="honest-") as folder, Isolated() as host:
-        for at in range(3):
-            for name in registry.names():
-                operator = registry.operator(name)
-                known = [item for item in registry.implementations(name) if item.backend == "cpp"]
-                small = [work for work in operator.workloads if work.scale == "laptop"]
-                if done >= count or at >= len(operator.dtypes) or not known or not small:
-                    continue
-                dtype = operator.dtypes[at]
-                trials = _trials(registry, name, known[0].name, dtype, host, f"{folder}/{at}-{name}")
-                try:
-                    for item in known[: count - done]:
-                        text = item.source.read_text(encoding="utf-8")
-                        yield send(trials, text, text, f"{name}/{item.name} {dtype}", dtype)
-                        done += 1
-                finally:
-                    trials.close()
+        for (dtype, name), members in itertools.groupby(wanted, lambda one: (one[0], one[1].operator)):
+            items = [item for _, item in members]
+            trials = _trials(registry, name, items[0].name, dtype, host, f"{folder}/{dtype}-{name}")
+            try:
+                for item in items:
+                    text = item.source.read_text(encoding="utf-8")
+                    yield send(trials, text, text, f"{name}/{item.name} {dtype}", dtype)
+            finally:
+                trials.close()
 
 
 def _trials(registry: Registry, operator: str, name: str, dtype: str, host: Isolated, folder: str) -> Trials:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import importlib
+import math
 import select
 import signal
 import sys
@@ -18,7 +19,7 @@ from typer.core import TyperCommand
 
 from opforge import __version__
 from opforge.cli.shared import Settings
-from opforge.core.errors import EnvironmentLacks, OpforgeError
+from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 
 VERBS = {
     "doctor": "doctor:doctor",
@@ -137,12 +138,18 @@ def _with_progress(verb: Callable[..., None], bars: bool) -> Callable[..., None]
 
 
 def _with_reason(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb with an end that is always explained: click ends silently on an interrupt, and with the code of a failed
-    verdict on any
-    broken pipe or end of file, which may be that of a compiler or of a worker."""
+    """The verb with numbers that are numbers, and an end that is always explained.
+
+    click ends silently on an interrupt, and with the code of a failed verdict on any broken pipe or end of file, which
+    may be that of a compiler or of a worker.
+    """
 
     @functools.wraps(verb)
     def explained(*args: Any, **options: Any) -> None:
+        for name, value in options.items():
+            # no minimum refuses NaN, and no loop reaches it
+            if isinstance(value, float) and math.isnan(value):
+                raise UsageError(f"--{name.replace('_', '-')} is nan, which is no number. Give one, or leave it out.")
         try:
             verb(*args, **options)
         except KeyboardInterrupt as error:

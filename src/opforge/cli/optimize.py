@@ -80,7 +80,9 @@ def optimize(
     replaces the file, and optimization_log.md is written beside it.
     """
     from opforge.cli.progress import telling
+    from opforge.forge.loop.choices import has_rules
     from opforge.forge.loop.optimize import LoopOptions, optimize as run_loop, replaced
+    from opforge.forge.model_client import endpoint_from
     from opforge.machine import detect, measure_ceilings
     from opforge.report.optimization_log import LANGUAGES, optimization_log
 
@@ -93,7 +95,14 @@ def optimize(
     if run and engine != "replay":
         raise UsageError("--run belongs to --engine replay: opforge optimize NAME --engine replay --run RUN")
     where = device_to_time(device)
+    if engine == "model":
+        endpoint_from()  # what is missing of it is said before anything is compiled
     chosen = registry.implementation(name, implementation) if implementation else _first(registry, name, where)
+    if engine == "rules" and not has_rules(chosen):
+        raise UsageError(
+            f"{chosen.name} has no SPACE and is no code of `opforge new` that could be given one, so no rule changes "
+            "it. Give it a SPACE, or let a language model write candidates: --engine model."
+        )
     kind = (checked("dtype", [dtype], definition.dtypes) if dtype else definition.dtypes)[0]
     work = workloads_to_time(definition, where, [workload] if workload else None, [kind])[0]
     if baseline not in ("start", "torch_eager"):
@@ -184,7 +193,7 @@ def _first(registry: Registry, name: str, device: str) -> Implementation:
         if isinstance(backend(item.backend).execution_mode(device), Native) and has_rules(item):
             return item
     raise UsageError(
-        f"Nothing of {name} runs natively on {device} and has tunables or is C++ of `opforge new`. Name one with "
+        f"Nothing of {name} runs natively on {device} and has tunables or is code of `opforge new`. Name one with "
         f"--implementation; there are: {', '.join(item.name for item in known)}."
     )
 

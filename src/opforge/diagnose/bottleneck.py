@@ -32,6 +32,7 @@ from opforge.core.operator import Cost
 from opforge.core.timing import Timing
 from opforge.core.verdict import Verdict, may_be_timed
 from opforge.diagnose.directions import directions
+from opforge.diagnose.refusals import refusal_of
 from opforge.roofline import Bound, achieved
 
 WANTED_BANDWIDTH, WANTED_HITS = 0.6, 0.8
@@ -117,6 +118,7 @@ def diagnose(subject: Subject) -> Diagnosis:
             },
             generated=subject.generated,
             device=subject.device,
+            refused=refusal_of(subject.verdict),
         ),
     )
 
@@ -126,7 +128,10 @@ def _class(subject: Subject, fraction: float | None) -> tuple[str, str]:
     if timing is None:
         allowed = may_be_timed(subject.verdict, subject.implementation.backend)
         why = "it was not timed" if allowed else "only right answers are timed"
-        return (UNKNOWN if allowed else WRONG), f"the verdict is {type(subject.verdict).__name__}: {why}"
+        told = f"the verdict is {type(subject.verdict).__name__}: {why}"
+        if (known := refusal_of(subject.verdict)) is not None:
+            told += f"; likely {known.cause}"
+        return (UNKNOWN if allowed else WRONG), told
     if fraction is not None and fraction >= NEAR_ROOF:
         return ROOF, f"{units.percent(fraction)} of the roofline bound is reached: at most {1 / fraction:.2f}x is left"
     if (spilled := _spills(subject)) > 0:

@@ -21,6 +21,7 @@ from opforge.core.diagnosis import (
     Direction,
 )
 from opforge.core.implementation import Implementation
+from opforge.diagnose.refusals import Refusal
 
 WHY_TUNE = {
     SPILLS: "smaller tiles or fewer elements a thread keep values in registers",
@@ -56,8 +57,10 @@ def directions(
     rivals: Mapping[str, float],
     generated: bool,
     device: DeviceSpec,
+    refused: Refusal | None = None,
 ) -> tuple[Direction, ...]:
-    """Two directions at least, the likeliest first. rivals: implementations that were faster here, with their seconds.
+    """Two directions at least, the likeliest first. rivals: implementations that were faster here, with their seconds;
+    refused: what a compiler or a launch said, where nothing could be run.
 
     The commands stand for an `opforge` that finds the operator: `--home` goes before the verb.
     """
@@ -65,6 +68,26 @@ def directions(
     here = f"--workload {workload} --dtype {dtype}"
     only = f"{operator} --implementation {name} {here}"
     found: list[Direction] = []
+    if bottleneck == WRONG and refused is not None:
+        narrower = f"opforge tune {only}" if refused.tunable and implementation.space else ""
+        return (
+            Direction(
+                what=refused.remedy,
+                why=f"likely {refused.cause}",
+                command=narrower or f"opforge verify {operator} --implementation {name} --dtype {dtype} --quick",
+            ),
+            Direction(
+                what="registers, shared memory and the compiler's words, without running it",
+                why="what is refused here may fit another target",
+                command=f"opforge inspect {operator} {name} --dtype {dtype} --workload {workload}",
+            )
+            if implementation.backend in ("triton", "cuda", "tilelang", "cpp")
+            else Direction(
+                what="compare with the reference in PyTorch",
+                why="it says which answer is wanted",
+                command=f"opforge show {operator} --source",
+            ),
+        )
     if bottleneck == WRONG:
         return (
             Direction(

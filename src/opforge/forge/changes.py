@@ -20,7 +20,9 @@ from opforge.forge.interface import FUNCTIONS, signature_of
 
 PARAMETERS, INTERFACE, LOGIC = "parameters", "interface", "logic"
 KINDS = (PARAMETERS, INTERFACE, LOGIC)
-TUNABLE = re.compile(r"SPACE|LIMITS|DEFAULT|FLAGS|BLOCK\w*|TILE\w*|ROWS|COLS|GROUP\w*|UNROLL\w*|num_warps|num_stages")
+TUNABLE = re.compile(
+    r"SPACE|LIMITS|DEFAULT|FLAGS|BLOCK\w*|TILE\w*|ROWS|COLS|GRID|WARPS|GROUP\w*|UNROLL\w*|num_warps|num_stages"
+)
 READ = (".py", ".cpp", ".cu", ".json")
 FOUR = ("_triton.py", "_baseline.py", "_accuracy.py", "_performance.py")
 

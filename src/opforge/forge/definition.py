@@ -103,8 +103,8 @@ class Definition:
 def from_formula(name: str, text: str, parameters: Mapping[str, float] | None = None) -> Definition:
     """The Definition that a formula alone gives: inputs are the names that nothing computes, in order of appearance.
 
-    Axes are said beside names (`x[*lead, cols]`). Where no name has any, and nothing is reduced, all
-    have the same shape.
+    Axes are said beside names (`x[*lead, cols]`). Where no name has any, and nothing is reduced or
+    multiplied by @, all have the same shape.
     Raises UsageError where axes are missing.
     """
     formula = parse(text)
@@ -115,11 +115,13 @@ def from_formula(name: str, text: str, parameters: Mapping[str, float] | None = 
         raise UsageError("The formula has no input: every name in it is computed or a parameter. Add one.")
     reduced = any(re.search(rf"\b{function}\s*\(", text) for function in OVER_AN_AXIS)
     missing = [one for one in names if one not in formula.shapes]
-    if missing and (reduced or formula.shapes):
+    multiplied = any("@" in line.split("#")[0] for line in text.splitlines())
+    if missing and (reduced or multiplied or formula.shapes):
         first = missing[0]
+        example = "a[*lead, k] @ b[k, n] + bias[n]" if multiplied else f"{first}[*lead, cols]"
         raise UsageError(
             f"The axes of {', '.join(missing)} are not known. Say them where a name stands first: "
-            f"{first}[*lead, cols]; or make it a parameter: --parameter {first}=1.0"
+            f"{example}; or make it a parameter: --parameter {first}=1.0"
         )
     inputs = tuple(Input(name=one, axes=_axes(one, formula.shapes.get(one, ("*shape",)))) for one in names)
     last = formula.statements[-1].target.name
@@ -335,11 +337,30 @@ def _checked(definition: Definition) -> Definition:
                 f"The formula gives {name} the axes [{', '.join(shape)}], the definition "
                 f"[{', '.join(declared or ())}]. Say them once."
             )
+    for one in definition.workloads:
+        _sizes_checked(one, axes)
     return replace(
         definition,
         inputs=tuple(_with_domain(definition, item) for item in definition.inputs),
         workloads=tuple(_with_rank(one, axes) for one in definition.workloads),
     )
+
+
+def _sizes_checked(workload: NamedWorkload, axes: set[str]) -> None:
+    """Raises UsageError where a workload lacks an axis, has another one, or gives an axis several sizes."""
+    known = sorted(axis.lstrip("*") for axis in axes)
+    strange = [name for name in workload.axes if name not in known]
+    if strange:
+        raise unknown(f"axis of the workload {workload.name}", strange[0], known)
+    missing = [name for name in known if name not in workload.axes]
+    if missing:
+        raise UsageError(f"The workload {workload.name} gives the axis {missing[0]!r} no size. Add {missing[0]}: 768.")
+    several = [name for name, size in workload.axes.items() if not isinstance(size, int) and f"*{name}" not in axes]
+    if several:
+        raise UsageError(
+            f"The workload {workload.name} gives several sizes for {several[0]!r}, which is one axis. Give a number, "
+            f"or write *{several[0]} in the shapes for any number of axes."
+        )
 
 
 def _with_domain(definition: Definition, item: Input) -> Input:

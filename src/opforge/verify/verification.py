@@ -29,7 +29,7 @@ from opforge.core.verdict import (
 from opforge.runner import Worker
 from opforge.runner.launch import LIBRARY
 from opforge.runner.messages import Release
-from opforge.verify.cases.case_cache import CaseCache, PreparedCase, Undefined
+from opforge.verify.cases.case_cache import CaseCache, PreparedCase, Undefined, key_of
 from opforge.verify.cases.declared_cases import again, declared, fenced, longest
 from opforge.verify.cases.hidden import DEFAULT, EXACT, Effort, elements, reduced
 from opforge.verify.explain.cause import from_lengths
@@ -252,7 +252,7 @@ class _Run:
 
     def _seeded(self, case: Case | None) -> Case | None:
         """The case with the seed that its values came from, so that the record replays."""
-        prepared = self.bench.prepared.get((case.name, self.dtype)) if case is not None else None
+        prepared = self.bench.prepared.get(key_of(case, self.dtype)) if case is not None else None
         return prepared.case if prepared is not None else case
 
     @spans.spanned(lambda self, failure: ("shrink", f"{self.implementation.name} {self.dtype}", ""))

@@ -1,4 +1,5 @@
-"""Choices in a kernel's text: the space that generated C++ is given, and a default that is written anew.
+"""Choices in a kernel's text: the space that generated C++ is given (Triton: triton_choices), and a default that is
+written anew.
 
 C++ as `opforge new` writes it has no tunables. `opened` gives it those of opforge/elementwise/chosen.h, with the values
 that it had; a TOML comment says the space, so that `opforge tune` searches it as any other.
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Implementation
+from opforge.forge.loop.triton_choices import opened_triton
 
 Setting = int | str | bool
 
@@ -53,10 +55,25 @@ def generated_cpp(text: str) -> bool:
 
 
 def has_rules(implementation: Implementation) -> bool:
-    """Whether the engine of rules can change an implementation: it has a space, or is generated C++."""
+    """Whether the engine of rules can change an implementation: it has a space, or is generated C++ or Triton."""
     if implementation.space:
         return True
-    return implementation.backend == "cpp" and generated_cpp(implementation.source.read_text(encoding="utf-8"))
+    text = implementation.source.read_text(encoding="utf-8")
+    return (
+        opened_triton(text) is not None
+        if implementation.backend == "triton"
+        else (implementation.backend == "cpp" and generated_cpp(text))
+    )
+
+
+def with_choices(backend: str, text: str) -> str | None:
+    """A generated kernel's text with choices, at what it did before; None where it has them, or is none of those.
+
+    Raises UsageError where a choice would take a name that a kernel in C++ has.
+    """
+    if backend == "cpp" and generated_cpp(text):
+        return opened(text)
+    return opened_triton(text) if backend == "triton" else None
 
 
 def opened(text: str, values: Mapping[str, int] | None = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from opforge.core.optimization import Tried
 from opforge.core.verdict import Broken, Crash, Mismatch, Timeout, Unsupported
+from opforge.diagnose.refusals import refusal_of
 from opforge.report.record_text import describe
 
 LONGEST = 3000
@@ -33,4 +34,6 @@ def feedback(tried: Tried, operator: str, dtype: str) -> str:
         lines.append(f"no answer within {verdict.limit_s:g} s")
     elif isinstance(verdict, Broken | Unsupported):
         lines.append(str(verdict.reason)[:LONGEST])
+    if (known := refusal_of(verdict)) is not None:
+        lines.append(f"likely cause: {known.cause}. Remedy: {known.remedy}.")
     return "\n".join(lines)

@@ -171,6 +171,9 @@ class _Loop:
                 replaced(self.implementation.source, self.text)
                 reason += f"; {self.implementation.source.name} was replaced by the best"
         fact = self._fact(END, self.rounds[-1].number, self._diagnosis(), began=began)
+        if self.baseline is not None and fact.over_baseline is not None and fact.over_baseline < 1:
+            name, times = self.baseline.implementation.name, f"{1 / fact.over_baseline:.2f}"
+            reason += f"; {name} is still {times} times as fast: where opforge bench has seen that, calls take {name}"
         over = comparison.speedup if comparison is not None else fact.over_start
         return replace(fact, decision=STOPPED, reason=reason, comparison=comparison, over_start=over)
 
@@ -232,7 +235,10 @@ class _Loop:
             return f"the target is reached: {ratio:.2f} times as fast as {over}, {self.options.target:g} was wanted"
         if len(done) >= self.options.rounds:
             return f"the limit of {self.options.rounds} rounds is reached"
-        if self.rounds and (share := self._diagnosis().fraction) is not None and share >= NEAR_ROOF:
+        # where the baseline is faster, something is left however near the roof
+        behind = self.over_baseline is not None and self.over_baseline < 1
+        share = self._diagnosis().fraction if self.rounds and not behind else None
+        if share is not None and share >= NEAR_ROOF:
             return f"{share:.0%} of the roofline bound is reached"
         compared = [one.comparison.outcome for one in done if one.comparison is not None]
         if compared[-UNSURES:] == [UNSURE] * UNSURES:

@@ -1,4 +1,4 @@
-"""The engine of rules: one strategy a round, from the tunables of a kernel's space. Generated C++ is given one first.
+"""The engine of rules: one strategy a round, from the tunables of a kernel's space. Generated code is given one first.
 
 The order of strategies follows the bottleneck, and what like rounds on record gained. In conservative mode it is the
 seeds' fixed one (block size, pipeline depth, warps, memory access, grid), and a round changes one parameter.
@@ -14,7 +14,7 @@ from pathlib import Path
 from opforge.core.diagnosis import ARITHMETIC, CACHE, INDEXING, MEMORY, OCCUPANCY, OVERHEAD, SCALAR, SPILLS
 from opforge.core.implementation import Config, Implementation
 from opforge.core.optimization import LOGIC, PARAMETERS
-from opforge.forge.loop.choices import AS_GENERATED, Setting, generated_cpp, opened, with_default
+from opforge.forge.loop.choices import Setting, with_choices, with_default
 from opforge.forge.loop.engine import Proposal, Situation, Variant, Variants
 from opforge.forge.loop.patterns import expected
 from opforge.registry.implementation_files import read_implementation
@@ -98,16 +98,17 @@ class Rules:
 
     def _start(self, situation: Situation) -> Start | None:
         implementation, text = situation.implementation, situation.text
-        if implementation.space:
+        made = with_choices(implementation.backend, text)
+        if made is None:
+            if not implementation.space:
+                return None
             return Start(text, implementation.space, implementation.default.as_dict(), implementation, False)
-        if implementation.backend != "cpp" or not generated_cpp(text):
-            return None
-        made = opened(text)
         # read as any implementation file is: what it says of its space is checked there
         self.scratch.mkdir(parents=True, exist_ok=True)
-        (self.scratch / "cpp_opened.cpp").write_text(made, encoding="utf-8")
-        read = read_implementation(implementation.operator, self.scratch, "cpp_opened")
-        return Start(made, read.space, {name: AS_GENERATED[name] for name in read.space}, read, True)
+        stem = f"{implementation.backend}_opened"
+        (self.scratch / f"{stem}{implementation.source.suffix}").write_text(made, encoding="utf-8")
+        read = read_implementation(implementation.operator, self.scratch, stem)
+        return Start(made, read.space, read.default.as_dict(), read, True)
 
     def _order(self, start: Start, situation: Situation) -> list[tuple[str, tuple[str, ...]]]:
         """Strategies with the tunables that each may change, the likeliest first."""

@@ -42,6 +42,16 @@ class Undefined:
     reason: str
 
 
+Key = tuple[str, str, str]
+
+
+def key_of(case: Case, dtype: str) -> Key:
+    """What tells prepared cases apart: name, dtype and what lies in memory. A workload may be called as a case is
+    ("large" of generated operators), and the one's memory must not serve as the other's.
+    """
+    return case.name, dtype, f"{sorted(case.axes.items())} {case.layout} {sorted(case.scalars.items())}"
+
+
 def _in_a_line(error: BaseException) -> str:
     """What was raised, in one line. A name for it in the handler would keep its frames, and so the memory."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -96,10 +106,10 @@ class CaseCache:
     device: str
     bind_limit_s: float = BIND_LIMIT_S
     run_limit_s: float = RUN_LIMIT_S
-    prepared: dict[tuple[str, str], PreparedCase] = field(default_factory=dict)
-    successors: dict[tuple[str, str], PreparedCase] = field(default_factory=dict)
-    others: dict[tuple[str, str], PreparedCase] = field(default_factory=dict)
-    withstands: dict[tuple[str, str], bool] = field(default_factory=dict)
+    prepared: dict[Key, PreparedCase] = field(default_factory=dict)
+    successors: dict[Key, PreparedCase] = field(default_factory=dict)
+    others: dict[Key, PreparedCase] = field(default_factory=dict)
+    withstands: dict[Key, bool] = field(default_factory=dict)
     drawn: dict[tuple[str, int, int], tuple[Case, ...]] = field(default_factory=dict)
     pool: WorkerPool | None = None
 
@@ -109,7 +119,7 @@ class CaseCache:
 
     def prepare(self, case: Case, dtype: str) -> PreparedCase:
         """The case with fresh input values (or those of its recorded seed) and the oracle's answer."""
-        key = (case.name, dtype)
+        key = key_of(case, dtype)
         if key not in self.prepared:
             seeded = case if case.seed is not None else dataclasses.replace(case, seed=fresh_seed())
             assert seeded.seed is not None
@@ -126,11 +136,12 @@ class CaseCache:
         drawn case may lie outside what is defined. What says nothing of the case is raised: EnvironmentLacks, OSError,
         want of memory, and whatever a defect of opforge raises. Of a distribution that has narrower ones it is
         the widest that float32 can bear: the case of what comes back is then another one."""
+        key = key_of(case, dtype)
         try:
             prepared = self.prepare(case, dtype)
-            if case.distribution in EXTREMES and (case.name, dtype) not in self.withstands:
+            if case.distribution in EXTREMES and key not in self.withstands:
                 scaled = case.distribution in (*NARROWER, *NARROWER.values())
-                self.withstands[case.name, dtype] = (not scaled or has_room(prepared.truth)) and withstands(
+                self.withstands[key] = (not scaled or has_room(prepared.truth)) and withstands(
                     self.operator, prepared.case, dtype, prepared.truth
                 )
         except EnvironmentLacks:
@@ -140,7 +151,7 @@ class CaseCache:
             if isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_ROOM):
                 raise
             return Undefined(_in_a_line(error.__cause__ or error))
-        if not self.withstands.get((case.name, dtype), True):
+        if not self.withstands.get(key, True):
             narrower = NARROWER.get(case.distribution)
             if narrower is not None:
                 name = case.name.replace(case.distribution, narrower)
@@ -185,7 +196,7 @@ class CaseCache:
         """New content for the memory of a case: the other twin, or values of a fresh seed; what it had where float32
         cannot bear those. Asked twice, the same answer.
         """
-        key = (prepared.case.name, prepared.dtype)
+        key = key_of(prepared.case, prepared.dtype)
         if key not in self.successors:
             case = prepared.case
             seed = (case.seed or 0) ^ 1 if case.distribution == "twins" else fresh_seed()
@@ -200,7 +211,7 @@ class CaseCache:
         """The same memory with the same inputs, and the other pattern wherever no input stands. None where that takes
         long. Asked twice, the same answer.
         """
-        key = (prepared.case.name, prepared.dtype)
+        key = key_of(prepared.case, prepared.dtype)
         arena = prepared.arena
         if key not in self.others and arena.size < WORTH_A_DEVICE:
             case = dataclasses.replace(prepared.case, pattern=1 - prepared.case.pattern % 2)
@@ -246,7 +257,7 @@ class CaseCache:
 
     def forget(self, case: Case) -> None:
         """Give a case's memory back."""
-        for key in [key for key in self.prepared if key[0] == case.name]:
+        for key in [key for key in self.prepared if key == key_of(case, key[1])]:
             gone = self.prepared.pop(key)
             gone.arena.close()
             self.successors.pop(key, None)
