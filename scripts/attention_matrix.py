@@ -5,8 +5,13 @@ python scripts/attention_matrix.py --dims 64 192/128 --masks causal window     a
 python scripts/attention_matrix.py --fuzz 20                                   drawn shapes besides: Nq != Nk, N = 1,
                                                                                lengths % 128 of 1, 64 and 127
 python scripts/attention_matrix.py --from matrix.json --page matrix.html       what was found before
-python scripts/attention_matrix.py --from matrix.json --time --json times.json each cell that Passes also timed: its
-                                                                               call, 1025 queries against 1037 keys
+python scripts/attention_matrix.py --from matrix.json --time --json times.json what Passes is also timed, for each cell
+                                                                               and backend the implementation that is
+                                                                               preferred: 1025 queries, 1037 keys
+
+Both take --part I/N: one N-th of the cells, for N processes at once. Processes that time are given the same --lock
+FILE: they make calls ready together, and each times alone (attention_matrix_times.py). Time after the verification,
+not beside it, and on the machine where it ran: what Triton compiled is read from there.
 
 A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each of the
 implementations; Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where
@@ -22,7 +27,7 @@ import collections
 import html
 import itertools
 import json
-import math
+import lzma
 import random
 import sys
 import time
@@ -87,18 +92,33 @@ class Answer:
     verdict: str
     words: str
     seconds: float | None
+    flops: float | None
+    bytes: float | None
+    """What the call that was timed computes, keys beyond a mask's bounds left out, and what it moves at the least."""
 
 
 TIMED = (1025, 1037)
 """Lengths of a call that is timed: as odd as those of the cells, so that what was compiled for these serves."""
-PAGES = 64
-"""Pages of each sequence where a call is timed."""
+BATCH, PAGES = 4, 64
+"""Sequences, and pages of each, where a call is timed."""
 
 
 def cells(options: argparse.Namespace) -> list[Cell]:
     """All cells of what was asked for."""
     axes = (options.masks, options.heads, options.dims, options.features, options.directions)
-    return [Cell(*names) for names in itertools.product(*axes)]
+    return part_of([Cell(*names) for names in itertools.product(*axes)], options.part)
+
+
+def part_of(found: Sequence[Cell], part: str) -> list[Cell]:
+    """The `I` of `N` equal shares of the cells, `I` from 1 on."""
+    place, _, count = part.partition("/")
+    if int(count) == 1:
+        return list(found)
+    # mixed, so that no share has one direction or one feature alone; kinds of heads stay together, since one program
+    # serves them all
+    kinds = list(dict.fromkeys(replace(cell, heads="") for cell in found))
+    mine = set(random.Random(0).sample(kinds, len(kinds))[int(place) - 1 :: int(count)])
+    return [cell for cell in found if replace(cell, heads="") in mine]
 
 
 def missing(operators: Mapping[str, Any], cell: Cell) -> str | None:
@@ -124,7 +144,8 @@ def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> A
     scalars = {f"has_{spec.name}": False for spec in operator.inputs if spec.optional}
     scalars |= {**MASKS[cell.mask], **FEATURES[cell.feature]}
     if cell.mask == "varlen":
-        sizes: dict[str, Any] = dict(varlen_axes(4, *lengths, kv_heads, group, dim, value_dim))
+        total = [BATCH * length for length in lengths] if lengths == TIMED else lengths
+        sizes: dict[str, Any] = dict(varlen_axes(4, *total, kv_heads, group, dim, value_dim))
     elif cell.mask == "paged":
         sizes = dict(operator.cases[0].axes)
         sizes |= {"kv_heads": kv_heads, "group": group, "head_dim": dim}
@@ -132,7 +153,8 @@ def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> A
         if lengths == TIMED:
             sizes |= {"max_pages": PAGES, "pages": sizes["batch"] * PAGES}
     else:
-        sizes = dict(axes(2, kv_heads, group, *lengths, dim, value_dim))
+        batch = BATCH if lengths == TIMED else 2
+        sizes = dict(axes(batch, kv_heads, group, *lengths, dim, value_dim))
     name = f"{cell.mask}, {cell.heads}, {cell.dim}, {cell.feature}, {lengths[0]} x {lengths[1]}"
     return Case(name=name, axes=sizes, scalars=scalars, why="a cell of the matrix")
 
@@ -175,6 +197,13 @@ def keep(path: Path | None, found: Sequence[Answer]) -> None:
         fresh.replace(path)
 
 
+def kept_in(path: Path) -> list[dict[str, Any]]:
+    """What `keep` wrote, packed with xz or not."""
+    content = path.read_bytes()
+    found: list[dict[str, Any]] = json.loads(lzma.decompress(content) if path.suffix == ".xz" else content)["answers"]
+    return found
+
+
 def verified(options: argparse.Namespace) -> list[Answer]:
     """Every answer, told as it comes."""
     from opforge.registry import load
@@ -189,7 +218,7 @@ def verified(options: argparse.Namespace) -> list[Answer]:
     for cell in wanted:
         reason = missing(operators, cell)
         if reason is not None:
-            found.append(Answer(cell, "", "", "", MISSING, reason, None))
+            found.append(Answer(cell, "", "", "", MISSING, reason, None, None, None))
             continue
         if not options.drawn_alone:
             groups[cell.operator].append((cell, case_of(operators[cell.operator], cell)))
@@ -214,8 +243,8 @@ def verified(options: argparse.Namespace) -> list[Answer]:
                                 )
                                 return found
                             for case, verdict, words in answers(bench, item, dtype, asked):
-                                answer = Answer(asked[case][0], item.backend, item.name, dtype, verdict, words, None)
-                                found.append(answer)
+                                who = (asked[case][0], item.backend, item.name, dtype)
+                                found.append(Answer(*who, verdict, words, None, None, None))
                                 if verdict not in (PASS, REFUSED):
                                     print(f"{name} {item.name} {dtype} {case}: {verdict}: {words}", flush=True)
                 finally:
@@ -225,69 +254,6 @@ def verified(options: argparse.Namespace) -> list[Answer]:
                 # what was found is kept if the run is ended
                 keep(options.json, found)
     return found
-
-
-def inputs_of(operator: Any, case: Any, dtype: str, device: str) -> list[Any]:
-    """Tensors of a call that is timed, made where it runs; None for what is not given."""
-    import torch
-
-    from opforge.core.shapes import full_shape
-
-    keys = case.axes.get("keys", case.axes.get("total_k", PAGES * case.axes.get("page", 1)))
-    made: list[Any] = []
-    for spec in operator.inputs:
-        shape = full_shape(spec.shape, case.axes)
-        if spec.optional and not case.scalars[f"has_{spec.name}"]:
-            made.append(None)
-        elif spec.offsets is not None:
-            made.append(torch.arange(shape[0], device=device) * case.axes[spec.offsets] // max(1, shape[0] - 1))
-            made[-1] = made[-1].int()
-        elif spec.name == "block_table":
-            made.append(torch.arange(case.axes["pages"], device=device).int().reshape(shape))
-        elif spec.name in ("key_lengths", "lengths"):
-            made.append(torch.full(shape, keys, dtype=torch.int32, device=device))
-        elif spec.name == "mask":
-            made.append(torch.rand(shape, device=device) < 0.9)
-        else:
-            kind = getattr(torch, spec.dtype_for(dtype, case.scalars))
-            # weights of a backward pass sum to about 1
-            made.append((torch.randn(shape, device=device) + (math.log(keys) if spec.name == "lse" else 0)).to(kind))
-    return made
-
-
-def timed(options: argparse.Namespace, found: Sequence[Answer]) -> list[Answer]:
-    """The answers, the first Pass of each cell and backend with seconds of a call."""
-    import torch
-    from direct import interleaved, kernel_errors, prepared, reason_of
-
-    from opforge.registry import load
-
-    registry, done, result = load([]), set(), []
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    began = time.monotonic()
-    for answer in found:
-        key = (answer.cell, answer.backend)
-        if answer.verdict != PASS or key in done or (time.monotonic() - began) / 60 > options.minutes:
-            result.append(answer)
-            continue
-        done.add(key)
-        operator = registry.operator(answer.cell.operator)
-        item = registry.implementation(operator.name, answer.implementation)
-        case = case_of(operator, answer.cell, TIMED)
-        seconds: float | None = None
-        try:
-            tensors = inputs_of(operator, case, answer.dtype, device)
-            scalars = operator.scalar_values(case.scalars)
-            call = prepared(operator, item, tensors, case.axes, answer.dtype, scalars)
-            if isinstance(call, str):
-                print(f"{case.name}: {item.name} is not timed: {call}", flush=True)
-            else:
-                times = interleaved({"": call}, [tensors], device, graphs=False, turns=3)
-                seconds = times.seconds[""]
-        except kernel_errors() as error:
-            print(f"{case.name}: {item.name} is not timed: {reason_of(error)}", flush=True)
-        result.append(replace(answer, seconds=seconds))
-    return result
 
 
 def by_backend(found: Sequence[Answer]) -> dict[tuple[Cell, str], tuple[str, str]]:
@@ -318,10 +284,27 @@ def shares(found: Sequence[Answer]) -> list[tuple[str, int, int, int]]:
     return lines
 
 
+def rates_of(found: Sequence[Answer]) -> dict[tuple[Cell, str], list[float]]:
+    """TFLOP/s of what was timed, for each cell and backend; of paged calls GB/s."""
+    result: dict[tuple[Cell, str], list[float]] = collections.defaultdict(list)
+    for item in found:
+        if item.seconds is not None and item.flops is not None and item.bytes is not None:
+            amount = item.bytes / 1e9 if item.cell.mask == "paged" else item.flops / 1e12
+            result[item.cell, item.backend].append(amount / item.seconds)
+    return dict(result)
+
+
+def span(rates: Sequence[float]) -> str:
+    """The least and the largest of some rates."""
+    low, high = f"{min(rates):.3g}", f"{max(rates):.3g}"
+    return low if low == high else f"{low}-{high}"
+
+
 def text(found: Sequence[Answer]) -> str:
     """The matrix in Markdown: a row for each mask, feature and direction, heads and dimensions counted in its cells."""
     by = by_backend(found)
     backends = sorted({backend for _, backend in by})
+    speeds = rates_of(found)
     rows: dict[tuple[str, str, str], list[Cell]] = collections.defaultdict(list)
     for answer in found:
         row = rows[answer.cell.mask, answer.cell.feature, answer.cell.direction]
@@ -329,7 +312,14 @@ def text(found: Sequence[Answer]) -> str:
             row.append(answer.cell)
     lines = [f"| mask | feature | direction | {' | '.join(backends)} |", "|---" * (len(backends) + 3) + "|"]
     reasons: dict[str, int] = collections.Counter()
-    for (mask, feature, direction), members in rows.items():
+    order = [list(names) for names in (MASKS, FEATURES, DIRECTIONS)]
+
+    def placed(row: tuple[str, str, str]) -> tuple[int, int, int]:
+        mask, feature, direction = (names.index(name) for names, name in zip(order, row, strict=True))
+        return direction, mask, feature
+
+    for mask, feature, direction in sorted(rows, key=placed):
+        members = rows[mask, feature, direction]
         parts = []
         for backend in backends:
             verdicts = [by[cell, backend] for cell in members if (cell, backend) in by]
@@ -338,13 +328,16 @@ def text(found: Sequence[Answer]) -> str:
             # without the sizes of one call
             reasons.update(words.partition(" does not hold for ")[0] for words in refused)
             valid = len(verdicts) - len(refused)
-            parts.append("-" if not verdicts else f"{passed}/{valid}" if valid else "refused")
-        lines.append(f"| {mask} | {feature} | {direction} | {' | '.join(parts)} |")
+            rates = [rate for cell in members for rate in speeds.get((cell, backend), [])]
+            told = f" · {span(rates)}" if rates else ""
+            parts.append("-" if not verdicts else f"{passed}/{valid}{told}" if valid else "refused")
+        if set(parts) != {"-"}:
+            lines.append(f"| {mask} | {feature} | {direction} | {' | '.join(parts)} |")
     lines.append("")
     for backend, passed, valid, refused in shares(found):
         share = f" ({passed / valid:.1%})" if valid else ""
-        count = sum(answer.seconds is not None for answer in found if answer.backend == backend)
-        told = f", {count} are timed" if count else ""
+        count = sum(1 for _, other in speeds if other == backend)
+        told = f", {count} Pass and are timed ({count / valid:.1%})" if count and valid else ""
         lines.append(f"{backend}: {passed} of {valid} valid cells Pass{share}{told}; {refused} refused.")
     reasons.update(answer.words for answer in found if answer.verdict == MISSING)
     if reasons:
@@ -398,16 +391,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--together", type=int, default=36, help="cells in one verification")
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--part", default="1/1", help="I/N: the I-th of N shares of the cells")
+    parser.add_argument("--lock", type=Path, help="with --time: a file that its processes share")
     parser.add_argument("--time", action="store_true", help="time what Passes as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
-    parser.add_argument("--from", dest="kept", type=Path, nargs="+", help="verify nothing; show what these files hold")
+    parser.add_argument(
+        "--from", dest="kept", type=Path, nargs="+", help="verify nothing; show what these files hold (.xz too)"
+    )
     options = parser.parse_args()
     if options.kept:
         found = [
-            Answer(**{"seconds": None, **item, "cell": Cell(**item["cell"])})
+            Answer(**{"seconds": None, "flops": None, "bytes": None, **item, "cell": Cell(**item["cell"])})
             for path in options.kept
-            for item in json.loads(path.read_text())["answers"]
+            for item in kept_in(path)
         ]
         # what no backend can be asked stands in the file of each
         found = list(dict.fromkeys(found))
@@ -417,7 +414,10 @@ def main() -> int:
         options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         options.dtypes = options.dtypes or ["float32" if options.device == "cpu" else "bfloat16"]
         found = verified(options)
-    found = timed(options, found) if options.time else found
+    if options.time:
+        from attention_matrix_times import timed
+
+        found = timed(options, found)
     keep(options.json, found)
     if options.page:
         options.page.write_text(page(found), encoding="utf-8")

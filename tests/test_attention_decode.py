@@ -251,16 +251,21 @@ def test_ranges_that_are_none_are_refused(spec, words):
         check_calls(wrong)
 
 
-def test_parts_fill_the_processors_and_keep_their_keys():
-    from opforge.device.triton.attention_decode import LEAST, MOST, splits_for
+def test_parts_fill_rounds_of_programs_and_keep_their_keys():
+    """A program more than a device runs at once is a round of its own: b8_n8192 had 576 of 528."""
+    from opforge.device.triton.attention_decode import LEAST, LONG, MOST, programs_at_once, splits_for
 
     draw = random.Random(1)
     for _ in range(200):
-        keys, programs, waves = draw.randrange(1, 200000), draw.randrange(1, 2000), draw.choice((1, 2, 4, 8))
-        splits = splits_for(keys, programs, 132, waves)
+        keys, programs, at_once = draw.randrange(1, 200000), draw.randrange(1, 2000), draw.choice((132, 264, 528))
+        splits = splits_for(keys, programs, at_once)
         assert 1 <= splits <= MOST and (splits == 1 or (splits - 1) * LEAST < keys)
-        if 1 < splits < MOST and splits * LEAST < keys:
-            assert programs * splits >= waves * 132 > programs * (splits - 1)
+        # no second round of short parts
+        assert splits == 1 or programs * splits <= at_once or keys >= splits * LONG
+        if keys >= MOST * LEAST and programs * MOST >= at_once:
+            assert programs * splits / at_once / -(-programs * splits // at_once) >= 0.9
+    assert splits_for(8192, 64, 132 * programs_at_once(16, 128, 128, 4)) == 8
+    assert splits_for(8192, 32, 132 * programs_at_once(16, 256, 128, 4)) == 8
 
 
 def bounds_of(q, k, v, table, counts):

@@ -1,5 +1,8 @@
 """The printed matrix of attention: what counts as valid, what a failure does to it, and a part of it for real."""
 
+import dataclasses
+import fcntl
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -20,9 +23,18 @@ def matrix():
     return module
 
 
+@pytest.fixture(scope="module")
+def times(matrix):
+    sys.path.insert(0, str(SCRIPT.parent))
+    try:
+        return importlib.import_module("attention_matrix_times")
+    finally:
+        sys.path.remove(str(SCRIPT.parent))
+
+
 def answer(matrix, verdict, implementation="one", dim="64", backend="cpp"):
     cell = matrix.Cell("causal", "GQA", dim, "bias", "forward")
-    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it", None)
+    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it", None, None, None)
 
 
 def test_a_failure_outweighs_a_pass_and_a_pass_a_refusal(matrix):
@@ -55,6 +67,44 @@ def test_what_is_not_in_a_definition_is_said(matrix):
     said = matrix.missing(operators, matrix.Cell("varlen", "MHA", "64", "bias", "forward"))
     assert said == "attention_varlen has no bias"
     assert matrix.missing(operators, matrix.Cell("padding", "MHA", "64", "sinks", "forward")) is None
+
+
+def test_a_time_is_told_with_its_cells_and_counted(matrix):
+    timed = dataclasses.replace(answer(matrix, "Pass"), seconds=1e-3, flops=2e9, bytes=1e6)
+    words = matrix.text([timed, answer(matrix, "Pass", dim="96")])
+    assert "2/2 · 2 |" in words and "2 of 2 valid cells Pass (100.0%), 1 Pass and are timed (50.0%)" in words
+
+
+def test_shares_are_all_cells_once_and_keep_kinds_of_heads_together(matrix):
+    found = [
+        matrix.Cell(mask, heads, dim, "plain", "forward")
+        for mask in matrix.MASKS
+        for heads in matrix.HEADS
+        for dim in matrix.DIMS
+    ]
+    parts = [matrix.part_of(found, f"{place}/5") for place in range(1, 6)]
+    assert sorted(map(str, found)) == sorted(str(cell) for part in parts for cell in part)
+    assert all(len({(cell.mask, cell.dim) for cell in part}) * 3 == len(part) for part in parts)
+
+
+def test_who_times_is_alone_and_who_makes_ready_is_not(times, tmp_path):
+    path = tmp_path / "lock"
+    with times.Device(path) as one, times.Device(path) as other, (tmp_path / "lock.b").open("w") as third:
+        with one.shared(), other.shared(), pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with one.alone(), pytest.raises(BlockingIOError):
+            fcntl.flock(third, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with other.alone():
+            pass
+
+
+def test_of_a_backend_the_preferred_implementation_is_timed(matrix, times):
+    found = [answer(matrix, "Pass", name) for name in ("third", "first", "second")] + [
+        answer(matrix, "refused", "none")
+    ]
+    cells, rest = times.preferred(found, lambda _: {"first": 1, "second": 2, "third": 3})
+    assert [item.implementation for chosen in cells.values() for item in chosen] == ["first"]
+    assert sorted(item.implementation for item in rest) == ["none", "second", "third"]
 
 
 @pytest.mark.campaign
