@@ -30,8 +30,8 @@ campaigns: setup  ## what takes longer, for CI: large kernels compiled offline, 
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "campaign or offline"
 	@$(BIN)/python scripts/trust.py --quick
 
-trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes
-	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick)
+trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes, PARTS=folder LIMIT=120 goes on where the last run ended
+	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick) $(if $(PARTS),--parts $(PARTS)) $(if $(LIMIT),--limit $(LIMIT))
 
 tuning: setup  ## how good the search is, replayed over measured spaces: SPACES=folder (without it two made-up ones), SEEDS=20
 	@$(BIN)/python scripts/tuning.py $(SPACES) --seeds $(or $(SEEDS),100)

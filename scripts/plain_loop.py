@@ -1,7 +1,8 @@
 """A plain loop, for whoever doubts a time: one process, one clock, nothing of opforge's timing. For each line on stdin,
-the median of so many calls.
+the median of so many samples, in seconds per call. A sample is as many calls as take a millisecond; calls for 30 ms go
+before them, since a user's loop goes on.
 
-echo | python scripts/plain_loop.py softmax torch_eager WORKLOAD float32 200
+echo | python scripts/plain_loop.py softmax torch_eager lead=12x256,cols=256 float32 60
 """
 
 import math
@@ -11,14 +12,16 @@ from statistics import median
 
 import torch
 
+from opforge.core.own_shapes import workload_named
 from opforge.core.shapes import full_shape
 from opforge.registry import load
 from opforge.runner.launch import bind
 
+RAMP_S, SAMPLE_S = 0.03, 1e-3
 name, implementation, workload_name, dtype, count = sys.argv[1:]
 registry = load([])
 operator = registry.operator(name)
-workload = next(item for item in operator.workloads if item.name == workload_name)
+workload = workload_named(operator, workload_name) or sys.exit(f"{name} has no workload {workload_name}")
 scalars = operator.scalar_values(workload.scalars)
 shapes = {
     spec.name: (full_shape(spec.shape, workload.axes), getattr(torch, spec.dtype_for(dtype, scalars)))
@@ -29,11 +32,15 @@ inputs, outputs = ({spec.name: tensors[spec.name] for spec in specs} for specs i
 launch = bind(operator, registry.implementation(name, implementation), inputs, outputs, scalars, workload.axes, dtype)
 launch = launch.on("call") or launch if hasattr(launch, "on") else launch
 for _ in sys.stdin:
-    for _ in range(10):
+    calls, ramp = 0, time.perf_counter() + RAMP_S
+    while time.perf_counter() < ramp:
         launch.run()
+        calls += 1
+    batch = max(1, round(calls * SAMPLE_S / RAMP_S))
     times = []
     for _ in range(int(count)):
         start = time.perf_counter()
-        launch.run()
-        times.append(time.perf_counter() - start)
+        for _ in range(batch):
+            launch.run()
+        times.append((time.perf_counter() - start) / batch)
     print(median(times), flush=True)

@@ -1,8 +1,10 @@
 """Measures whether opforge's verdicts, gate, histories and records can be trusted, and fails where they can't.
 
-    python scripts/trust.py            every figure in full (about half an hour on two quiet cores)
-    python scripts/trust.py --quick    the same figures on smaller numbers, for CI (under four minutes)
+    python scripts/trust.py            every figure in full (more than half an hour on two quiet cores)
+    python scripts/trust.py --quick    the same figures on smaller numbers, for CI (two to three minutes)
     python scripts/trust.py --only aa  the figures whose name contains "aa"
+    python scripts/trust.py --parts FOLDER --limit 120
+                                       what has not been asked yet, for two minutes; exit code 75 while some is left
 
 Each line is one figure: what was asked for, what was found, how long it took.
 """
@@ -24,7 +26,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -37,6 +39,9 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "scripts")]
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 # one thread: the figures are about verdicts, and threads that wait for each other on busy cores are another subject
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+from trust_page import page  # noqa: E402 - likewise
+from trust_parts import PARTS, PAUSED, Paused  # noqa: E402 - found by the path above
+
 HANG_S = 20
 T = TypeVar("T")
 
@@ -117,8 +122,9 @@ class Kernel:
 
 
 def _spin(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    end, parent = time.monotonic() + seconds, os.getppid()
+    # a run that is cut off leaves nobody behind who keeps a processor
+    while time.monotonic() < end and os.getppid() == parent:
         sum(range(1000))
 
 
@@ -156,8 +162,13 @@ def verdicts(kernel: Kernel, count: int, slower: float) -> tuple[Counter[str], i
 def same_code(scale: Scale) -> Iterator[Figure]:
     kernel = Kernel()
     for name, processes in (("A/A quiet", 0), ("A/A with two load processes", 2)):
-        with load(processes):
-            words, _, spent = verdicts(kernel, scale.same, 0.0)
+
+        def take(processes: int = processes) -> tuple[Counter[str], int, float]:
+            with load(processes):
+                return verdicts(kernel, scale.same, 0.0)
+
+        counts, _, spent = PARTS.part(name, take)
+        words = Counter(counts)
         alarms = words["FASTER"] + words["SLOWER"]
         yield Figure(
             name,
@@ -243,7 +254,10 @@ def gates(scale: Scale) -> Iterator[Figure]:
             for key in asked
         }  # type: ignore[attr-defined]
 
-    raised = [check("unchanged", keys, look, policy).exit_code for _ in range(scale.gates)]
+    raised = [
+        PARTS.part(f"gate {number + 1}", lambda: check("unchanged", keys, look, policy).exit_code)
+        for number in range(scale.gates)
+    ]
     count = sum(code != 0 for code in raised)
     yield Figure(
         f"gate of {scale.gate_cases} unchanged cases",
@@ -551,34 +565,61 @@ SECTIONS = {
 }
 
 
+IN_PARTS = ("times", "suspect", "aa", "gate")
+"""Sections of several parts; each of the others is one."""
 OF_MINUTES = ("suspect",)
 """Sections that take minutes with small numbers too: `--quick` asks them only by name."""
+
+
+def asked(name: str, scale: Scale) -> Iterator[Figure]:
+    """The figures of a section, or those of an earlier run."""
+    if name in IN_PARTS:
+        yield from SECTIONS[name](scale)
+    else:
+        for kept in PARTS.part(name, lambda: [asdict(figure) for figure in SECTIONS[name](scale)]):
+            yield Figure(**kept)
 
 
 def main(words: list[str]) -> int:
     """Print every figure; 1 if one falls short."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="smaller numbers, under four minutes")
+    parser.add_argument("--quick", action="store_true", help="smaller numbers, two to three minutes")
     parser.add_argument("--only", default="", help=f"sections whose name contains this: {', '.join(SECTIONS)}")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--parts",
+        type=Path,
+        help="keep what was found in this folder, and do not ask it again",
+    )
+    parser.add_argument("--limit", type=float, default=math.inf, help="seconds after which no part is begun")
+    parser.add_argument("--page", type=Path, help="write the figures to this file too, as docs/trust.md has them")
     given = parser.parse_args(words)
     scale = QUICK if given.quick else Scale()
     figures: list[Figure] = []
-    for name, section in SECTIONS.items():
-        if given.only not in name or (given.quick and name in OF_MINUTES and not given.only):
-            continue
-        started = time.perf_counter()
-        for figure in section(scale):
-            figures.append(figure)
-            if not given.json:
-                print(
-                    f"{'ok  ' if figure.holds else 'SHORT'} {figure.name}: {figure.found}   wanted {figure.wanted}   "
-                    f"[{time.perf_counter() - started:.0f} s]",
-                    flush=True,
-                )
-            started = time.perf_counter()
+    spent_s = 0.0
+    if given.parts:
+        PARTS.keep(given.parts / ("quick" if given.quick else "full"), given.limit)
+    names = [
+        name for name in SECTIONS if given.only in name and not (given.quick and name in OF_MINUTES and not given.only)
+    ]
+    try:
+        for name in names:
+            for figure in asked(name, scale):
+                figures.append(figure)
+                if not given.json:
+                    print(
+                        f"{'ok  ' if figure.holds else 'SHORT'} {figure.name}: {figure.found}   wanted "
+                        f"{figure.wanted}   [{PARTS.spent_s:.0f} s]",
+                        flush=True,
+                    )
+                spent_s, PARTS.spent_s = spent_s + PARTS.spent_s, 0.0
+    except Paused as left:
+        print(f"paused before {left}; the same command goes on", file=sys.stderr)
+        return PAUSED
     if given.json:
         print(json.dumps([vars(figure) for figure in figures], indent=1))
+    if given.page:
+        given.page.write_text(page(figures, spent_s), encoding="utf-8")
     short = [figure for figure in figures if not figure.holds]
     if not given.json:
         print(

@@ -1,24 +1,20 @@
 """Whether honest times are called suspect: ceilings and times taken while other processes have the processors, and
 times taken afterwards, by ceilings of the busy hour. A part of scripts/trust.py.
-
-By itself it works in slices: `python scripts/trust_suspects.py FOLDER --limit 240`, again and again until its 100 times
-are there. The folder keeps the busy ceilings and what was found. Other work on this machine counts as load.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
+
+from trust_parts import PARTS
 
 if TYPE_CHECKING:
     from opforge.core.verdict import Pass
@@ -68,20 +64,23 @@ def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -
 
     least, later = (24, 8) if quick else (100, 30)
     operators = QUICK if quick else tuple(SHAPES)
-    with tempfile.TemporaryDirectory() as folder, benching(Path(folder)) as (registry, host):
+
+    def ceilings() -> None:
         with load(LOAD):
             measure_ceilings("cpu")
-            busy = _until(least, registry, host, operators)
-        yield f"honest times at load {LOAD}", f"0 of {least} suspect or refused", busy.words(), _clean(busy, least)
+
+    with ExitStack() as stack:
+        folder = PARTS.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        registry, host = stack.enter_context(benching(folder))
+        PARTS.part("suspect: ceilings", ceilings)
+        name = f"honest times at load {LOAD}"
+        busy = _until(least, name, partial(load, LOAD), registry, host, operators)
+        yield name, f"0 of {least} suspect or refused", busy.words(), _clean(busy, least)
         # another run, as a user starts it later
         with patch.dict("opforge.machine.ceilings._RENEWED", clear=True):
-            calm = _until(later, registry, host, operators)
-        yield (
-            f"the same afterwards, by ceilings of load {LOAD}",
-            f"0 of {later} suspect or refused",
-            calm.words(),
-            _clean(calm, later),
-        )
+            name = f"the same afterwards, by ceilings of load {LOAD}"
+            calm = _until(later, name, partial(load, 0), registry, host, operators)
+        yield name, f"0 of {later} suspect or refused", calm.words(), _clean(calm, later)
 
 
 @contextmanager
@@ -103,54 +102,36 @@ def benching(folder: Path) -> Iterator[tuple[Registry, Host]]:
         yield registry_of([]), stack.enter_context(Isolated())
 
 
-def main() -> int:
-    """One slice; 1 when a time was called suspect, or an honest kernel was refused."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds after which no operator is begun")
-    parser.add_argument("--times", type=int, default=100)
-    given = parser.parse_args()
-    from trust import load
-
-    from opforge.machine import measure_ceilings
-
-    given.folder.mkdir(parents=True, exist_ok=True)
-    state, ends = given.folder / "found.json", time.monotonic() + given.limit
-    found, at = Asked(), 0
-    if state.exists():
-        kept = json.loads(state.read_text(encoding="utf-8"))
-        at = kept.pop("at")
-        found = Asked(**kept)
-    proven: dict[VerifiedKey, Pass] = {}
-    others = int(os.getloadavg()[0])
-    with benching(given.folder) as (registry, host), load(max(0, LOAD - others)):
-        if not (given.folder / "machine").exists():
-            measure_ceilings("cpu")
-        while found.times < given.times and time.monotonic() < ends:
-            name = tuple(SHAPES)[at % len(SHAPES)]
-            began = time.monotonic()
-            _bench(found, proven, registry, host, name)
-            at += 1
-            state.write_text(json.dumps({**asdict(found), "at": at}), encoding="utf-8")
-            print(
-                f"{name}: {time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}; {found.words()}", flush=True
-            )
-    return int(bool(found.suspect or found.refused))
-
-
 def _clean(found: Asked, least: int) -> bool:
     return found.times >= least and not found.suspect and not found.refused
 
 
-def _until(least: int, registry: Registry, host: Host, operators: tuple[str, ...]) -> Asked:
+def _until(
+    least: int,
+    figure: str,
+    load: Callable[[], AbstractContextManager[None]],
+    registry: Registry,
+    host: Host,
+    operators: tuple[str, ...],
+) -> Asked:
     """At least so many times of honest implementations: every operator's C++ kernels and PyTorch, one shape after
-    another, verified in the first round.
+    another, verified in the first round. Each bench is a part of the figure, beside `load`.
     """
     found, proven = Asked(), {}
-    for _ in range(ROUNDS):
-        for name in operators:
-            if found.times < least:
-                _bench(found, proven, registry, host, name)
+
+    def one(name: str) -> dict[str, Any]:
+        new = Asked()
+        with load():
+            _bench(new, proven, registry, host, name)
+        return asdict(new)
+
+    for number in range(ROUNDS * len(operators)):
+        if found.times >= least:
+            break
+        new = Asked(**PARTS.part(f"{figure}: bench {number + 1}", partial(one, operators[number % len(operators)])))
+        found = Asked(
+            times=found.times + new.times, suspect=found.suspect + new.suspect, refused=found.refused + new.refused
+        )
     return found
 
 
@@ -182,7 +163,3 @@ def _bench(found: Asked, proven: dict[VerifiedKey, Pass], registry: Registry, ho
             elif not isinstance(record.verdict, Unsupported):
                 words = getattr(record.verdict, "reason", "") or getattr(record.verdict, "cause", "")
                 found.refused.append(f"{told}: {type(record.verdict).__name__} {words}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,18 @@
 """The part of `make trust` that asks whether times are what they say: alone, among rivals, and in a plain loop that
 shares no code with them.
+
+A question about 5 % can't be asked in one process of each kind: pages lie elsewhere in the next one. So there are SETS
+of fresh processes, each with a worker and two plain loops for every side; the two loops are compared with each other as
+ours are with them. Where that comparison isn't 1 within the bound, neither can ours be: the row is "unanswerable here",
+and no pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -17,32 +20,48 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-OPERATORS = (
-    "bias_add",
-    "add_scalar",
-    "relu",
-    "gelu",
-    "silu",
-    "silu_mul",
-    "softmax",
-    "log_softmax",
-    "rmsnorm",
-    "layernorm",
-    "scale_shift",
-    "broadcast_add",
-)
+from plain_loops import Loop, Loops
+from trust_parts import PARTS
+
+SHAPES = {
+    "bias_add": "lead=256,tail=3072",
+    "add_scalar": "shape=1024x768",
+    "relu": "shape=256x3072",
+    "gelu": "shape=256x3072",
+    "silu": "shape=256x3072",
+    "silu_mul": "shape=256x2432",
+    "softmax": "lead=12x256,cols=256",
+    "log_softmax": "lead=16,cols=50257",
+    "rmsnorm": "lead=1024,cols=896",
+    "layernorm": "lead=1024,cols=768",
+    "scale_shift": "batch=1,channels=256,spatial=56x56",
+    "broadcast_add": "i=4,j=12,k=128,l=128,bi=4,bj=1,bk=1,bl=128",
+}
+"""Twelve operators, each in a shape whose inputs and two results (that of the last call lives until the next is made)
+are 9 to 12 MiB: more than the second-level caches hold, and a third of a third-level cache of 32 MiB. Nobody can answer
+a question about 5 % where a working set just fits or just doesn't: with 36 MiB and that cache, equal plain loops took
+160 to 460 us, and one of them 342 and then 182 (add_scalar, 2 cores, EPYC, 2026-11-26).
+"""
+
 BACKENDS = ("torch", "compile", "cpp", "tilelang")
 WITHIN, ROUGHLY = 0.05, 0.25
-"""What a ratio that ought to be 1 may be off by; and, in a quick look at a machine that others use too, what no round
-may agree that it is off by. What was
-wrong once were factors of 1.5 to 6."""
-
+"""What a ratio that ought to be 1 may be off by; and, in a quick look at a machine that others use too, what no set
+may agree that it is off by. What was wrong once were factors of 1.5 to 6."""
+FEW = 0.05
+"""The share of rows that may be unanswerable."""
 OTHERS = 0.25
-"""Processors that others keep busy from which on a figure says more of what runs beside than of the timing."""
+"""Processors that others keep busy from which on a part says more of what runs beside than of the timing."""
+SETS, MORE, BUDGET_S = 3, 4, 0.2
+"""Sets of processes that every operator is asked in, and further ones for an operator of which a row does not hold; the
+seconds that ours are measured for in each.
+"""
 
-CALLS = 60
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
+BOUND = {"OMP_PROC_BIND": "TRUE", "OMP_PLACES": "cores"}
+"""Beside a busy process every loop's threads are held apart, ours and the plain ones. Where the system puts two threads
+of a loop on one core and the busy process on the other, it has no reason to move any of them, and each call waits for
+two ticks of 4 ms: a plain loop of 36 us took 36 us or 7 ms by where its threads happened to lie.
+"""
 UNEQUAL: Mapping[str, Mapping[str, str]] = {
     "as it is": {},
     "spinning": {"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "INFINITY"},
@@ -53,109 +72,152 @@ UNEQUAL: Mapping[str, Mapping[str, str]] = {
 from all others.
 """
 
+Sides = Mapping[str, tuple[str, Mapping[str, str]]]
+"""The implementation and the environment of each side, by name."""
+Times = dict[str, dict[str, float]]
+"""Seconds per call by side, and by how they were taken: "alone", "among" the other sides, in a "plain" loop, and in it
+"again", a second process.
+"""
+
 
 @dataclass(frozen=True)
-class Ratio:
-    """One ratio of times: what of what, its median over the rounds, the least of them and the largest."""
+class Row:
+    """One ratio that ought to be 1, of each set of processes, and the same of two plain loops."""
 
     what: str
-    middle: float
-    low: float
-    high: float
+    ratios: tuple[float, ...]
+    floors: tuple[float, ...]
+    plain_s: tuple[float, ...]
+
+    @property
+    def middle(self) -> float:
+        """Its median over the sets."""
+        return median(self.ratios)
+
+    @property
+    def floor(self) -> float:
+        """The median over the sets of a plain loop against another."""
+        return median(self.floors)
+
+    @property
+    def answerable(self) -> bool:
+        """Whether the plain loop agrees with itself."""
+        return abs(self.floor - 1) <= WITHIN
 
     def holds(self, surely: bool) -> bool:
-        """Whether it is 1 within WITHIN; `surely` False asks only that the rounds do not agree that it is not, within
+        """Whether it is 1 within WITHIN; `surely` False asks only that the sets do not agree that it is not, within
         ROUGHLY.
         """
+        if surely:
+            return self.answerable and abs(self.middle - 1) <= WITHIN
+        return min(self.ratios) <= 1 + ROUGHLY and max(self.ratios) >= 1 - ROUGHLY
+
+    def __str__(self) -> str:
+        spread = max(self.plain_s) / min(self.plain_s) - 1
         return (
-            1 - WITHIN <= self.middle <= 1 + WITHIN if surely else self.low <= 1 + ROUGHLY and self.high >= 1 - ROUGHLY
+            f"{self.what} {self.middle:.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f}); two plain loops "
+            f"{self.floor:.3f} ({min(self.floors):.3f} to {max(self.floors):.3f}), the loops {min(self.plain_s):.3g} s "
+            f"and up to {spread:.0%} more"
         )
 
 
-def ratio(what: str, of: Sequence[float], to: Sequence[float]) -> Ratio:
-    """The Ratio of two series that were taken interleaved."""
-    ratios = sorted(one / other for one, other in zip(of, to, strict=True))
-    return Ratio(what, median(ratios), ratios[0], ratios[-1])
-
-
-class Plain:
-    """scripts/plain_loop.py, stopped whenever nothing is asked of it."""
-
-    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-        from opforge.runner.sandbox import KEPT_MEMORY
-
-        command = [sys.executable, str(ROOT / "scripts" / "plain_loop.py"), *arguments, str(CALLS)]
-        self.process = subprocess.Popen(
-            command,
-            env={**os.environ, **KEPT_MEMORY, **environment},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
+def rows(where: str, sets: Sequence[Times], wanted: Sequence[tuple[str, str]]) -> list[Row]:
+    """The Rows of every side: for each of `wanted`, what to what."""
+    return [
+        Row(
+            what=f"{where} {side}: {of}/{to}",
+            ratios=tuple(one[side][of] / one[side][to] for one in sets),
+            floors=tuple(one[side]["again"] / one[side]["plain"] for one in sets),
+            plain_s=tuple(one[side][word] for one in sets for word in ("plain", "again")),
         )
-
-    def take(self) -> float:
-        """The median of CALLS calls now, seconds."""
-        import signal
-
-        from opforge.runner import processes
-
-        assert self.process.stdin is not None and self.process.stdout is not None
-        processes.kill_group(self.process.pid, signal.SIGCONT)
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        found = float(self.process.stdout.readline())
-        processes.stop(self.process.pid)
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        for side in sets[0]
+        for of, to in wanted
+    ]
 
 
-def rounds(
-    operator_name: str, sides: Mapping[str, tuple[str, Mapping[str, str]]], count: int, budget_s: float, *, plain: bool
-) -> dict[str, dict[str, list[float]]]:
-    """Seconds per call by side: "alone", "among" the others, and in a "plain" loop, `count` times over, interleaved.
+class Processes:
+    """Where workers and plain loops come from, for each environment: the imports are done once, the processes are new
+    ones. They end with `stack`.
 
-    sides   the implementation and the environment of each, by name
+    common   what all of them start with, besides what is a side's own
     """
+
+    def __init__(self, stack: contextlib.ExitStack, common: Mapping[str, str]) -> None:
+        from opforge.runner import Isolated
+
+        self.stack, self.common = stack, common
+        self.host = stack.enter_context(Isolated())
+        self.started: dict[tuple[tuple[str, str], ...], Loops] = {}
+
+    def loops(self, environment: Mapping[str, str]) -> Loops:
+        """Where plain loops with an environment come from."""
+        key = tuple(sorted(environment.items()))
+        if key not in self.started:
+            self.started[key] = Loops(environment)
+            self.stack.callback(self.started[key].close)
+        return self.started[key]
+
+    def ready(self, environments: Iterable[Mapping[str, str]]) -> None:
+        """Start what is not there yet, side by side."""
+        environments = [one for one in environments if tuple(sorted(one.items())) not in self.started]
+        if environments:
+            self.host.ready(environments)
+            for environment in environments:
+                self.loops(environment)
+
+
+def one_set(
+    operator_name: str,
+    sides: Sides,
+    processes: Processes,
+    budget_s: float,
+) -> Times:
+    """The Times of fresh processes, one worker and two plain loops for each side, taken turn about."""
     from opforge.backends import backend
     from opforge.core.operator import Case
+    from opforge.core.own_shapes import parse_shape
     from opforge.core.timing import Timing, Untimed
     from opforge.core.verdict import Pass
     from opforge.registry import load
-    from opforge.runner import Isolated
     from opforge.timing import Candidate, Plan, measure
     from opforge.timing.worker_requests import asker
     from opforge.verify import CaseCache, bind_blind, run_of
 
     registry = load([])
     operator = registry.operator(operator_name)
-    workload = min(
-        (item for item in operator.workloads if item.scale == "laptop"),
-        key=lambda item: operator.cost(item.axes, "float32", operator.scalar_values(item.scalars)).bytes,
-    )
+    workload = parse_shape(operator, SHAPES[operator_name])
     case = Case(name=workload.name, axes=workload.axes, why=workload.source, scalars=workload.scalars)
     proof: Any = Pass(checked=(), not_taken=(), isolation="")
     with contextlib.ExitStack() as stack:
-        host = stack.enter_context(Isolated())
-        cases = CaseCache(registry=registry, operator=operator, host=host, device="cpu")
+        backends = {
+            side: backend(registry.implementation(operator_name, name).backend) for side, (name, _) in sides.items()
+        }
+        environments = {
+            side: {**processes.common, **backends[side].environment("cpu"), **environment}
+            for side, (_, environment) in sides.items()
+        }
+        processes.ready(environments.values())
+        cases = CaseCache(registry=registry, operator=operator, host=processes.host, device="cpu")
         stack.callback(cases.close)
         asks: dict[str, tuple[Any, int]] = {}
-        loops: dict[str, Plain] = {}
+        plain: dict[str, tuple[Loop, Loop]] = {}
         prepared = cases.prepare(case, "float32")
-        for side, (name, environment) in sides.items():
+        for side, (name, _) in sides.items():
+            arguments = (operator_name, name, SHAPES[operator_name], "float32")
+            loops = processes.loops(environments[side])
+            plain[side] = loops.loop(*arguments), loops.loop(*arguments)
+            for loop in plain[side]:
+                stack.callback(loop.close)
+        for side, (name, _) in sides.items():
             item = registry.implementation(operator_name, name)
-            worker = host.worker({**THREADS, **backend(item.backend).environment("cpu"), **environment})
+            worker = processes.host.worker(environments[side])
             stack.callback(worker.close)
             answer = bind_blind(run_of(cases, worker, item, prepared, None))
             asks[side] = asker(worker), on_call(worker, answer.launch)
-            if plain:
-                loops[side] = Plain((operator_name, name, workload.name, "float32"), {**THREADS, **environment})
-                stack.callback(loops[side].close)
         prepared.reset()
+        for pair in plain.values():
+            for loop in pair:
+                loop.take()  # the first warms, and waits until it is bound
 
         def timed(names: Sequence[str]) -> dict[str, float]:
             candidates = [Candidate(name=side, proof=proof, ask=asks[side][0], launch=asks[side][1]) for side in names]
@@ -165,14 +227,13 @@ def rounds(
                 raise RuntimeError(wrong.reason)
             return {side: value.median_s for side, value in found.items() if isinstance(value, Timing)}
 
-        seen: dict[str, dict[str, list[float]]] = {side: {"alone": [], "among": [], "plain": []} for side in sides}
-        for at in range(count + 1):
-            together: dict[str, float] = timed(list(sides))
-            for side in sides:
-                alone, loop = timed([side])[side], loops[side].take() if plain else 0.0
-                if at:  # the first round warms
-                    for word, value in (("alone", alone), ("among", together[side]), ("plain", loop)):
-                        seen[side][word].append(value)
+        together = timed(list(sides))
+        seen: Times = {}
+        for side in sides:
+            first = plain[side][0].take()
+            alone = timed([side])[side]
+            again, first = plain[side][1].take(), median((first, plain[side][0].take()))
+            seen[side] = {"alone": alone, "among": together[side], "plain": first, "again": again}
         return seen
 
 
@@ -184,92 +245,144 @@ def on_call(worker: Any, launch: int) -> int:
     return launch if isinstance(answer, Failure) else int(answer.launch)
 
 
-def ratios(seen: Mapping[str, Mapping[str, Sequence[float]]], where: str, *, plain: bool) -> Iterator[Ratio]:
-    """Among to alone, and each to the plain loop, for every side."""
-    for side, times in seen.items():
-        yield ratio(f"{where} {side}: among/alone", times["among"], times["alone"])
-        if plain:
-            yield ratio(f"{where} {side}: alone/plain", times["alone"], times["plain"])
-            yield ratio(f"{where} {side}: among/plain", times["among"], times["plain"])
-
-
 def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -> Iterator[tuple[str, str, str, bool]]:
     """Name, what is wanted, what was found and whether it holds, for each figure."""
-    from opforge.registry import load as registry_of
-
-    count, budget_s = (5, 0.4) if quick else (7, 0.7)
-    registry = registry_of([])
     for busy in (0,) if quick else (0, 1):
         beside = "one busy core" if busy else "quiet"
-        with load(busy):
-            yield again(f"A/A between unequal sides, {beside}", partial(unequal_sides, count, budget_s), quick, busy)
-            yield again(
-                f"alone, among rivals and in a plain loop, {beside}",
-                partial(by_backends, registry, OPERATORS[:1] if quick else OPERATORS, count, budget_s),
-                quick,
-                busy,
-            )
+        with contextlib.ExitStack() as stack:
+            processes = Processes(stack, {**THREADS, **(BOUND if busy else {})})
+            for name, take in (
+                (f"A/A between unequal sides, {beside}", partial(unequal_sides, processes, quick)),
+                (f"alone, among rivals and in a plain loop, {beside}", partial(by_backends, processes, quick)),
+            ):
+                yield again(name, take, partial(load, busy), quick)
 
 
-def unequal_sides(count: int, budget_s: float) -> list[Ratio]:
-    """The ratios of one kernel in the four environments of UNEQUAL."""
+Part = Callable[[str, Callable[[], Any]], tuple[Any, float]]
+"""Asks a part of a figure, given its name and what asks it: what that found, and how many processors others kept busy
+meanwhile.
+"""
+
+
+def unequal_sides(processes: Processes, quick: bool, part: Part) -> list[Row]:
+    """The rows of one kernel in the four environments of UNEQUAL."""
     sides = {side: ("torch_eager", environment) for side, environment in UNEQUAL.items()}
-    return list(ratios(rounds("bias_add", sides, count, budget_s, plain=False), "bias_add", plain=False))
+    return asked_in_sets({"bias_add": sides}, [("among", "alone")], processes, quick, part)
 
 
-def by_backends(registry: Any, names: Sequence[str], count: int, budget_s: float) -> list[Ratio]:
-    """The ratios of the first implementation of each of BACKENDS, for each operator."""
-    found: list[Ratio] = []
-    for name in names:
-        by_backend = {
-            item.backend: item.name for item in reversed(registry.implementations(name)) if item.backend in BACKENDS
-        }
-        sides: dict[str, tuple[str, Mapping[str, str]]] = {
-            by_backend[word]: (by_backend[word], {}) for word in BACKENDS if word in by_backend
-        }
-        found += ratios(rounds(name, sides, count, budget_s, plain=True), name, plain=True)
-    return found
+def by_backends(processes: Processes, quick: bool, part: Part) -> list[Row]:
+    """The rows of the first implementation of each of BACKENDS, for each operator."""
+    from opforge.registry import load
+
+    registry = load([])
+
+    def sides(name: str) -> Sides:
+        by_backend = {item.backend: item.name for item in reversed(registry.implementations(name))}
+        return {by_backend[word]: (by_backend[word], {}) for word in BACKENDS if word in by_backend}
+
+    operators = list(SHAPES)[: 1 if quick else None]
+    wanted = [("among", "alone"), ("alone", "plain"), ("among", "plain")]
+    return asked_in_sets({name: sides(name) for name in operators}, wanted, processes, quick, part)
 
 
-def elsewhere(seconds: float = 1.0) -> float:
-    """How many of the processors that this process may use are busy while it sleeps. Asked when no worker lives: what
-    the timing itself fails to stop is
-    no excuse."""
-    mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+def asked_in_sets(
+    sides: Mapping[str, Sides], wanted: Sequence[tuple[str, str]], processes: Processes, quick: bool, part: Part
+) -> list[Row]:
+    """The rows of every operator. In full, an operator of which one does not hold is asked in MORE further sets, and is
+    judged by all of them together.
+    """
+    found = undisturbed(
+        SETS,
+        lambda number: part(
+            f"set {number}", lambda: {name: one_set(name, sides[name], processes, BUDGET_S) for name in sides}
+        ),
+    )
+    judged: list[Row] = []
+    for name in sides:
+        sets: list[Times] = [one[name] for one in found]
+        told = rows(name, sets, wanted)
+        if not quick and not all(row.holds(True) for row in told):
 
-    def idle_ticks() -> int:
-        lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
-        return sum(int(words[4]) + int(words[5]) for words in lines if words[0] in mine)
+            def more(number: int, name: str = name) -> tuple[Any, float]:
+                return part(
+                    f"more of {name} {number}",
+                    lambda: [one_set(name, sides[name], processes, BUDGET_S) for _ in range(MORE)],
+                )
 
-    before, started = idle_ticks(), time.monotonic()
-    time.sleep(seconds)
-    return max(0.0, len(mine) - (idle_ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - started))
+            told = rows(name, [*sets, *undisturbed(1, more)[0]], wanted)
+        judged += told
+    return judged
 
 
-def again(name: str, take: Callable[[], list[Ratio]], quick: bool, busy: int) -> tuple[str, str, str, bool]:
-    """One figure, beside `busy` processes of ours. Where it falls short and others have the processors, it is asked
-    once more; where they still have, a quick look leaves it open, and says so, and a full one fails: it needs a machine
-    of its own. A quick look asks three times: neighbours of a virtual machine are seen by nobody, and a defect is there
-    each time.
+def undisturbed(count: int, take: Callable[[int], tuple[Any, float]]) -> list[Any]:
+    """What `count` parts found while nobody else had the processors. Twice as many are asked at most; then those with
+    the least beside them are taken.
+    """
+    asked: list[tuple[Any, float]] = []
+    while sum(others <= OTHERS for _, others in asked) < count and len(asked) < 2 * count:
+        asked.append(take(len(asked) + 1))
+    return [found for found, _ in sorted(asked, key=lambda one: one[1])[:count]]
+
+
+def others_s() -> float:
+    """Processor seconds of everything that this process has not started, children that have ended included. What the
+    timing itself fails to stop is no excuse.
+    """
+    from opforge.runner import processes
+
+    ours, ticks = set(processes.tree([os.getpid()])), 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        if int(folder.name) not in ours:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                ticks += sum(map(int, (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def again(
+    name: str, take: Callable[[Part], list[Row]], load: Callable[[], AbstractContextManager[None]], quick: bool
+) -> tuple[str, str, str, bool]:
+    """One figure, beside `load`. A quick look that falls short asks three times, and where others have the processors
+    it leaves the figure open, and says so: neighbours of a virtual machine are seen by nobody, and a defect is there
+    each time. A full one fails: it needs a machine of its own.
     """
     seen = []
-    for at in range(3 if quick else 2):
-        others = elsewhere() - busy
-        name, wanted, words, holds = told(name, take(), quick)
-        others = max(others, elsewhere() - busy)
-        seen.append(f"{others:.1f}")
-        if holds or (others <= OTHERS and (at == 2 or not quick)):
+    for at in range(3 if quick else 1):
+        shares: list[float] = []
+
+        def part(
+            what: str, ask: Callable[[], Any], at: int = at, shares: list[float] = shares, figure: str = name
+        ) -> tuple[Any, float]:
+            def beside() -> Any:
+                with load():
+                    before, started = others_s(), time.monotonic()
+                    found = ask()
+                    return {"found": found, "others": (others_s() - before) / (time.monotonic() - started)}
+
+            kept = PARTS.part(f"{figure} {what}{' again' * at}", beside)
+            shares.append(kept["others"])
+            return kept["found"], kept["others"]
+
+        name, wanted, words, holds = told(name, take(part), quick)
+        seen.append(f"{median(shares):.2f}")
+        if holds or (at == 2 and median(shares) <= OTHERS):
             return name, wanted, words, holds
     words += f"\n    others kept {' and then '.join(seen)} processors busy"
     return name, wanted, ("NOT DECIDED: " if quick else "") + words, quick
 
 
-def told(name: str, found: Sequence[Ratio], quick: bool) -> tuple[str, str, str, bool]:
-    """One figure: every ratio within the bounds, and those that are not."""
-    short = [item for item in found if not item.holds(not quick)]
-    apart = max(found, key=lambda item: abs(item.middle - 1))
-    words = f"{len(found) - len(short)} of {len(found)}, furthest {apart.what} {apart.middle:.3f}" + "".join(
-        f"\n    {item.what} {item.middle:.3f} ({item.low:.3f} to {item.high:.3f})" for item in short
+def told(name: str, found: Sequence[Row], quick: bool) -> tuple[str, str, str, bool]:
+    """One figure: how many rows hold, and those that do not; in full also those that nobody can answer here, and how
+    far a plain loop is from another.
+    """
+    short = [row for row in found if (quick or row.answerable) and not row.holds(not quick)]
+    open_rows = [] if quick else [row for row in found if not row.answerable]
+    apart = max(found, key=lambda row: abs(row.middle - 1))
+    floors = sorted(abs(row.floor - 1) for row in found)
+    words = (
+        f"{len(found) - len(short) - len(open_rows)} of {len(found)}, {len(open_rows)} unanswerable here, furthest "
+        f"{apart.what} {apart.middle:.3f}; two plain loops are apart by {median(floors):.1%}, at most {floors[-1]:.1%}"
     )
+    words += "".join(f"\n    {row}" for row in short) + "".join(f"\n    unanswerable here: {row}" for row in open_rows)
     bound = ROUGHLY if quick else WITHIN
-    return name, f"{len(found)} ratios within {1 - bound:.2f} to {1 + bound:.2f}", words, not short
+    wanted = f"{len(found)} ratios within {1 - bound:.2f} to {1 + bound:.2f}"
+    return name, wanted, words, not short and len(open_rows) <= FEW * len(found)
