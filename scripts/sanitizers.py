@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -347,7 +348,10 @@ def ask_all(
     where, found = where_now(), dict(known)
     new: dict[Asked, Seen] = {}
     with (
-        ProcessPoolExecutor(max(1, min(options.workers // 2, len(names)))) as builders,
+        # not by fork: this process has the device open
+        ProcessPoolExecutor(
+            max(1, min(options.workers // 2, len(names))), multiprocessing.get_context("spawn")
+        ) as builders,
         tempfile.TemporaryDirectory() as caches,
         ThreadPoolExecutor(options.workers) as pool,
     ):
