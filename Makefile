@@ -15,9 +15,12 @@ QUICK := $(patsubst %,tests/test_%.py,arrows core registry docs cost roofline ti
 setup:
 	@scripts/setup.sh
 
+# a GPU has ten workloads of each: two of them show what there is to see
+DEMO_ROWS := $(if $(shell command -v nvidia-smi),--workload rows_4k --workload rows_32k)
+
 demo: setup  ## the main job on this machine, GPU or not, with a report at the end
 	@$(BIN)/opforge doctor || true
-	@$(BIN)/opforge bench softmax layernorm --dtype float32 --budget 0.3 --quick --report reports/demo
+	@$(BIN)/opforge bench softmax layernorm --dtype float32 --budget 0.3 --quick --report reports/demo $(DEMO_ROWS)
 	@echo "open reports/demo/report.html"
 
 test: setup  ## the tests, without those that take long

@@ -58,8 +58,8 @@ def middles(
     out = tile(out_ptr + b * so_b + h * so_h, rows, e, so_n, so_e, queries, value_dim, WHOLE_E)
     dout = tile(dout_ptr + b * sg_b + h * sg_h, rows, e, sg_n, sg_e, queries, value_dim, WHOLE_E)
     dlse = tl.load(dlse_ptr + b * sd_b + h * sd_h + rows.to(tl.int64) * sd_n, mask=rows < queries, other=0.0)
-    # a rounded product: as part of a sum across lanes it would be rounded by one lane of two, and which of the two results
-    # reaches the others is chance
+    # rounded products: fused into a sum across lanes, one of two lanes would round its own and the other not, and which
+    # of the two sums is kept would be chance
     products = tl.fma(out.to(tl.float32), dout.to(tl.float32), 0.0)
     middle = tl.sum(products, axis=1) - dlse
     tl.store(middle_ptr + line * queries + rows, middle, mask=rows < queries)

@@ -58,8 +58,8 @@ def slopes(
     out = tile(out_ptr + b * so_b + head * so_h, rows, e, so_n, so_e, queries, value_dim)
     place = rows.to(tl.int64)
     dlse = tl.load(dlse_ptr + b * sd_b + head * sd_h + place * sd_n, mask=inside, other=0.0)
-    # a rounded product: as part of a sum across lanes it would be rounded by one lane of two, and which of the two results
-    # reaches the others is chance
+    # rounded products: fused into a sum across lanes, one of two lanes would round its own and the other not, and which
+    # of the two sums is kept would be chance
     products = tl.fma(out.to(tl.float32), dout.to(tl.float32), 0.0)
     middle = tl.sum(products, axis=1) - dlse
     lse = tl.load(lse_ptr + b * sl_b + head * sl_h + place * sl_n, mask=inside, other=float("inf"))
