@@ -7,7 +7,7 @@ import torch
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
-from opforge.core.implementation import Config, Implementation
+from opforge.core.implementation import Accepted, Config, Implementation
 from opforge.core.operator import Case
 from opforge.registry import load
 from opforge.verify import compare
@@ -280,3 +280,21 @@ def test_rows_that_do_not_fit_are_refused():
         for cols in (262152, 1001):
             with pytest.raises(ValueError, match="another implementation"):
                 function(torch.zeros(1, cols), torch.zeros(1, cols))
+
+
+@pytest.mark.parametrize(
+    ("operator", "implementation"),
+    [("layernorm", "cuda_onchip"), ("rmsnorm", "cuda_onchip"), ("mean_var", "cuda_onchip"), ("softmax", "cuda_block")],
+)
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("float16", 2), ("bfloat16", 2)])
+def test_rows_of_48_kib_are_left_to_others(operator, implementation, dtype, itemsize):
+    """GPT-3's 12288 columns in float32: with the sums that the kernel keeps beside the row a launch exceeded the
+    48 KiB that need no asking, and failed on every GPU.
+    """
+    kernel, most = load().implementation(operator, implementation), 48 * 1024 // itemsize
+    beside = 1024 // itemsize
+
+    def takes(cols):
+        return isinstance(kernel.accepts({"lead": (4,), "cols": cols}, dtype, {"eps": 1e-5}), Accepted)
+
+    assert [takes(cols) for cols in (most - beside, most - beside + 1, most, most + 1)] == [True, False, False, True]

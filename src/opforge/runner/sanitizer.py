@@ -35,6 +35,7 @@ _DETAIL = re.compile(r"^=========\s{2,}(\S.*)$")
 _NO_FINDING = re.compile(
     r"COMPUTE-SANITIZER|SUMMARY|Target application|Program hit|Saved host backtrace|This tool is deprecated"
     r"|Internal Sanitizer Error|print-limit|were not printed|No attachable"
+    r"|Error buffer overflow has been detected|errors were skipped"
 )
 _KERNEL = re.compile(r"\bat (?!0x)(.+?)(?:\+(0x[0-9a-f]+))?(?: in (\S+:\d+))?(?: \[.*\])?$")
 _THREAD = re.compile(r"by thread (\([^)]*\)) in block (\([^)]*\))")

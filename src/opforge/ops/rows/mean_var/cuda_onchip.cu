@@ -5,6 +5,9 @@
 //           a row longer than a block's shared memory (227 KiB on H100) is read twice
 /* opforge
 layouts = ["contiguous", "rows"]
+
+[supports]
+row_and_sums_stay_below_48_kib_or_the_row_exceeds_them = "cols <= 12032 or cols > 24576 or (dtype == 'float32' and cols > 12288) or (dtype != 'float32' and cols <= 24064)"
 */
 #include "opforge/rows/device.h"
 

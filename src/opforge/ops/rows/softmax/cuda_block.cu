@@ -5,6 +5,9 @@
 //           rows past 8192 elements compute exp twice
 /* opforge
 layouts = ["contiguous", "rows"]
+
+[supports]
+row_and_sums_stay_below_48_kib_or_the_row_exceeds_them = "cols <= 12032 or cols > 24576 or (dtype == 'float32' and cols > 12288) or (dtype != 'float32' and cols <= 24064)"
 */
 #include "opforge/rows/device.h"
 

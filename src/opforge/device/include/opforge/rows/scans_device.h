@@ -101,7 +101,9 @@ inline void launch_scanned_rows(const Op& op, int64_t rows, int64_t cols, int sc
                 " scans does not fit a block's shared memory; use another implementation");
   const int64_t wanted = ceil_div(ceil_div(cols, each), kWarpSize) * kWarpSize;
   const int threads = static_cast<int>(wanted < 1024 ? wanted : 1024);
-  OPFORGE_LAUNCH((scanned_rows<Op>), static_cast<unsigned>(rows), threads, static_cast<std::size_t>(bytes), stream, op, static_cast<int>(cols));
+  // beyond 48 KiB a launch asks first, and what the kernel holds besides counts too
+  const int64_t asked = bytes + kReservedShared > 48 * 1024 ? std::max<int64_t>(bytes, 48 * 1024 + 16) : bytes;
+  OPFORGE_LAUNCH((scanned_rows<Op>), static_cast<unsigned>(rows), threads, static_cast<std::size_t>(asked), stream, op, static_cast<int>(cols));
 }
 
 }  // namespace opforge
