@@ -278,7 +278,11 @@ def try_masks(plan: Plan, folder: Path, say: Callable[[str], None]) -> list[Coun
             reached=sum(bool(item.found) for item in asked),
             wanted=len(asked),
         ),
-        Count(what="operators whose masks were forgotten", reached=len({item.operator for item in asked}), wanted=2),
+        Count(
+            what="operators whose masks were forgotten",
+            reached=len({item.operator for item in asked}),
+            wanted=len(plan.masked) or 2,
+        ),
     ]
 
 
@@ -532,9 +536,17 @@ def main() -> int:
         metavar="2/3",
         help="of the candidates for the loop, the second of three parts: each may have minutes of its own",
     )
+    parser.add_argument(
+        "--masks-of",
+        action="append",
+        metavar="OPERATOR",
+        help="forget the masks of this operator's kernels, in all its dtypes; may be given several times",
+    )
     parser.add_argument("--verbose", action="store_true", help="a line for every cheat on a GPU")
     arguments = parser.parse_args()
     chosen = replace(QUICK if arguments.quick else FULL, told=arguments.verbose, named=tuple(arguments.cheat or ()))
+    if arguments.masks_of:
+        chosen = replace(chosen, masked=tuple(arguments.masks_of), masked_dtypes=())
     counts = run(
         replace(chosen, part=arguments.part),
         lambda words: print(words, flush=True),
