@@ -9,9 +9,12 @@ python scripts/attention_matrix.py --from matrix.json --time --json times.json w
                                                                                and backend the implementation that is
                                                                                preferred: 1025 queries, 1037 keys
 
-Both take --part I/N: one N-th of the cells, for N processes at once. Processes that time are given the same --lock
-FILE: they make calls ready together, and each times alone (attention_matrix_times.py). Time after the verification,
-not beside it, and on the machine where it ran: what Triton compiled is read from there.
+python scripts/attention_matrix.py --from matrix.json --rest --json rest.json  verified is what those files lack
+
+Several processes may do it at once. With --part I/N each verifies one N-th of the cells. Those that time are given the
+same --claims FOLDER, from which each takes its next cells, and the same --lock FILE: they make calls ready together,
+and each times alone (attention_matrix_times.py). Time after the verification, not beside it. Answers are written as
+they come: of several files the later one counts, and what has a time is not timed again.
 
 A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each of the
 implementations; Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where
@@ -31,7 +34,7 @@ import lzma
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -204,8 +207,26 @@ def kept_in(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def verified(options: argparse.Namespace) -> list[Answer]:
-    """Every answer, told as it comes."""
+Asked = tuple[Cell, str, str]
+
+
+def asked_of(answer: Answer) -> Asked:
+    """Which question it answers: the cell, the implementation, the dtype."""
+    return answer.cell, answer.implementation, answer.dtype
+
+
+def merged(answers: Iterable[Answer]) -> list[Answer]:
+    """One answer to each question: the last, or the last that has a time where all say Pass."""
+    found: dict[Asked, Answer] = {}
+    for answer in answers:
+        before = found.get(asked_of(answer))
+        if before is None or answer.verdict != before.verdict or answer.seconds is not None or before.seconds is None:
+            found[asked_of(answer)] = answer
+    return list(found.values())
+
+
+def verified(options: argparse.Namespace, known: Set[Asked]) -> list[Answer]:
+    """Every answer that is not known, told as it comes."""
     from opforge.registry import load
     from opforge.runner import Isolated
     from opforge.verify import CaseCache
@@ -230,6 +251,11 @@ def verified(options: argparse.Namespace) -> list[Answer]:
         for name, pairs in groups.items():
             items = [item for item in registry.implementations(name) if item.backend in options.backends]
             items = [item for item in items if not options.implementations or item.name in options.implementations]
+            pairs = [
+                (cell, case)
+                for cell, case in pairs
+                if any((cell, item.name, dtype) not in known for item in items for dtype in options.dtypes)
+            ]
             for first in range(0, len(pairs), options.together):
                 asked = {case.name: (cell, case) for cell, case in pairs[first : first + options.together]}
                 # one after another: what a group of cases has prepared is given back before the next
@@ -242,7 +268,12 @@ def verified(options: argparse.Namespace) -> list[Answer]:
                                     f"stopped after {options.minutes:g} minutes; later cells are not asked", flush=True
                                 )
                                 return found
-                            for case, verdict, words in answers(bench, item, dtype, asked):
+                            left = {
+                                case: pair for case, pair in asked.items() if (pair[0], item.name, dtype) not in known
+                            }
+                            if not left:
+                                continue
+                            for case, verdict, words in answers(bench, item, dtype, left):
                                 who = (asked[case][0], item.backend, item.name, dtype)
                                 found.append(Answer(*who, verdict, words, None, None, None))
                                 if verdict not in (PASS, REFUSED):
@@ -393,27 +424,29 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--part", default="1/1", help="I/N: the I-th of N shares of the cells")
     parser.add_argument("--lock", type=Path, help="with --time: a file that its processes share")
+    parser.add_argument("--claims", type=Path, help="with --time: a folder that its processes share")
+    parser.add_argument("--again", action="store_true", help="with --from: forget the times that those files have")
+    parser.add_argument("--rest", action="store_true", help="with --from: verify what those files have no answer about")
     parser.add_argument("--time", action="store_true", help="time what Passes as well")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--page", type=Path)
     parser.add_argument(
-        "--from", dest="kept", type=Path, nargs="+", help="verify nothing; show what these files hold (.xz too)"
+        "--from", dest="kept", type=Path, nargs="+", default=[], help="show what these files hold (.xz too)"
     )
     options = parser.parse_args()
-    if options.kept:
-        found = [
-            Answer(**{"seconds": None, "flops": None, "bytes": None, **item, "cell": Cell(**item["cell"])})
-            for path in options.kept
-            for item in kept_in(path)
-        ]
-        # what no backend can be asked stands in the file of each
-        found = list(dict.fromkeys(found))
-    else:
+    found = merged(
+        Answer(**{"seconds": None, "flops": None, "bytes": None, **item, "cell": Cell(**item["cell"])})
+        for path in options.kept
+        for item in kept_in(path)
+    )
+    if options.again:
+        found = [replace(answer, seconds=None) for answer in found]
+    if options.rest or not options.kept:
         import torch
 
         options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         options.dtypes = options.dtypes or ["float32" if options.device == "cpu" else "bfloat16"]
-        found = verified(options)
+        found = verified(options, {asked_of(answer) for answer in found})
     if options.time:
         from attention_matrix_times import timed
 

@@ -1,9 +1,13 @@
 """Times for scripts/attention_matrix.py: calls are made ready by several processes at once, and timed one at a time.
 
-What costs time is not the call: a kernel that Triton has compiled is loaded in some 50 ms, inputs and a CUDA graph take
-as long again. So each process makes a group of cells ready while others do the same, and then has the device for
-itself: no process makes anything ready while one times. A time is the median of five batches of a millisecond of calls,
-replayed from a CUDA graph, inputs in the cache; PyTorch's are called one by one, three times.
+What costs time is not the call: Triton compiles a kernel in a second, a CUDA graph takes some 10 ms. So a process takes
+the cells of one operator, feature and head dimension together, whose masks and heads share kernels and inputs, and
+makes them ready while others do the same; then it has the device for itself: no process makes anything ready while one
+times.
+
+A time is the median of five batches of calls, replayed from a CUDA graph, each right behind another batch that is not
+counted, so that nothing waits for the host; the backends of a cell take turns. The calls of a batch take their inputs
+in turn from copies that are together larger than any cache here. PyTorch's calls are no graph: the median of three.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import fcntl
+import itertools
 import math
 import os
 import statistics
@@ -21,10 +26,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from attention_matrix import PAGES, PASS, TIMED, Answer, Cell, case_of, keep, part_of
+from attention_matrix import DIMS, PAGES, PASS, TIMED, Answer, Cell, case_of, keep, part_of
 
-TURNS, BATCH_S, MOST_CALLS = 5, 1e-3, 32
-"""A time is the median of so many batches, each of so many seconds of calls, or of so many calls at the most."""
+TURNS, TURNS_CALLED = 5, 3
+"""Batches that are timed: of CUDA graphs, and of PyTorch's calls."""
+TOGETHER_S = 15.0
+"""A process makes groups of cells ready for so long before it times them."""
+BATCH_S, MOST_CALLS = 2.5e-3, 24
+"""A batch has so many seconds of calls, their host's time included, or so many calls."""
+COPIES_BYTES = 64 << 20
+"""Of a call's inputs, all copies together: more than the 50 MB that H100 and H200 cache."""
 
 
 class Device:
@@ -76,35 +87,61 @@ class Ready:
     answer: Answer
     run: Callable[[], Any]
     calls: int
+    turns: int
     held: Any
 
 
-def inputs_of(operator: Any, case: Any, dtype: str, device: str) -> list[Any]:
-    """Tensors of a call that is timed, made where it runs; None for what is not given."""
-    import torch
+class Inputs:
+    """Random tensors where calls run. Cells that differ in their masks have the same ones."""
 
-    from opforge.core.shapes import full_shape
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.made: dict[tuple[Any, ...], Any] = {}
 
-    keys = case.axes.get("keys", case.axes.get("total_k", PAGES * case.axes.get("page", 1)))
-    made: list[Any] = []
-    for spec in operator.inputs:
-        shape = full_shape(spec.shape, case.axes)
-        if spec.optional and not case.scalars[f"has_{spec.name}"]:
-            made.append(None)
-        elif spec.offsets is not None:
-            made.append(torch.arange(shape[0], device=device) * case.axes[spec.offsets] // max(1, shape[0] - 1))
-            made[-1] = made[-1].int()
-        elif spec.name == "block_table":
-            made.append(torch.arange(case.axes["pages"], device=device).int().reshape(shape))
-        elif spec.name in ("key_lengths", "lengths"):
-            made.append(torch.full(shape, keys, dtype=torch.int32, device=device))
-        elif spec.name == "mask":
-            made.append(torch.rand(shape, device=device) < 0.9)
-        else:
-            kind = getattr(torch, spec.dtype_for(dtype, case.scalars))
-            # weights of a backward pass sum to about 1
-            made.append((torch.randn(shape, device=device) + (math.log(keys) if spec.name == "lse" else 0)).to(kind))
-    return made
+    def of_call(self, operator: Any, case: Any, dtype: str, copy: int) -> list[Any]:
+        """The tensors of a call; None for what is not given."""
+        from opforge.core.shapes import full_shape
+
+        found: list[Any] = []
+        for spec in operator.inputs:
+            if spec.optional and not case.scalars[f"has_{spec.name}"]:
+                found.append(None)
+                continue
+            shape = full_shape(spec.shape, case.axes)
+            key = (spec.name, tuple(shape), spec.dtype_for(dtype, case.scalars), copy)
+            if key not in self.made:
+                self.made[key] = self._tensor(spec, shape, case, key[2])
+            found.append(self.made[key])
+        return found
+
+    def _tensor(self, spec: Any, shape: Sequence[int], case: Any, dtype: str) -> Any:
+        import torch
+
+        keys = case.axes.get("keys", case.axes.get("total_k", PAGES * case.axes.get("page", 1)))
+        if spec.offsets is not None:
+            made = torch.arange(shape[0], device=self.device) * case.axes[spec.offsets] // max(1, shape[0] - 1)
+            return made.int()
+        if spec.name == "block_table":
+            return torch.arange(case.axes["pages"], device=self.device).int().reshape(shape)
+        if spec.name in ("key_lengths", "lengths"):
+            return torch.full(shape, keys, dtype=torch.int32, device=self.device)
+        if spec.name == "mask":
+            return torch.rand(shape, device=self.device) < 0.9
+        if spec.name == "alibi_slopes":
+            # as models have them: under a negative one weights grow with the distance, out of their range
+            return torch.rand(shape, device=self.device) * 0.5
+        # weights of a backward pass sum to about 1
+        made = torch.randn(shape, device=self.device) + (math.log(keys) if spec.name == "lse" else 0)
+        return made.to(getattr(torch, dtype))
+
+    def copies(self, operator: Any, case: Any, dtype: str) -> list[list[Any]]:
+        """Tensors of the same call several times over, COPIES_BYTES of them where MOST_CALLS copies are enough."""
+        first = self.of_call(operator, case, dtype, 0)
+        if self.device == "cpu":
+            return [first]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in first if tensor is not None)
+        count = max(2, min(MOST_CALLS, math.ceil(COPIES_BYTES / max(1, size))))
+        return [self.of_call(operator, case, dtype, copy) for copy in range(count)]
 
 
 def compiled_before(homes: Sequence[str], item: Any) -> None:
@@ -117,49 +154,58 @@ def compiled_before(homes: Sequence[str], item: Any) -> None:
         os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
 
 
-def batched(call: Callable[[Any], Any], tensors: Sequence[Any]) -> tuple[Callable[[], Any], int]:
-    """A CUDA graph of some calls, and how many they are. PyTorch's own way to make one gives memory back before each,
-    which costs more than all the rest.
+def batched(call: Callable[[Any], Any], copies: Sequence[Sequence[Any]]) -> tuple[Callable[[], Any], int]:
+    """A CUDA graph of some calls, each of the copies in turn, and how many they are. PyTorch's own way to make one
+    gives memory back before each, which costs more than all the rest.
     """
     import torch
 
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    call(tensors)
+    call(copies[-1])
     end.record()
     end.synchronize()
-    count = max(4, min(MOST_CALLS, math.ceil(BATCH_S / max(begin.elapsed_time(end) / 1e3, 8e-6))))
+    count = math.ceil(BATCH_S / max(begin.elapsed_time(end) / 1e3, 8e-6))
+    count = max(4, len(copies), min(MOST_CALLS, count))
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for _ in range(count):
-                call(tensors)
+            for step in range(count):
+                call(copies[step % len(copies)])
         finally:
             graph.capture_end()
     return graph.replay, count
 
 
+def called(call: Callable[[Any], Any], copies: Sequence[Sequence[Any]]) -> Callable[[], Any]:
+    """One call, of the next copy each time."""
+    turn = itertools.cycle(copies)
+    return lambda: call(next(turn))
+
+
 def made_ready(
-    operator: Any, items: Mapping[str, Any], homes: Sequence[str], asked: Sequence[Answer], device: str
+    operator: Any,
+    items: Mapping[str, Any],
+    homes: Sequence[str],
+    asked: Sequence[Answer],
+    inputs: Inputs,
 ) -> list[Ready | Answer]:
     """The calls that the answers about one cell speak of, on the same inputs; an answer without a time where that does
     not work or the result is not near the definition's.
     """
-    import torch
     from direct import kernel_errors, prepared, reason_of, right
 
-    case, dtype = case_of(operator, asked[0].cell, TIMED), asked[0].dtype
+    case, dtype, device = case_of(operator, asked[0].cell, TIMED), asked[0].dtype, inputs.device
     scalars = operator.scalar_values(case.scalars)
     cost = operator.cost(case.axes, dtype, case.scalars)
-    torch.manual_seed(0)
-    tensors = inputs_of(operator, case, dtype, device)
+    copies = inputs.copies(operator, case, dtype)
     expected: Any = None
     result: list[Ready | Answer] = []
     try:
-        definition = prepared(operator, items["torch_definition"], tensors, case.axes, dtype, scalars)
-        expected = definition if isinstance(definition, str) else definition(tensors)
+        definition = prepared(operator, items["torch_definition"], copies[0], case.axes, dtype, scalars)
+        expected = definition if isinstance(definition, str) else definition(copies[0])
     except kernel_errors() as error:
         expected = reason_of(error)
     for plain in asked:
@@ -167,15 +213,15 @@ def made_ready(
         why = expected if isinstance(expected, str) else ""
         try:
             compiled_before(homes, item)
-            call = prepared(operator, item, tensors, case.axes, dtype, scalars)
+            call = prepared(operator, item, copies[0], case.axes, dtype, scalars)
             if isinstance(call, str):
                 why = call
-            elif not why and not right(call(tensors), expected, dtype):
+            elif not why and not right(call(copies[0]), expected, dtype):
                 why = "its result is not near the definition's"
             if not why and not isinstance(call, str):
                 graph = device != "cpu" and item.backend != "torch"
-                run, calls = batched(call, tensors) if graph else (lambda call=call: call(tensors), 1)
-                result.append(Ready(answer, run, calls, (call, tensors)))
+                run, calls = batched(call, copies) if graph else (called(call, copies), 1)
+                result.append(Ready(answer, run, calls, TURNS if graph else TURNS_CALLED, (call, copies)))
                 continue
         except kernel_errors() as error:
             why = reason_of(error)
@@ -184,36 +230,44 @@ def made_ready(
     return result
 
 
-def with_time(ready: Ready, device: str) -> Answer:
-    """The answer with its time, or without one where the call fails now."""
+def with_times(group: Sequence[Ready | Answer], device: str) -> list[Answer]:
+    """The answers about one cell with their times, all that are ready taking turns; without one where a call fails
+    now.
+    """
     from direct import kernel_errors, reason_of
 
-    try:
-        return replace(ready.answer, seconds=seconds_of(ready, device))
-    except kernel_errors() as error:
-        print(f"{ready.answer.cell}: {ready.answer.implementation} is not timed: {reason_of(error)}", flush=True)
-        return ready.answer
+    samples: list[list[float] | None] = [[] for _ in group]
+    for turn in range(TURNS):
+        for place, one in enumerate(group):
+            taken = samples[place]
+            if taken is None or not isinstance(one, Ready) or turn >= one.turns:
+                continue
+            try:
+                taken.append(seconds_of(one, device))
+            except kernel_errors() as error:
+                print(f"{one.answer.cell}: {one.answer.implementation} is not timed: {reason_of(error)}", flush=True)
+                samples[place] = None
+    return [
+        replace(one.answer, seconds=statistics.median(taken) if taken else None) if isinstance(one, Ready) else one
+        for one, taken in zip(group, samples, strict=True)
+    ]
 
 
 def seconds_of(ready: Ready, device: str) -> float:
-    """Median seconds of one call."""
+    """Seconds of one call in a batch that follows another."""
     import torch
 
-    samples = []
-    ready.run()
-    for _ in range(TURNS if ready.calls > 1 else 3):
-        if device == "cpu":
-            began = time.perf_counter()
-            ready.run()
-            samples.append(time.perf_counter() - began)
-            continue
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
+    if device == "cpu":
+        began = time.perf_counter()
         ready.run()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end) / 1e3 / ready.calls)
-    return statistics.median(samples)
+        return time.perf_counter() - began
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    ready.run()
+    begin.record()
+    ready.run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3 / ready.calls
 
 
 def preferred(
@@ -239,8 +293,30 @@ def preferred(
     return cells, rest
 
 
+def groups_of(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Cells that share kernels and inputs, together; what takes longest first."""
+    found: dict[tuple[str, str, str], list[Cell]] = collections.defaultdict(list)
+    for cell in cells:
+        found[cell.operator, cell.feature, cell.dim].append(cell)
+    return sorted(found.values(), key=lambda group: (group[0].direction, -sum(DIMS[group[0].dim])))
+
+
+def taken(folder: Path | None, name: str) -> bool:
+    """Whether this process is the first to ask for a group, of all that are given the same folder."""
+    if folder is None:
+        return True
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
 def timed(options: argparse.Namespace, found: Sequence[Answer]) -> list[Answer]:
-    """The answers about this part's cells, one Pass of each cell and backend with seconds of a call."""
+    """The answers about this process's cells, one Pass of each cell and backend with seconds of a call. What has a time
+    keeps it.
+    """
     import torch
 
     from opforge.registry import load
@@ -257,27 +333,45 @@ def timed(options: argparse.Namespace, found: Sequence[Answer]) -> list[Answer]:
 
     mine = set(part_of(list(dict.fromkeys(answer.cell for answer in found)), options.part))
     own = [answer for answer in found if answer.cell in mine and answer.backend in ("", *options.backends)]
-    cells, result = preferred(own, items)
-    queue = list(cells)
+    wanted, rest = preferred(own, items)
+    result: list[Answer] = rest if options.claims is None else []
+    queue = groups_of(list(wanted))
+    if options.claims is None:
+        result += [answer for answers in wanted.values() for answer in answers if answer.seconds is not None]
     with Device(options.lock) as held:
-        for first in range(0, len(queue), options.together):
-            group = queue[first : first + options.together]
-            if (time.monotonic() - began) / 60 > options.minutes:
-                result += [answer for cell in group for answer in cells[cell]]
-                continue
+        while queue:
+            inputs, ready, names = [], [], []
             with held.shared():
-                ready = [
-                    one
-                    for cell in group
-                    for one in made_ready(
-                        registry.operator(cell.operator), items(cell.operator), homes, cells[cell], device
-                    )
-                ]
+                begun = time.monotonic()
+                while queue and time.monotonic() - begun < TOGETHER_S:
+                    group = queue.pop(0)
+                    name = f"{group[0].operator}, {group[0].dim.replace('/', '-')}, {group[0].feature}"
+                    missing = [[answer for answer in wanted[cell] if answer.seconds is None] for cell in group]
+                    missing = [answers for answers in missing if answers]
+                    late = (begun - began) / 60 > options.minutes
+                    if late or not missing or not taken(options.claims, name):
+                        result += [] if options.claims else [answer for answers in missing for answer in answers]
+                        continue
+                    torch.manual_seed(0)
+                    inputs.append(Inputs(device))
+                    operator = registry.operator(group[0].operator)
+                    ready += [
+                        made_ready(operator, items(operator.name), homes, answers, inputs[-1]) for answers in missing
+                    ]
+                    names.append(f"{name} ({len(missing)})")
                 if device != "cpu":
                     torch.cuda.synchronize()
+            asked = time.monotonic()
             with held.alone():
-                result += [with_time(one, device) if isinstance(one, Ready) else one for one in ready]
-            del ready
+                alone = time.monotonic()
+                for one in ready:
+                    result += with_times(one, device)
+                ended = time.monotonic()
+            del ready, inputs
             keep(options.json, result)
-            print(f"[{time.monotonic() - began:4.0f} s] timed: {first + len(group)} of {len(queue)} cells", flush=True)
+            print(
+                f"[{ended - began:4.0f} s] timed: {'; '.join(names)}: ready in {asked - begun:.1f} s, waited "
+                f"{alone - asked:.1f} s, had the device for {ended - alone:.1f} s",
+                flush=True,
+            )
     return result

@@ -107,6 +107,30 @@ def test_of_a_backend_the_preferred_implementation_is_timed(matrix, times):
     assert sorted(item.implementation for item in rest) == ["none", "second", "third"]
 
 
+def test_of_several_files_the_later_counts_and_a_time_is_kept(matrix):
+    """A verification in parts and times in parts are read together, in any order of the last two."""
+    plain = answer(matrix, "Pass")
+    timed = dataclasses.replace(plain, seconds=1e-3, flops=2e9, bytes=1e6)
+    assert matrix.merged([plain, timed, plain]) == [timed]
+    wrong = dataclasses.replace(plain, verdict="Mismatch")
+    assert matrix.merged([timed, wrong]) == [wrong]
+    assert len(matrix.merged([plain, answer(matrix, "Pass", "two")])) == 2
+
+
+def test_one_process_takes_a_group_of_cells(times, tmp_path):
+    assert times.taken(tmp_path / "claims", "attention, 64") and not times.taken(tmp_path / "claims", "attention, 64")
+    assert times.taken(tmp_path / "claims", "attention, 96") and times.taken(None, "attention, 64")
+
+
+def test_what_cannot_be_timed_stays_beside_what_is(matrix, times):
+    """Run as a script there are two modules: an answer of one is none of the other's. It ended a run on an H200."""
+    turns = []
+    ready = times.Ready(answer(matrix, "Pass"), lambda: turns.append(0), 1, times.TURNS_CALLED, None)
+    foreign = object()
+    found = times.with_times([foreign, ready], "cpu")
+    assert found[0] is foreign and found[1].seconds is not None and len(turns) == times.TURNS_CALLED
+
+
 @pytest.mark.campaign
 def test_a_part_of_the_matrix_passes_here(tmp_path):
     """Every kind of mask once, both directions, by the definition in PyTorch."""

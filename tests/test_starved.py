@@ -403,7 +403,7 @@ def test_a_compiler_that_the_machine_stops_blames_no_source(error, kind, monkeyp
     monkeypatch.setattr(executor_module, "backend", lambda name: SimpleNamespace(build=build))
     executor = Executor(scratch=Path("/nowhere"), limits=SimpleNamespace())
     with pytest.raises(EnvironmentLacks if kind is EnvironmentLacks else kind) as raised:
-        executor.seal(SimpleNamespace(backend="cpp", default=None), None, "cpu", [])
+        executor.seal(SimpleNamespace(backend="cpp", default=None), None, SimpleNamespace(device="cpu"))
     assert type(raised.value) is kind
 
 

@@ -276,6 +276,21 @@ def watched(machine, name, device="cpu"):
     return dog
 
 
+def test_a_compiler_that_has_ended_leaves_no_debt_of_work(monkeypatch):
+    """A g++ of half a minute was counted as long as it ran: what its parent compiles afterwards is work from the first
+    second, not from when it has taken as long.
+    """
+    machine = Machine(monkeypatch)
+    dog = watched(machine, "torch_compile")
+    dog.told(True)
+    assert machine.late_after(dog, 20.0) is None
+    machine.worked += 40.0
+    assert machine.late_after(dog, 1.0) is None
+    machine.worked -= 40.0
+    assert machine.late_after(dog, 60.0) is None
+    assert machine.late_after(dog, 60.0, works=False) == pytest.approx(30.5)
+
+
 def test_compiling_and_running_are_counted_apart(monkeypatch):
     """Each has its own limit, and goes on where it was left: whoever tells of compilers often gains nothing by it."""
     machine = Machine(monkeypatch)

@@ -46,6 +46,16 @@ def jit_folder(homes: Sequence[str], backend: str, source_sha256: str) -> Path:
     return cache_root() / "jit" / key_of({"homes": "\n".join(homes), "backend": backend, "source": source_sha256})[:16]
 
 
+def jit_environment(folder: Path, dtype: str) -> dict[str, str]:
+    """Environment variables that let those compilers keep what they make in such a folder.
+
+    Inductor has a folder for each dtype: it compiles under locks, and workers of several dtypes compile at once. One
+    that waits for another's lock does nothing, for longer than a hang is waited for.
+    """
+    places = {"TORCHINDUCTOR": f"torchinductor-{dtype}", "TRITON": "triton", "TILELANG": "tilelang"}
+    return {f"{name}_CACHE_DIR": str(folder / place) for name, place in places.items()}
+
+
 def key_of(parts: Mapping[str, str]) -> str:
     """The name of an entry made from these parts: text of the source and its headers, flags, compiler, target, …"""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:DIGITS]

@@ -163,7 +163,7 @@ class Executor:
                 self.guards,
             )
 
-        self.seal(implementation, config, question.device, question.homes)
+        self.seal(implementation, config, question)
         whole = arena.bytes()
         if question.device != "cpu":
             whole = self.uploaded(whole, question.device)
@@ -237,8 +237,8 @@ class Executor:
                 f"are done ({str(error).splitlines()[0]})"
             ) from error
 
-    @spans.spanned(lambda self, implementation, config, device, homes: ("compile and seal", "", ""))
-    def seal(self, implementation: Implementation, config: Config | None, device: str, homes: Sequence[str]) -> None:
+    @spans.spanned(lambda self, implementation, config, question: ("compile and seal", "", ""))
+    def seal(self, implementation: Implementation, config: Config | None, question: Bind) -> None:
         """Once, before any of the kernel's own code runs: compile what can be compiled, then give up the right to
         write.
         """
@@ -247,7 +247,7 @@ class Executor:
         if self.sealed:
             return
         assert self.scratch is not None and self.limits is not None
-        self.sealed = True
+        self.sealed, device = True, question.device
         chosen = implementation.default if config is None else config
         build = getattr(backend(implementation.backend), "build", None)
         if build is not None:
@@ -263,10 +263,9 @@ class Executor:
         emulated = implementation.backend == "triton" and device == "cpu"
         if implementation.backend not in COMPILED_FIRST and not emulated:
             # compilers that run at the first call keep what they make in a folder that no other code shares
-            folder = cache.jit_folder(homes, implementation.backend, source_sha256(implementation.source))
+            folder = cache.jit_folder(question.homes, implementation.backend, source_sha256(implementation.source))
             folder.mkdir(parents=True, exist_ok=True)
-            for name in (INDUCTOR_FOLDER, "TRITON_CACHE_DIR", "TILELANG_CACHE_DIR"):
-                os.environ[name] = str(folder / name.split("_")[0].lower())
+            os.environ.update(cache.jit_environment(folder, question.dtype))
             writable.append(folder)
         elif os.environ.get(INDUCTOR_FOLDER):
             # the user's own: not this worker's to write to, and PyTorch makes it where it is not there

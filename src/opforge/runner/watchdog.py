@@ -127,6 +127,9 @@ class Watchdog:
             self.worked_s = worked_s
         elif worked_s - self.worked_s > WORKING * LOOK_S:
             self.worked_s, self.idle_since = worked_s, now
+        elif worked_s < self.worked_s:
+            # a compiler that it started has ended, and its time is counted no more: what others do from now on is work
+            self.worked_s = worked_s
         stretch = self._count()
         # who compiles is given its time as long as it works; who does nothing for as long as a hang takes is one
         allowed_s = stretch.allowed_s if now - self.idle_since <= HANG_S else min(HANG_S, stretch.allowed_s)
