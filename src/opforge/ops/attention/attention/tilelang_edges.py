@@ -24,6 +24,7 @@ SUPPORTS = {
     "nothing_beside": "not (has_key_lengths or has_bias or has_mask or has_alibi_slopes or has_sinks)",
     "no_dropout": "dropout == 0",
     "places_have_32_bits": "batch * kv_heads * max(group * queries, keys) * max(head_dim, value_dim) < 2147483648",
+    "blocks_fit_a_grid": "queries <= 2097120",
     "rows_fit_shared_memory": "head_dim <= 256 and value_dim <= 256",
 }
 SPACE = {"BLOCK_M": (64, 128), "BLOCK_N": (32, 64, 128), "num_stages": (1, 2, 3), "threads": (128, 256)}
@@ -38,6 +39,8 @@ UNALIGNED = {"by_tma": False}
 """What becomes of a config where an address is no multiple of 16 bytes."""
 
 LOG2E = 1.4426950408889634
+FAR = 2**30
+"""A window reaches past all keys from here on, and sums of it and positions have 32 bits."""
 LEAST = 16
 """A product on the tensor cores sums a multiple of so many terms."""
 
@@ -70,8 +73,8 @@ class Mask:
     """Which keys a query sees, of the place of its block among the queries: counts of blocks, and a condition."""
 
     def __init__(self, causal, left, right, to_last_key):
-        self.left = left if left >= 0 else None
-        self.right = 0 if causal else right if right >= 0 else None
+        self.left = min(left, FAR) if left >= 0 else None
+        self.right = 0 if causal else min(right, FAR) if right >= 0 else None
         self.to_last_key = to_last_key
 
     def shift(self, queries, keys):
