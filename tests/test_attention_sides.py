@@ -15,6 +15,7 @@ from opforge.core.attention_dropout import four_words, kept_of
 from opforge.core.attention_sides import NAMES, Sides
 from opforge.core.errors import UsageError
 from opforge.dispatch import Chooser, Function
+from opforge.ops.seeds import draw_seed
 from opforge.registry import load
 
 OPERATOR = load([]).operator("attention")
@@ -334,6 +335,19 @@ def test_hopper_s_kernels_say_what_they_do_not_take(operator, name):
         assert type(kernel.accepts(case.axes, "bfloat16", {**plain, **change})).__name__ == "Rejected", change
 
 
+def test_tilelang_says_what_it_does_not_take():
+    """Its places have 32 bits, and its programs no room for what may stand beside queries, keys and values."""
+    (kernel,) = (item for item in load([]).implementations("attention") if item.name == "tilelang_edges")
+    (case,) = (case for case in OPERATOR.cases if case.name == "one_block")
+    plain = OPERATOR.scalar_values(case.scalars)
+    for change in ({}, {"causal": True, "window_left": 3}, {"softcap": 2.0}, {"scale": -1.0}):
+        assert type(kernel.accepts(case.axes, "float32", {**plain, **change})).__name__ == "Accepted", change
+    for change in ({"dropout": 0.1}, *({f"has_{name}": True} for name in NAMES)):
+        assert type(kernel.accepts(case.axes, "float32", {**plain, **change})).__name__ == "Rejected", change
+    for change in ({"head_dim": 257}, {"value_dim": 257}, {"keys": 2**24}, {"queries": 2**21, "batch": 0}):
+        assert type(kernel.accepts({**case.axes, **change}, "float32", plain)).__name__ == "Rejected", change
+
+
 def test_a_part_of_the_sides_knows_where_it_stands():
     q, sides = given()[0], beside()
     whole = Sides.of(q, sides)
@@ -343,3 +357,48 @@ def test_a_part_of_the_sides_knows_where_it_stands():
     assert torch.equal(mine, whole.kept(q, KEYS, scalars)[1:2, 2:4, 3:6])
     seen = whole.visible(q, KEYS, scalars)[1:2, 2:4, 3:6]
     assert torch.equal(part.visible(q[1:2, 2:4, 3:6], KEYS, scalars), seen)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_compiled_graph_drops_what_the_eager_call_drops_at_every_seed(front_door, backend):
+    """Two graphs for all seeds, forward and backward: a new one for each would end at PyTorch's limit."""
+    torch.compiler.reset()  # graphs of the other backend count
+    leaves = [tensor.requires_grad_() for tensor in given(torch.float32)]
+
+    def call(q, k, v, seed):
+        return front_door.attention(q, k, v, dropout=0.25, seed=seed)[0]
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    masks = set()
+    for seed in (5, -7, 2**63 - 1, 0, 1):
+        wanted = call(*leaves, seed)
+        with torch._dynamo.config.patch(recompile_limit=2):
+            found = compiled(*leaves, seed)
+        assert torch.equal(found, wanted)
+        for one, other in zip(*(torch.autograd.grad(out.sum(), leaves) for out in (wanted, found)), strict=True):
+            assert torch.equal(one, other)
+        masks.add(found.detach().sum().item())
+    assert len(masks) == 5
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_seeds_drawn_in_a_graph_are_those_of_the_eager_call(front_door, backend):
+    """Two draws are two seeds, in their order, of torch.manual_seed; the generator stands alike afterwards."""
+    leaves = [tensor.requires_grad_() for tensor in given(torch.float32, keys=QUERIES)]
+
+    def call(q, k, v):
+        first = front_door.attention(q, k, v, dropout=0.25, seed=draw_seed())[0]
+        return first, front_door.attention(q, k, v, dropout=0.25, seed=draw_seed())[0]
+
+    def replayed(run, seed):
+        torch.manual_seed(seed)
+        outs = run(*leaves)
+        return (*outs, *torch.autograd.grad(sum((out * out).sum() for out in outs), leaves), torch.rand(1))
+
+    compiled = torch.compile(call, fullgraph=True, backend=backend)
+    made = {seed: replayed(call, seed) for seed in (5, 6)}
+    for seed in (5, 6, 5):
+        for one, other in zip(replayed(compiled, seed), made[seed], strict=True):
+            assert torch.equal(one, other)
+    assert not torch.equal(made[5][0], made[5][1])
+    assert not torch.equal(made[5][0], made[6][0])

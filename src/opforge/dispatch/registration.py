@@ -22,7 +22,9 @@ from opforge.core.shapes import full_shape
 from opforge.dispatch.batching import Batching
 
 NAMESPACE = "opforge"
-_TYPES = {bool: "bool", int: "int", float: "float", str: "str"}
+_TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
+"""Whole numbers may be symbols: a seed that is new at every step compiles a graph once, not until torch.compile gives
+up."""
 _LOCK = threading.RLock()
 _registered: dict[str, Registered] = {}
 

@@ -205,6 +205,7 @@ operator = Operator(
         "triton_gluon",
         "triton_twoloops",
         "triton_online",
+        "tilelang_edges",
         "cpp_blocked",
         "cpp_online",
         "cpp_twokernels",
