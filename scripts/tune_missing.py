@@ -2,7 +2,7 @@
 
 python scripts/tune_missing.py                              a line for each operator, dtype and workload; nothing runs
 python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
-python scripts/tune_missing.py --run --device cpu --operator softmax --limit 60       the same on a CPU
+python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
 
 Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most
 work (on a CPU those for laptops). A choice stands where it is of the source that is there now. A slice goes on where

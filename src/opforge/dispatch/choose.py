@@ -92,7 +92,6 @@ class Chooser:
         if key not in self._models:
             # the family is read where it is asked for alone, which is where nothing was timed of the operator itself
             family = (self.known(other, device) for other in self._family(operator))
-
             spec = self._spec(device)
             here = toolchain_of(spec.name)
 
