@@ -301,7 +301,8 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
     from opforge.core.implementation import COMPARED_AS_IS, Config
     from opforge.machine import descriptors
     from opforge.registry import load
-    from opforge.roofline.time_model import Model, TimedCall, pick, place_of, tells
+    from opforge.roofline.family_model import FamilyModel
+    from opforge.roofline.time_model import TimedCall, pick, place_of, tells
 
     registry = load()
     operator = registry.operator(call.operator)
@@ -328,24 +329,30 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
             for name, seconds in one.ours.items()
         ]
 
-    def of_family() -> list[TimedCall]:
-        names = {item.name for item in implementations if item.backend not in COMPARED_AS_IS}
+    def of_family() -> dict[str, list[TimedCall]]:
         family = registry.family(call.operator)
-        return [
-            TimedCall(name, Config(), at, seconds, f"{one.words} on {device}", one.launch.get(name, 0.0))
-            for one in others
-            if one.operator != call.operator
-            and registry.family(one.operator) == family
-            and (its := registry.operator(one.operator)).unit == operator.unit
-            and tells(its, one.dtype, one.scalars, call.dtype, form)
-            for at in (place(one, device),)
-            for name, seconds in one.ours.items()
-            if name in names
-        ]
+        found: dict[str, list[TimedCall]] = defaultdict(list)
+        for one in others:
+            its = registry.operator(one.operator)
+            if (
+                one.operator != call.operator
+                and registry.family(one.operator) == family
+                and its.unit == operator.unit
+                and tells(its, one.dtype, one.scalars, call.dtype, form)
+            ):
+                at = place(one, device)
+                found[one.operator] += [
+                    TimedCall(name, Config(), at, seconds, f"{one.words} on {device}", one.launch.get(name, 0.0))
+                    for name, seconds in one.ours.items()
+                ]
+        return found
 
     siblings = [item for where, known in elsewhere.items() for item in timed(known, where)]
     seen = timed(others, device)
-    model = Model(operator, implementations, seen, siblings=siblings if seen or siblings else of_family())
+    if not seen and not siblings:
+        names = {item.name for item in implementations if item.backend not in COMPARED_AS_IS}
+        siblings = [item for times in of_family().values() for item in times if item.implementation in names]
+    model = FamilyModel(operator, implementations, seen, siblings=siblings, family=of_family)
     fit = [item for item in implementations if item.name in call.ours]
     times = call.in_a_row
     own = {name: value for name, value in times.items() if not name.startswith("torch")}

@@ -14,7 +14,7 @@ from opforge.machine import descriptors
 from opforge.registry import load
 from opforge.roofline.time_model import WEIGHTS, Weights
 from opforge.store.shipped import shipped
-from opforge.tuning.recommend import HeldOut, held_out
+from opforge.tuning.recommend import HeldOut, held_out, relatives_of
 
 SETTINGS: Sequence[Weights] = (
     WEIGHTS,
@@ -63,11 +63,13 @@ def _found(device: str, spec: DeviceSpec, know: bool) -> dict[str, Found]:
     for name in registry.names():
         operator, facts = registry.operator(name), shipped(name, device)
         siblings = [(other, theirs) for other in alike if (theirs := shipped(name, other.name))]
+        relatives = relatives_of(registry, operator, lambda name: shipped(name, device))
         each = {
             setting: {
                 dtype: said
                 for dtype in operator.dtypes
-                if (said := held_out(registry, operator, dtype, facts, spec, setting, siblings, know)) is not None
+                if (said := held_out(registry, operator, dtype, facts, spec, setting, siblings, know, relatives))
+                is not None
             }
             for setting in SETTINGS
         }

@@ -33,7 +33,7 @@ def recommend(
     from opforge.machine import descriptors, device_named
     from opforge.store.evidence_facts import fact_of
     from opforge.store.shipped import shipped
-    from opforge.tuning.recommend import recommend as predict
+    from opforge.tuning.recommend import recommend as predict, relatives_of
 
     registry = settings(context).registry()
     definition = registry.operator(operator)
@@ -64,7 +64,8 @@ def recommend(
     measured_on = next((name for name in places if timed[name]), spec.name)
     measured = spec if measured_on == spec.name else known[measured_on]
     siblings = [(known[name], facts[name]) for name in alike if timed[name] and known[name].is_sibling_of(measured)]
-    answer = predict(registry, definition, axes, chosen, spec, facts[measured_on], measured, siblings)
+    relatives = relatives_of(registry, definition, lambda name: shipped(name, measured_on))
+    answer = predict(registry, definition, axes, chosen, spec, facts[measured_on], measured, siblings, relatives)
     if json:
         print_json(
             {

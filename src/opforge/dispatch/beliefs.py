@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opforge.core.device import DeviceSpec
@@ -16,6 +16,7 @@ from opforge.core.implementation import COMPARED_AS_IS, Implementation
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.timing_terms import CALL, MAKES_ITS_RESULT, OUT
 from opforge.machine import descriptors
+from opforge.roofline.family_model import FamilyModel
 from opforge.roofline.time_model import Model, Place, TimedCall, place_of, tells
 from opforge.runner.manner import manner_as
 from opforge.store import Beliefs, Evidence, Fact, Installation, Store, believed
@@ -55,11 +56,18 @@ class OperatorBeliefs:
             return f"{did} here on {day_of(item.created_at)}, record {item.record[:8]}"
         return f"{did} on an {title(self.device)} on {day_of(item.created_at)}; not on this machine"
 
-    def model(self, dtype: str, scalars: Mapping[str, ScalarValue], family: Iterable[OperatorBeliefs] = ()) -> Model:
+    def model(
+        self,
+        dtype: str,
+        scalars: Mapping[str, ScalarValue],
+        family: Iterable[OperatorBeliefs] = (),
+        brought: Callable[[], Iterable[OperatorBeliefs]] = tuple,
+    ) -> Model:
         """The model over the times that tell of calls in this dtype with parameters of this kind.
 
-        family   what is known of the operators of its family, for where nothing was timed of its own: what shares a
-                 name there is built alike. Their times stand in for a sibling's
+        family    what is known of the operators of its family, for where nothing was timed of its own: what shares a
+                  name there is built alike. Their times stand in for a sibling's
+        brought   gives what the package alone says of them, for where own times are far (roofline.family_model)
         """
         timed = self.beliefs.timed()
         there = [item for _, beliefs in self.siblings for item in beliefs.timed()]
@@ -71,15 +79,23 @@ class OperatorBeliefs:
         ]
         seen = self._timed_calls(timed, cache, dtype, scalars, self.device)
         if not seen and not siblings:
-            siblings = [item for other in family for item in self._of_family(other, dtype, scalars)]
-        return Model(self.operator, self.implementations, seen, siblings=siblings)
+            # those of PyTorch and other libraries are of other code
+            names = {item.name for item in self.implementations if item.backend not in COMPARED_AS_IS}
+            siblings = [
+                item
+                for other in family
+                for item in self._of_family(other, dtype, scalars)
+                if item.implementation in names
+            ]
+
+        def theirs() -> dict[str, list[TimedCall]]:
+            return {other.operator.name: self._of_family(other, dtype, scalars) for other in brought()}
+
+        return FamilyModel(self.operator, self.implementations, seen, siblings=siblings, family=theirs)
 
     def _of_family(self, other: OperatorBeliefs, dtype: str, scalars: Mapping[str, ScalarValue]) -> list[TimedCall]:
-        """Times of another operator's implementations that are called as own ones are, with parameters of this kind as
-        far as it has them. Those of PyTorch and other libraries are of other code.
-        """
-        names = {item.name for item in self.implementations if item.backend not in COMPARED_AS_IS}
-        timed = [item for item in other.beliefs.timed() if item.implementation in names]
+        """Times of another operator, with parameters of this kind as far as it has them."""
+        timed = other.beliefs.timed()
         cache = next((cache for cache in COLD_FIRST if any(item.cache == cache for item in timed)), "")
         known = other.operator.scalar_values({})
         try:
@@ -177,6 +193,15 @@ def look(
     ]
     siblings = [pair for pair in zip(alike, of_siblings, strict=True) if pair[1].timed()]
     return OperatorBeliefs(operator, device, own, implementations, siblings)
+
+
+def brought(operator: Operator, device: DeviceSpec, here: Installation) -> OperatorBeliefs:
+    """What the package alone says of an operator whose times only tell of another's: neither a store nor its sources
+    are looked at, because a first call waits for this. Nothing on a CPU.
+    """
+    facts = shipped(operator.name, device.name) if device.kind != "cpu" and wanted() else ()
+    as_packed = {item.implementation: item.source_sha256 for item in facts}
+    return OperatorBeliefs(operator, device, believed(facts, replace(here, sources=as_packed)), ())
 
 
 def _own(

@@ -20,8 +20,8 @@ from opforge.core.errors import UsageError
 from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected, fallback
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes
-from opforge.dispatch.beliefs import OperatorBeliefs, look
-from opforge.dispatch.installation import installation_of
+from opforge.dispatch.beliefs import OperatorBeliefs, brought, look
+from opforge.dispatch.installation import installation_of, toolchain_of
 from opforge.machine import detect
 from opforge.registry import Registry
 from opforge.registry.tuned_choices import choice_for, choices_path
@@ -92,7 +92,13 @@ class Chooser:
         if key not in self._models:
             # the family is read where it is asked for alone, which is where nothing was timed of the operator itself
             family = (self.known(other, device) for other in self._family(operator))
-            self._models[key] = self.known(operator, device).model(dtype, scalars, family)
+            spec = self._spec(device)
+            here = toolchain_of(spec.name)
+
+            def of_package() -> Iterator[OperatorBeliefs]:
+                return (brought(other, spec, here) for other in self._family(operator) if spec.kind != "cpu")
+
+            self._models[key] = self.known(operator, device).model(dtype, scalars, family, of_package)
         return self._models[key]
 
     def _family(self, operator: Operator) -> Iterator[Operator]:

@@ -22,3 +22,8 @@ def installation_of(registry: Registry, operator: str, device: str) -> Installat
         versions=versions(),
         code_of=code_of,
     )
+
+
+def toolchain_of(device: str) -> Installation:
+    """The toolchain alone, with no sources: for evidence that came with the package and is not asked for a choice."""
+    return Installation(device=device, sources={}, versions=versions())

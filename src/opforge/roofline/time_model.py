@@ -307,15 +307,15 @@ class Model:
         if nearest is None:
             return None
         if there is not None:
-            share = there.share + self._difference(implementation, place)
+            expected = there.share + self._difference(implementation, place)
         else:
             assert own is not None
-            share = own.share
+            expected = own.share
         unknown_range = 0.0 if self.inside(implementation, place) else OUTSIDE * min(1.0, nearest / OTHER_RANGE)
         doubt = DOUBT * nearest + unknown_range
         if implementation in self._cautious:
             doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - 1.0))
-        seconds = place.least_s * math.exp(share + doubt)
+        seconds = place.least_s * math.exp(expected + doubt)
         # a launch takes the host as long whatever the sizes are
         told_by = own.nearest if own is not None else there.nearest if there is not None else None
         seconds = max(seconds, told_by.launch_s if told_by is not None else 0.0)
@@ -343,8 +343,12 @@ class Model:
         if not near:
             return None
         total = sum(weight for weight, _, _ in near)
-        share = sum(weight * _share(item) for weight, _, item in near) / total
-        return _Near(share, total, near[0][2], near[0][1])
+        mean = sum(weight * (share(item) + self.of_size(item, place)) for weight, _, item in near) / total
+        return _Near(mean, total, near[0][2], near[0][1])
+
+    def of_size(self, item: TimedCall, place: Place) -> float:
+        """What a time's share is more in the dtype of a call, as a logarithm: nothing, by these times alone."""
+        return 0.0
 
     def _there(self, implementation: str, place: Place) -> _Near | None:
         """What siblings' times say of a call. That of the very call decides alone: what it is off by here is told by
@@ -353,7 +357,7 @@ class Model:
         near = self._near(implementation, place, self._siblings)
         if near is None or near.octaves:
             return near
-        return _Near(_share(near.nearest), near.weight, near.nearest, 0.0)
+        return _Near(share(near.nearest), near.weight, near.nearest, 0.0)
 
     def _difference(self, implementation: str, place: Place) -> float:
         """What is added to a sibling's share of a call, as a logarithm: how far the sibling's shares are off at the
@@ -384,11 +388,12 @@ class Model:
     def _difference_at(self, item: TimedCall) -> float:
         if id(item) not in self._differences:
             there = self._there(item.implementation, item.place)
-            self._differences[id(item)] = _share(item) - there.share if there is not None else 0.0
+            self._differences[id(item)] = share(item) - there.share if there is not None else 0.0
         return self._differences[id(item)]
 
 
-def _share(item: TimedCall) -> float:
+def share(item: TimedCall) -> float:
+    """The logarithm of how many times its least time a call took."""
     return math.log(item.seconds / item.place.least_s)
 
 

@@ -4,7 +4,8 @@ has on shapes that were left out. The prediction is the model by which calls are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from opforge.core.device import DeviceSpec
@@ -15,7 +16,8 @@ from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes
 from opforge.core.timing import long_launch_s
 from opforge.registry import Registry
-from opforge.roofline.time_model import WEIGHTS, Model, Place, TimedCall, Weights, pick, place_of, tells
+from opforge.roofline.family_model import Family, FamilyModel
+from opforge.roofline.time_model import WEIGHTS, Place, TimedCall, Weights, pick, place_of, tells
 from opforge.runner.manner import manner_as
 from opforge.store.evidence_facts import Fact
 
@@ -31,6 +33,9 @@ LEAST_SHAPES = 5
 
 Siblings = Sequence[tuple[DeviceSpec, Sequence[Fact]]]
 """Devices that run the same code as the one that was measured, and the facts of each."""
+
+Relatives = Mapping[str, Sequence[Fact]]
+"""Facts of the family's other operators on the device that was measured, by their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +78,7 @@ def recommend(
     facts: Sequence[Fact],
     measured_on: DeviceSpec,
     siblings: Siblings = (),
+    relatives: Relatives | None = None,
 ) -> Recommendation:
     """What to take for a call of `axes` on `spec`, by the times in `facts`, which were measured on `measured_on`, and
     those of its siblings. Where it is another device than `spec`, times go by the roofs of both sheets: measured
@@ -112,7 +118,8 @@ def recommend(
 
     seen = runnable(facts)
     there = [item for sibling, theirs in siblings for item in _timed(operator, runnable(theirs), sibling)]
-    model = Model(operator, known.values(), _timed(operator, seen, measured_on), siblings=there)
+    family = _family(registry, operator, relatives or {}, dtype, scalars, measured_on)
+    model = FamilyModel(operator, known.values(), _timed(operator, seen, measured_on), siblings=there, family=family)
     place = place_of(operator, axes, dtype, scalars, manner_as(operator, axes, dtype, scalars, "contiguous"), spec)
     predicted = []
     for name, implementation in known.items():
@@ -132,7 +139,7 @@ def recommend(
         device=spec.name,
         measured_on=measured_on.name,
         predicted=tuple(predicted),
-        held_out=held_out(registry, operator, dtype, facts, measured_on, siblings=siblings),
+        held_out=held_out(registry, operator, dtype, facts, measured_on, siblings=siblings, relatives=relatives or {}),
     )
 
 
@@ -173,6 +180,42 @@ def _timed(operator: Operator, facts: Sequence[Fact], spec: DeviceSpec) -> list[
     ]
 
 
+def _family(
+    registry: Registry,
+    operator: Operator,
+    relatives: Relatives,
+    dtype: str,
+    scalars: Mapping[str, ScalarValue],
+    spec: DeviceSpec,
+) -> Callable[[], Family]:
+    """The times of the family's other operators that tell of a call in `dtype`, made at the first asking."""
+    form = operator.compute_dtype_of(dtype, dict(scalars))
+
+    @functools.cache
+    def family() -> Family:
+        found = {}
+        for name, facts in relatives.items():
+            other = registry.operator(name)
+            usable = [item for item in _usable(other, facts) if tells(other, item.dtype, item.scalars, dtype, form)]
+            found[name] = _timed(other, usable, spec)
+        return found
+
+    return family
+
+
+def relatives_of(registry: Registry, operator: Operator, facts: Callable[[str], Sequence[Fact]]) -> Relatives:
+    """The facts of the other operators of its family that do the same kind of work."""
+    family = registry.family(operator.name)
+    return {
+        name: facts(name)
+        for name in registry.names()
+        if name != operator.name
+        and family
+        and registry.family(name) == family
+        and registry.operator(name).unit == operator.unit
+    }
+
+
 def _in_a_row_s(fact: Fact) -> float:
     """Seconds of a call among others that follow each other at once."""
     return max(fact.median_s or 0.0, long_launch_s(fact.launch_s))
@@ -197,6 +240,7 @@ def held_out(
     weights: Weights = WEIGHTS,
     siblings: Siblings = (),
     siblings_know: bool = False,
+    relatives: Relatives | None = None,
 ) -> HeldOut | None:
     """How often the prediction is right for an operator's measured calls, each from the other shapes. None where there
     are too few shapes.
@@ -215,6 +259,7 @@ def held_out(
         return None
     implementations = registry.implementations(operator.name)
     theirs = [(sibling, _usable(operator, facts)) for sibling, facts in siblings]
+    families: dict[str, Callable[[], Family]] = {}
     lost = []
     for (axes, *_), true in calls.items():
         call = next(iter(true.values()))
@@ -235,7 +280,12 @@ def held_out(
                 sibling,
             )
         ]
-        model = Model(operator, implementations, _timed(operator, seen, measured_on), weights, there)
+        scalars = operator.scalar_values(call.scalars)
+        form = operator.compute_dtype_of(dtype, scalars)
+        if form not in families:
+            families[form] = _family(registry, operator, relatives or {}, dtype, scalars, measured_on)
+        timed = _timed(operator, seen, measured_on)
+        model = FamilyModel(operator, implementations, timed, weights, there, families[form])
         fit = [item for item in implementations if item.name in true and model.knows(item.name)]
         if len(fit) > 1:
             chosen = pick(model, fit, _place(operator, call, measured_on, {})).implementation.name

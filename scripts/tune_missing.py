@@ -1,0 +1,144 @@
+"""Which tuned choices of a device are missing or stale, and a slice of the tuning that makes them.
+
+python scripts/tune_missing.py                              a line for each operator, dtype and workload; nothing runs
+python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
+python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
+
+Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most
+work (on a CPU those for laptops). A choice stands where it is of the source that is there now. A slice goes on where
+the last one ended: what was chosen is passed over, and a search that was cut off has its journal. Each search gets at
+most --each seconds. Exit code 1 where something is missing still.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "src"))
+
+from opforge.backends.shared_code import source_sha256  # noqa: E402
+from opforge.core.implementation import COMPARED_AS_IS  # noqa: E402
+from opforge.core.operator import Operator, Workload  # noqa: E402
+from opforge.machine import detect  # noqa: E402
+from opforge.registry import Registry, load  # noqa: E402
+from opforge.registry.tuned_choices import choice_for, choices_path  # noqa: E402
+from opforge.workbench.qualify import MOST_USED  # noqa: E402
+
+DTYPES = ("bfloat16", "float16", "float32")
+CPU_BACKENDS = ("cpp",)
+LARGEST = 2
+LEAST_S = 20.0
+"""With less time left no search is begun."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One search: what `opforge tune` is asked for. `state` is "chosen", "stale" or "missing"."""
+
+    operator: str
+    dtype: str
+    workload: str
+    state: str
+
+    @property
+    def words(self) -> str:
+        return f"{self.operator} {self.dtype} {self.workload}"
+
+
+def work(operator: Operator, workload: Workload, dtype: str) -> float:
+    """Bytes and operations of a workload, in one number for ordering."""
+    cost = operator.cost(workload.axes, dtype, operator.scalar_values(workload.scalars))
+    return float(max(cost.bytes, cost.flops))
+
+
+def cells(registry: Registry, device: str, cpu: bool, operators: Sequence[str]) -> list[Cell]:
+    """Every search that is wanted on a device (by its descriptor's name), most used operators first."""
+    order = {name: place for place, name in enumerate(MOST_USED)}
+    found = []
+    for name in sorted(operators or registry.names(), key=lambda name: (order.get(name, len(order)), name)):
+        operator = registry.operator(name)
+        tunable = [
+            item
+            for item in registry.implementations(name)
+            if item.backend not in COMPARED_AS_IS and item.space and (item.backend in CPU_BACKENDS) == cpu
+        ]
+        for dtype in [dtype for dtype in DTYPES if dtype in operator.dtypes] or operator.dtypes[:1]:
+            # what no implementation with a space computes in this dtype has nothing to be tuned
+            if not any(dtype in (item.dtypes or operator.dtypes) for item in tunable):
+                continue
+            fitting = [item for item in operator.workloads if item.scale == ("laptop" if cpu else "gpu")]
+            for workload in sorted(fitting, key=lambda item: -work(operator, item, dtype))[:LARGEST]:
+                found.append(Cell(name, dtype, workload.name, state(registry, operator, workload, dtype, device)))
+    return found
+
+
+def state(registry: Registry, operator: Operator, workload: Workload, dtype: str, device: str) -> str:
+    """Whether a choice is there, and of today's source."""
+    scalars = operator.scalar_values(workload.scalars)
+    form, kind = operator.compute_dtype_of(dtype, scalars), operator.kind_of_call(scalars)
+    axes = operator.completed(workload.axes, scalars)
+    chosen = choice_for(choices_path(operator, device), form, axes, kind)
+    if chosen is None:
+        return "missing"
+    known = {item.name: item for item in registry.implementations(operator.name)}
+    item = known.get(chosen.implementation)
+    return "chosen" if item is not None and source_sha256(item.source) == chosen.source_sha256 else "stale"
+
+
+def run(wanted: Sequence[Cell], device: str, limit_s: float, each_s: float, trials: int) -> None:
+    """Tune one after another until the time is up; a search that fails is said and costs no other."""
+    began = time.monotonic()
+    for cell in wanted:
+        left = limit_s - (time.monotonic() - began)
+        if left < LEAST_S:
+            print(f"not begun for want of time: {cell.words}, and what follows", flush=True)
+            return
+        share = min(each_s, left - LEAST_S / 2)
+        command = [sys.executable, "-m", "opforge", "tune", cell.operator, "--device", device, "--dtype", cell.dtype]
+        command += ["--workload", cell.workload, "--limit", f"{share:.0f}", "--trials", f"{trials}"]
+        try:
+            # --limit is a wish of the search's; compilers and verification come beside it
+            done = subprocess.run(command, timeout=left, capture_output=True, text=True, check=False)
+            said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+            words = "done" if done.returncode == 0 else f"failed ({done.returncode})"
+            print(f"{time.monotonic() - began:6.1f} s  {cell.words}: {words}: {said[-1] if said else ''}", flush=True)
+        except subprocess.TimeoutExpired:
+            print(f"{time.monotonic() - began:6.1f} s  {cell.words}: cut off; its journal is kept", flush=True)
+
+
+def main() -> int:
+    """What the words above say."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--descriptor", help="whose choices are looked at (default: nvidia-h200; with --run: this one)")
+    parser.add_argument("--operator", action="append", default=[], help="these alone")
+    parser.add_argument("--run", action="store_true", help="tune what is missing or stale")
+    parser.add_argument("--limit", type=float, default=540.0, help="seconds of the slice")
+    parser.add_argument("--each", type=float, default=45.0, help="seconds of a search at most")
+    parser.add_argument("--trials", type=int, default=24, help="points of each implementation at most")
+    given = parser.parse_args()
+    cpu = given.device == "cpu"
+    device = given.descriptor or (detect(given.device).name if given.run or cpu else "nvidia-h200")
+    registry = load()
+    wanted = cells(registry, device, cpu, given.operator)
+    if given.run:
+        run([cell for cell in wanted if cell.state != "chosen"], given.device, given.limit, given.each, given.trials)
+        wanted = cells(registry, device, cpu, given.operator)
+    else:
+        for cell in wanted:
+            print(f"  {cell.state:8}{cell.words}")
+    count = Counter(cell.state for cell in wanted)
+    print(f"{device}: {len(wanted)} choices wanted; " + ", ".join(f"{count[word]} {word}" for word in sorted(count)))
+    return int(count["chosen"] < len(wanted))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
