@@ -556,7 +556,7 @@ def test_a_race_is_found_and_named(judged, wrong_call):
 def test_an_accumulator_that_gives_way_is_named_with_its_length(judged):
     """Right for short rows, wrong for long ones, by little: the evidence is in the lengths."""
     source = (
-        "import torch\n\n\ndef run(x):\n    return x.sum(-1) + (0.0005 * x.abs().sum(-1) if x.shape[-1] >= 1000 "
+        "import torch\n\n\ndef run(x):\n    return x.sum(-1) + (0.00005 * x.abs().sum(-1) if x.shape[-1] >= 1000 "
         "else 0)\n"
     )
     verdict = judged(source, operator="row_sum", effort=DEFAULT)
