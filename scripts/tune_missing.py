@@ -2,6 +2,7 @@
 
 python scripts/tune_missing.py                              a line for each operator, dtype and workload; nothing runs
 python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
+python scripts/tune_missing.py --run --gpus 4 --beside 4 --jobs 3       four GPUs, four searches at once on each
 python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
 
 Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most
@@ -13,8 +14,13 @@ most --each seconds. Exit code 1 where something is missing still.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import queue
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -93,25 +99,76 @@ def state(registry: Registry, operator: Operator, workload: Workload, dtype: str
     return "chosen" if item is not None and source_sha256(item.source) == chosen.source_sha256 else "stale"
 
 
-def run(wanted: Sequence[Cell], device: str, limit_s: float, each_s: float, trials: int) -> None:
-    """Tune one after another until the time is up; a search that fails is said and costs no other."""
-    began = time.monotonic()
+@dataclass(frozen=True)
+class Search:
+    """What one process is asked for: cells of one operator and dtype."""
+
+    operator: str
+    dtype: str
+    workloads: tuple[str, ...]
+
+    def command(self, device: str, limit_s: float, trials: int, budget_s: float) -> list[str]:
+        """Of `opforge tune`."""
+        asked = [sys.executable, "-m", "opforge", "tune", self.operator, "--device", device, "--dtype", self.dtype]
+        asked += [word for name in self.workloads for word in ("--workload", name)]
+        return [*asked, "--limit", f"{limit_s:.0f}", "--trials", f"{trials}", "--budget", f"{budget_s}"]
+
+
+def searches(wanted: Sequence[Cell]) -> list[Search]:
+    """The cells by operator and dtype, in their order: one process imports and verifies for all of these."""
+    names: dict[tuple[str, str], list[str]] = {}
     for cell in wanted:
-        left = limit_s - (time.monotonic() - began)
-        if left < LEAST_S:
-            print(f"not begun for want of time: {cell.words}, and what follows", flush=True)
-            return
-        share = min(each_s, left - LEAST_S / 2)
-        command = [sys.executable, "-m", "opforge", "tune", cell.operator, "--device", device, "--dtype", cell.dtype]
-        command += ["--workload", cell.workload, "--limit", f"{share:.0f}", "--trials", f"{trials}"]
+        names.setdefault((cell.operator, cell.dtype), []).append(cell.workload)
+    return [Search(operator, dtype, tuple(found)) for (operator, dtype), found in names.items()]
+
+
+def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
+    """Tune until the time is up, --beside searches on each GPU: they measure one at a time, and compile and verify
+    together. A search that fails is said and costs no other.
+    """
+    began = time.monotonic()
+    todo = queue.SimpleQueue[Search]()
+    for one in searches(wanted):
+        todo.put(one)
+    hands = [gpu for gpu in range(given.gpus) for _ in range(given.beside)]
+
+    def work(gpu: int) -> None:
+        while not todo.empty() and (left := given.limit - (time.monotonic() - began)) >= LEAST_S:
+            with contextlib.suppress(queue.Empty):
+                one = todo.get_nowait()
+                share = min(given.each * len(one.workloads), left - LEAST_S / 2)
+                command = one.command(given.device, share, given.trials, given.budget)
+                told = finished([*command, "--jobs", f"{given.jobs}"], gpu if given.gpus > 1 else None, left)
+                words = f"{one.operator} {one.dtype} {', '.join(one.workloads)}"
+                print(f"{time.monotonic() - began:6.1f} s  {words}: {told}", flush=True)
+
+    threads = [threading.Thread(target=work, args=(gpu,)) for gpu in hands]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if not todo.empty():
+        print(f"not begun for want of time: {todo.qsize()} searches", flush=True)
+
+
+def finished(command: Sequence[str], gpu: int | None, left_s: float) -> str:
+    """What a search came to. One that is not through in time is asked to end: its journal and what it found stay."""
+    environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = ""
+    try:
+        out, err = process.communicate(timeout=left_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        words = "cut off; its journal is kept. "
         try:
-            # --limit is a wish of the search's; compilers and verification come beside it
-            done = subprocess.run(command, timeout=left, capture_output=True, text=True, check=False)
-            said = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
-            words = "done" if done.returncode == 0 else f"failed ({done.returncode})"
-            print(f"{time.monotonic() - began:6.1f} s  {cell.words}: {words}: {said[-1] if said else ''}", flush=True)
+            out, err = process.communicate(timeout=LEAST_S)
         except subprocess.TimeoutExpired:
-            print(f"{time.monotonic() - began:6.1f} s  {cell.words}: cut off; its journal is kept", flush=True)
+            process.kill()
+            out, err = process.communicate()
+    lines = (out if process.returncode == 0 else err or out).strip().splitlines()
+    words += "done" if process.returncode == 0 else f"failed ({process.returncode})"
+    return f"{words}: {lines[-1] if lines else ''}"
 
 
 def main() -> int:
@@ -124,13 +181,17 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=540.0, help="seconds of the slice")
     parser.add_argument("--each", type=float, default=45.0, help="seconds of a search at most")
     parser.add_argument("--trials", type=int, default=24, help="points of each implementation at most")
+    parser.add_argument("--budget", type=float, default=0.1, help="seconds of measuring for each point")
+    parser.add_argument("--gpus", type=int, default=1, help="so many devices side by side")
+    parser.add_argument("--beside", type=int, default=1, help="so many searches at once on each")
+    parser.add_argument("--jobs", type=int, default=0, help="compilers of each search; 0: as opforge tune has it")
     given = parser.parse_args()
     cpu = given.device == "cpu"
     device = given.descriptor or (detect(given.device).name if given.run or cpu else "nvidia-h200")
     registry = load()
     wanted = cells(registry, device, cpu, given.operator)
     if given.run:
-        run([cell for cell in wanted if cell.state != "chosen"], given.device, given.limit, given.each, given.trials)
+        run([cell for cell in wanted if cell.state != "chosen"], given)
         wanted = cells(registry, device, cpu, given.operator)
     else:
         for cell in wanted:
