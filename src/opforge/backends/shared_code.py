@@ -15,11 +15,14 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from opforge.backends.cache import sha256_of
+
+T = TypeVar("T")
 
 PACKAGE = Path(__file__).resolve().parent.parent
 INCLUDE = PACKAGE / "device" / "include"
@@ -58,22 +61,26 @@ def headers_of(source: Path) -> dict[str, Path]:
     """
     headers: dict[str, Path] = {}
     own = include_of(package_of(source))
-    pending = [(name, source.parent) for name in _INCLUDED.findall(source.read_text(encoding="utf-8"))]
+    pending = [(name, source.parent) for name in _asked_once(_included, source)]
     while pending:
         name, beside = pending.pop()
         path = next((place for place in (beside / name, own / name) if place.is_file()), None)
         if path is None or name in headers:
             continue
         headers[name] = path
-        pending += [(inner, path.parent) for inner in _INCLUDED.findall(path.read_text(encoding="utf-8"))]
+        pending += [(inner, path.parent) for inner in _asked_once(_included, path)]
     return headers
+
+
+def _included(path: Path) -> tuple[str, ...]:
+    return tuple(_INCLUDED.findall(path.read_text(encoding="utf-8")))
 
 
 def modules_of(source: Path) -> dict[str, Path]:
     """Every module of opforge that a Python file imports, anywhere in it, and that those import."""
     modules: dict[str, Path] = {}
     packages = dict.fromkeys((package_of(source), PACKAGE))
-    pending = list(_imported(source))
+    pending = list(_asked_once(_imported, source))
     while pending:
         name = pending.pop()
         stems = [package.joinpath(*name.split(".")[1:]) for package in packages]
@@ -84,18 +91,28 @@ def modules_of(source: Path) -> dict[str, Path]:
         if path is None or name in modules:
             continue
         modules[name] = path
-        pending += _imported(path)
+        pending += _asked_once(_imported, path)
     return modules
 
 
-def _imported(path: Path) -> Iterator[str]:
+def _imported(path: Path) -> tuple[str, ...]:
     """Names below `opforge` in a file's imports: modules, and what may be a module ("from opforge.core import
     philox").
     """
     text = path.read_text(encoding="utf-8")
-    if "opforge" not in text:
-        return
-    for node in ast.walk(ast.parse(text)):
+    return tuple(_names_imported(text)) if "opforge" in text else ()
+
+
+def _statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every statement of a module, however deep; expressions, which hold none, are not walked."""
+    for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for node in getattr(tree, field, ()):
+            yield node
+            yield from _statements(node)
+
+
+def _names_imported(text: str) -> Iterator[str]:
+    for node in _statements(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name.startswith("opforge."))
         elif (
@@ -124,20 +141,26 @@ def code_of(source: Path) -> SourceHashes:
         return known[2]
     began = time.time_ns()
     shared = modules_of(source) if source.suffix == ".py" else headers_of(source)
-    hashes = SourceHashes(own=sha256_of(source), shared={name: sha256_of(path) for name, path in shared.items()})
+    of_shared = {name: _asked_once(sha256_of, path) for name, path in shared.items()}
+    hashes = SourceHashes(own=sha256_of(source), shared=of_shared)
     # the folders too: a header may be put where it is found before another, or where none was
     own = include_of(package_of(source))
     places = (
         source,
         *shared.values(),
         *dict.fromkeys(path.parent for path in (source, *shared.values())),
-        *(place for place in (own, own / "opforge", *sorted(own.glob("opforge/*/"))) if place.is_dir()),
+        *((own, *_asked_once(_header_folders, own / "opforge")) if own.is_dir() else ()),
     )
     state = _state(places)
     # a file that is written twice in one tick of the clock has the same times
     if state is not None and all(changed < began - SETTLED_NS for changed, _, _ in state):
         _known[source] = places, state, hashes
     return hashes
+
+
+def _header_folders(folder: Path) -> tuple[Path, ...]:
+    """A folder of headers with the folders in it; their names are in its own times."""
+    return (folder, *sorted(place for place in folder.iterdir() if place.is_dir())) if folder.is_dir() else ()
 
 
 SETTLED_NS = 2_000_000_000
@@ -147,6 +170,22 @@ seconds.
 
 _State = tuple[tuple[int, int, int], ...]
 _known: dict[Path, tuple[tuple[Path, ...], _State, SourceHashes]] = {}
+
+
+def _asked_once(question: Callable[[Path], T], path: Path) -> T:
+    """What a file says, asked again when it has changed: an operator's kernels reach the same shared files."""
+    state, began = _state((path,)), time.time_ns()
+    known = _answers.get((question, path))
+    if known is not None and known[0] == state:
+        answer: T = known[1]
+        return answer
+    answer = question(path)
+    if state is not None and state[0][0] < began - SETTLED_NS:
+        _answers[question, path] = state, answer
+    return answer
+
+
+_answers: dict[tuple[Callable[[Path], Any], Path], tuple[_State, Any]] = {}
 
 
 def _state(places: Sequence[Path]) -> _State | None:

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from opforge.core.device import DeviceSpec
 from opforge.core.errors import EnvironmentLacks, UsageError
@@ -21,6 +22,8 @@ from opforge.roofline.time_model import Model, Place, TimedCall, place_of, tells
 from opforge.runner.manner import manner_as
 from opforge.store import Beliefs, Evidence, Fact, Installation, Store, believed
 from opforge.store.evidence_facts import Adopted
+from opforge.store.evidence_query import facts_in_file
+from opforge.store.files import default_location
 from opforge.store.shipped import day_of, is_shipped, shipped, wanted
 
 COLD_FIRST = ("cold", "warm")
@@ -210,8 +213,12 @@ def _own(
     """One's own records of an operator in each place. None, with a warning, where the user's own folder takes no store:
     a model must run under a read-only home directory. A store that was named and is not to be had is an error.
     """
+    where = store_url or default_location()
     try:
-        with Store.open(store_url) as store:
+        found = None if "://" in where or where == ":memory:" else facts_in_file(Path(where), operator.name, places)
+        if found is not None:
+            return found
+        with Store.open(where) as store:
             return [store.facts(operator.name, place) for place in places]
     except EnvironmentLacks as error:
         if store_url is not None or os.environ.get("OPFORGE_STORE"):

@@ -8,6 +8,7 @@ operator's declared order. PyTorch eager is the fallback, whatever else is true.
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,6 +42,20 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.implementation.operator} → {self.implementation.name}: {self.why}"
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """What a first choice reads is kept, and would be looked through a hundred times while it is made; where that sets
+    off a collection of all that PyTorch has loaded, it takes a tenth of a second.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass
@@ -106,9 +121,10 @@ class Chooser:
         family = self.registry.family(operator.name)
         names = [name for name in self.registry.names() if family and self.registry.family(name) == family]
         for name in names:
-            # one that cannot be read is told of where it is asked for itself
+            # one that cannot be read is told of where it is asked for itself, and so are its cases and workloads:
+            # looking at those of a family takes longer than all else that a choice does
             with contextlib.suppress(UsageError):
-                if name != operator.name and (other := self.registry.operator(name)).unit == operator.unit:
+                if name != operator.name and (other := self.registry.unasked(name)).unit == operator.unit:
                     yield other
 
     def _spec(self, device: str) -> DeviceSpec:
@@ -134,7 +150,8 @@ class Chooser:
         they lie more closely; without it
         they are taken to be contiguous."""
         asked = manner if manner is not None else manner_as(operator, axes, dtype, scalars, "contiguous")
-        choice = self._choose(operator, axes, dtype, scalars, device, layouts, asked)
+        with _no_collections():
+            choice = self._choose(operator, axes, dtype, scalars, device, layouts, asked)
         chosen = choice.implementation
         if self._hashes.get((operator.name, chosen.name)) == source_sha256(chosen.source):
             return choice

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from opforge.dispatch import Function
+    from opforge.registry import Registry
 
 
 def __getattr__(name: str) -> Function:
@@ -23,7 +24,7 @@ def __getattr__(name: str) -> Function:
     from opforge.registry import load
 
     with FIRST_TIMES:
-        chooser = globals().get("_chooser") or globals().setdefault("_chooser", Chooser(load()))
+        chooser = globals().get("_chooser") or globals().setdefault("_chooser", Chooser(_known_now(load())))
         try:
             function = function_of(name, chooser)
         except UsageError as error:
@@ -33,6 +34,12 @@ def __getattr__(name: str) -> Function:
     # kept, so that the next access is an ordinary attribute (and torch.compile can trace through it)
     globals()[name] = function
     return function
+
+
+def _known_now(found: Registry) -> Registry:
+    """The registry whose definitions the import has read already, where it is of the same homes."""
+    read: Registry | None = globals().get("_registry")
+    return read if read is not None and read.homes == found.homes else found
 
 
 def __dir__() -> list[str]:
@@ -55,7 +62,7 @@ def _register() -> None:
     from opforge.dispatch.registration import register_all
     from opforge.registry import load
 
-    registry = load()
+    registry = globals()["_registry"] = load()
     register_all(
         (partial(registry.unasked, name) for name in registry.names()), partial(getattr, sys.modules[__name__])
     )

@@ -265,6 +265,7 @@ class Model:
         self._differences: dict[int, float] = {}
         self._of_place: tuple[Place | None, dict[str, tuple[float, float]]] = (None, {})
         self._insides: dict[int, bool] = {}
+        self._apart: tuple[Place | None, dict[int, tuple[float, float]]] = (None, {})
 
     def knows(self, implementation: str) -> bool:
         """Whether any time of it is known."""
@@ -328,15 +329,22 @@ class Model:
         here = self.inside(implementation, place)
         weighed = []
         for order, item in enumerate(known.get(implementation, ())):
-            size, other = (
-                self.octaves(place, item.place),
-                self.otherness(place, item.place) + (OTHER_RANGE if self._inside_then(item) != here else 0.0),
-            )
+            size, other = self._apart_from(place, item.place)
+            other += OTHER_RANGE if self._inside_then(item) != here else 0.0
             # what is other is other at every size: it makes a time count less, and of times that are all other the
             # nearest size still decides
             weighed.append((math.exp(-FORGETTING * other) / (size * size + SOFTENING), order, size + other, item))
         near = sorted(weighed, key=lambda each: each[:2], reverse=True)[: self.weights.nearest]
         return [(weight, octaves, item) for weight, _, octaves, item in near]
+
+    def _apart_from(self, place: Place, theirs: Place) -> tuple[float, float]:
+        """`octaves` and `otherness` of a call and a timed one: all implementations that were timed there share them."""
+        if self._apart[0] is not place:
+            self._apart = (place, {})
+        known = self._apart[1]
+        if id(theirs) not in known:
+            known[id(theirs)] = self.octaves(place, theirs), self.otherness(place, theirs)
+        return known[id(theirs)]
 
     def _near(self, implementation: str, place: Place, known: Mapping[str, list[TimedCall]]) -> _Near | None:
         near = self._nearest(implementation, place, known)

@@ -175,6 +175,16 @@ def believed(facts: Iterable[Fact], here: Installation, adoptions: Iterable[Adop
     # of facts of one moment the one that was given last is the newer: records arrive in the order in which they were
     # found
     newest = sorted(facts, key=lambda fact: fact.created_at)[::-1]
+    # what a fact says of the source that is here need not be made again
+    said = {
+        fact.implementation: fact.code_sha256
+        for fact in newest
+        if fact.code_sha256 and fact.source_sha256 == here.sources.get(fact.implementation)
+    }
+
+    def code_of(name: str) -> str:
+        return said.get(name) or here.code_of(name)
+
     doubts: dict[tuple[str, str], str] = {}
     of_now: list[tuple[Fact, str]] = []
     for fact in newest:
@@ -189,7 +199,7 @@ def believed(facts: Iterable[Fact], here: Installation, adoptions: Iterable[Adop
             fact.source_sha256,
             fact.code_sha256,
             now,
-            code=functools.partial(here.code_of, fact.implementation),
+            code=functools.partial(code_of, fact.implementation),
             adopted=adopted.get(fact.id, ()),
         )
         doubt = (

@@ -133,6 +133,9 @@ def fact_from(row: tuple[Any, ...]) -> Fact:
     fields = list(row[: len(Fact._fields)])
     for place in _PLACES:
         fields[place] = _read(fields[place])
+    for place in _FLAGS:
+        # SQLite has numbers for them
+        fields[place] = bool(fields[place])
     # rows from before schema 4: nothing else was timed then
     fields[_LAYOUT] = fields[_LAYOUT] or CONTIGUOUS
     fields[_TERMS] = fields[_TERMS] or ""
@@ -160,6 +163,7 @@ _ALIKE = operator.itemgetter(
 )
 _LAYOUT = Fact._fields.index("layout")
 _PLACES = tuple(Fact._fields.index(name) for name in TEXTS)
+_FLAGS = tuple(Fact._fields.index(name) for name in ("suspect", "steady", "trial"))
 
 
 def _text(value: Any) -> str:

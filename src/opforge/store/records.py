@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from opforge.core.errors import OpforgeError, UsageError
 from opforge.core.optimization import OptimizationRound
 from opforge.core.record import Adoption, Record
-from opforge.store import connection, deferred_writes, files, insertion, queries
+from opforge.store import connection, deferred_writes, evidence_query, files, insertion, queries
 from opforge.store.belief import Beliefs, Installation, believed
 from opforge.store.connection import Held
-from opforge.store.evidence_facts import Adopted, Fact, fact_from, newest_alike
+from opforge.store.evidence_facts import Adopted, Fact
 from opforge.store.insertion import CHUNK, chunks
 from opforge.store.query_results import Health, HistoryEntry
 from opforge.store.rebuilding import file_identity, rebuild
@@ -237,26 +237,14 @@ class Store:
         return record_of(body, sha256)
 
     def facts(self, operator: str, here: Installation) -> tuple[list[Fact], list[Adopted]]:
-        """What may be evidence of an operator's implementations as they are here, oldest first, and what was adopted
-        for them. Of facts that differ in their ids, moments and seconds alone the newest is given. No body is read, but
-        of rows from before schemas 3 and 5, once: then their columns are
-        filled."""
-        sources = set(here.sources.values())
-        others = self._rows(queries.codes_of_others(operator, here.device, sources))
-        codes = {
-            code
-            for implementation, code in others
-            if implementation in here.sources and here.code_of(implementation) == code
-        }
-        rows = self._rows(queries.facts(operator, here.device, sources, codes))
-        if unknown := [
-            row.id for row in rows if row.source_sha256 is None or (row.terms is None and row.median_s is not None)
-        ]:
-            self._fill(unknown)
-            return self.facts(operator, here)
-        newest_first = sorted(map(tuple, rows), key=_moment, reverse=True)
-        adopted = [Adopted(*row) for row in self._rows(queries.adopted(operator, sources))]
-        return [fact_from(row) for row in reversed(newest_alike(newest_first))], adopted
+        """What may be evidence of an operator's implementations as they are here: see store.evidence_query. Rows from
+        before schemas 3 and 5 have their columns filled from their bodies, once.
+        """
+        try:
+            return evidence_query.facts(self._asked, operator, here)
+        except evidence_query.Unfilled as unfilled:
+            self._fill(unfilled.identities)
+        return self.facts(operator, here)
 
     def beliefs(self, operator: str, here: Installation) -> Beliefs:
         """What is believed of an operator's implementations: see store.belief."""
@@ -387,6 +375,11 @@ class Store:
             problems += self._replace()
         return Health(schema=SCHEMA, records=int(count), problems=tuple(problems), notices=self.notices)
 
+    def _asked(self, question: str, parameters: Mapping[str, Any]) -> Sequence[Any]:
+        from sqlalchemy import text
+
+        return self._do(lambda database: database.execute(text(question), dict(parameters)).fetchall())
+
     def _rows(self, statement: Any) -> Sequence[Any]:
         return self._do(lambda database: database.execute(statement).fetchall())
 
@@ -436,14 +429,6 @@ class Store:
         self._file = file_identity(self._path)
         self.notices += notices
         return notices
-
-
-_CREATED = Fact._fields.index("created_at")
-
-
-def _moment(row: tuple[Any, ...]) -> tuple[str, int]:
-    """When a row's fact was found; of one moment the one that was given last is the newer."""
-    return row[_CREATED], row[-1]
 
 
 def _execute(statement: Any, values: list[dict[str, Any]], database: Connection) -> None:
