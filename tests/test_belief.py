@@ -179,6 +179,28 @@ def choose(tmp_path):
     return choice
 
 
+def test_an_adopted_record_outlives_the_next_edit_that_changes_nothing():
+    """It was adopted for a source between then and now, of which another record says the code; today's source says the
+    same to the compiler. Where it says something else, nothing holds.
+    """
+    between, code = "3" * 64, "c" * 64
+    old = made(1e-3, source_sha256=BEFORE, code_sha256="")
+    known = made(2e-3, 1, source_sha256=between, code_sha256=code, workload="other")
+    marks = [
+        Adoption(
+            id="a" * 32, created_at=old.created_at, record=old.id, operator=old.operator, source_sha256=between,
+            code_sha256="", how="a test",
+        )
+    ]  # fmt: skip
+
+    def held(now_code):
+        here = dataclasses.replace(HERE, code_of=lambda name: now_code)
+        return {item.workload: item.by for item in beliefs(old, known, here=here, adoptions=marks).evidence}
+
+    assert held(code) == {"some": "adopted", "other": "code"}
+    assert held("d" * 64) == {}
+
+
 def _measured_nine_times_more(where):
     """Every record once more in each of nine later months: rows under other ids, for making records costs a minute."""
     with contextlib.closing(sqlite3.connect(where)) as database, database:

@@ -146,13 +146,13 @@ def of_other_sources(
     that is gone. Of an operator that is not known here nothing is said."""
     from opforge.backends.program_hash import program_sha256
     from opforge.backends.shared_code import source_sha256
-    from opforge.store import adopted_sources, holds
+    from opforge.store import adopted_sources, codes_said, holds
 
     known = set(registry.names())
     operators = {record.operator for record in records} & known
     items = {(operator, item.name): item for operator in operators for item in registry.implementations(operator)}
     hashes = {key: source_sha256(item.source) for key, item in items.items()}
-    adopted = adopted_sources(adoptions)
+    adopted, codes = adopted_sources(adoptions), codes_said(records)
 
     def speaks_of_now(record: Record) -> bool:
         key = (record.operator, record.implementation)
@@ -165,6 +165,7 @@ def of_other_sources(
                 hashes[key],
                 code=partial(program_sha256, items[key]),
                 adopted=adopted.get(record.id, ()),
+                codes=codes,
             )
         )
 

@@ -5,7 +5,7 @@ operations over peak, and a launch). That share changes slowly with the sizes, w
 plan: so of an implementation the nearest times are taken, each weighed by how alike the calls are, and their shares
 averaged in logarithms. Calls are alike in the octaves between their axes (the one that is contiguous counts most), in
 how their inputs lie (layout, and whether 16-byte loads fit), in the dtype, and in the ranges that the implementation
-declares for itself (`BEST`): beyond the end of such a range it has another plan, and times from there say little.
+declares for itself (`BEST`): beyond the end of such a range it has another plan, which takes longer.
 A call in a row takes no less than the host takes to launch it: where that is long (`TimedCall.launch_s`) it is the
 least that is guessed.
 
@@ -37,8 +37,12 @@ SAME_WIDTH = 1.0
 """Octaves that another dtype of the same size is away (float16 for bfloat16)."""
 OTHER_LAYOUT, OTHER_ALIGNMENT = 2.0, 2.0
 """Octaves that an input is away which lies otherwise, or which 16-byte loads fit where they did not."""
-OTHER_RANGE = 3.0
-"""Octaves between the inside and the outside of a range that an implementation declares as its own."""
+OUTSIDE = math.log(2.0)
+"""What a share is more outside the ranges that an implementation declares for itself, where its times are from inside;
+and less inside, where they are from outside. Of the records' kernels it is 1.1 to 7 times."""
+UNKNOWN = 6.0
+"""Octaves from the nearest time of any implementation beyond which guesses tell little: one that has no time, and
+declares itself made for the call, is taken before them."""
 SOFTENING = 0.05
 """Added to squared octaves: a time of the very call decides alone, two near ones share."""
 FORGETTING = 3.0
@@ -47,8 +51,6 @@ CAUTIOUS = 2.0
 """Octaves after which caution grows no more."""
 DOUBT = 0.02
 """Logarithm of time added for each octave to the nearest time: of two that seem equal the better known is taken."""
-OUTSIDE = math.log(1.15)
-"""Added outside the declared ranges, where no time from there says otherwise."""
 LAUNCH_S = 2e-6
 """Added to the least time of every call, so that small ones are not all launch."""
 FALLBACK_BYTES_PER_S, FALLBACK_FLOPS_PER_S = 1e10, 1e11
@@ -275,6 +277,10 @@ class Model:
         """Whether a call is in the ranges that an implementation declares as its own."""
         return all(evaluate(expression, place.names) for expression in self._best.get(implementation, ()))
 
+    def made_for(self, implementation: str, place: Place) -> bool:
+        """Whether an implementation declares ranges as its own, and a call is in all of them."""
+        return bool(self._best.get(implementation)) and self.inside(implementation, place)
+
     def octaves(self, one: Place, other: Place) -> float:
         """How far the sizes of two calls are apart, whoever computes them."""
         return math.sqrt(
@@ -312,8 +318,7 @@ class Model:
         else:
             assert own is not None
             expected = own.share
-        unknown_range = 0.0 if self.inside(implementation, place) else OUTSIDE * min(1.0, nearest / OTHER_RANGE)
-        doubt = DOUBT * nearest + unknown_range
+        doubt = DOUBT * nearest
         if implementation in self._cautious:
             doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - 1.0))
         seconds = place.least_s * math.exp(expected + doubt)
@@ -326,11 +331,9 @@ class Model:
         self, implementation: str, place: Place, known: Mapping[str, list[TimedCall]]
     ) -> list[tuple[float, float, TimedCall]]:
         """The nearest times of an implementation: what each weighs, how many octaves away it is."""
-        here = self.inside(implementation, place)
         weighed = []
         for order, item in enumerate(known.get(implementation, ())):
             size, other = self._apart_from(place, item.place)
-            other += OTHER_RANGE if self._inside_then(item) != here else 0.0
             # what is other is other at every size: it makes a time count less, and of times that are all other the
             # nearest size still decides
             weighed.append((math.exp(-FORGETTING * other) / (size * size + SOFTENING), order, size + other, item))
@@ -351,8 +354,18 @@ class Model:
         if not near:
             return None
         total = sum(weight for weight, _, _ in near)
-        mean = sum(weight * (share(item) + self.of_size(item, place)) for weight, _, item in near) / total
+        mean = (
+            sum(
+                weight * (share(item) + self.of_size(item, place) + self._of_range(item, place))
+                for weight, _, item in near
+            )
+            / total
+        )
         return _Near(mean, total, near[0][2], near[0][1])
+
+    def _of_range(self, item: TimedCall, place: Place) -> float:
+        """What a time's share is more for a call on the other side of a declared range, as a logarithm."""
+        return OUTSIDE * (int(self._inside_then(item)) - int(self.inside(item.implementation, place)))
 
     def of_size(self, item: TimedCall, place: Place) -> float:
         """What a time's share is more in the dtype of a call, as a logarithm: nothing, by these times alone."""
@@ -440,6 +453,11 @@ def pick(model: Model, fit: Sequence[Implementation], place: Place) -> Picked:
         first = next((item for item in fit if item.backend != "torch" and model.inside(item.name, place)), fit[0])
         return Picked(
             first, None, "nothing was timed that tells; the first in the operator's order that is made for such a call"
+        )
+    untimed = [item for item in fit if not model.knows(item.name) and model.made_for(item.name, place)]
+    if untimed and min(guess.octaves for _, guess in guesses) > UNKNOWN:
+        return Picked(
+            untimed[0], None, "every time known is of a call far from this one, and it is made for such calls"
         )
     least = min(guess.seconds for _, guess in guesses)
     item, guess = next((item, guess) for item, guess in guesses if guess.seconds <= least * (1 + TIE))

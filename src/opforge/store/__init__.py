@@ -7,6 +7,7 @@ from opforge.store.belief import (
     adopted_sources as adopted_sources,
     alike as alike,
     believed as believed,
+    codes_said as codes_said,
     compatible as compatible,
     holds as holds,
 )

@@ -16,8 +16,9 @@ Evidence is a verdict, and a time that was taken with it. It is believed where a
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from opforge.core.implementation import Config
@@ -121,7 +122,13 @@ class Beliefs:
 
 
 def holds(
-    source_sha256: str, code_sha256: str, now: str, *, code: Callable[[], str] = str, adopted: Container[str] = ()
+    source_sha256: str,
+    code_sha256: str,
+    now: str,
+    *,
+    code: Callable[[], str] = str,
+    adopted: Collection[str] = (),
+    codes: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """What shows that evidence of a source and code speaks of the source `now`: "source", "code" or "adopted"; "" where
     nothing does.
@@ -129,12 +136,21 @@ def holds(
     now       the source that is there now
     code      the hash of its code, asked for where the sources differ and the evidence says its code
     adopted   the sources that the record was adopted for
+    codes     what is recorded of sources (`codes_said`): one that a record was adopted for may have been edited since,
+              and say the same to the compiler as the one that is there now
     """
     if source_sha256 == now:
         return "source"
     if now in adopted:
         return "adopted"
-    return "code" if code_sha256 and code_sha256 == code() else ""
+    if code_sha256 and code_sha256 == code():
+        return "code"
+    return "adopted" if any(codes[source] == code() for source in adopted if source in codes) else ""
+
+
+def codes_said(facts: Iterable[Fact | Record]) -> dict[str, str]:
+    """What the code of each source is, as far as records say it."""
+    return {fact.source_sha256: fact.code_sha256 for fact in facts if fact.code_sha256}
 
 
 def adopted_sources(adoptions: Iterable[Adoption | Adopted]) -> dict[str, set[str]]:
@@ -145,7 +161,7 @@ def adopted_sources(adoptions: Iterable[Adoption | Adopted]) -> dict[str, set[st
     return by_record
 
 
-def alike(one: Record, other: Record, adopted: Mapping[str, Container[str]]) -> bool:
+def alike(one: Record, other: Record, adopted: Mapping[str, Collection[str]]) -> bool:
     """Whether two records of an implementation speak of one source or code. `adopted`: as of `adopted_sources`."""
     if one.code_sha256 and one.code_sha256 == other.code_sha256:
         return True
@@ -175,15 +191,11 @@ def believed(facts: Iterable[Fact], here: Installation, adoptions: Iterable[Adop
     # of facts of one moment the one that was given last is the newer: records arrive in the order in which they were
     # found
     newest = sorted(facts, key=lambda fact: fact.created_at)[::-1]
-    # what a fact says of the source that is here need not be made again
-    said = {
-        fact.implementation: fact.code_sha256
-        for fact in newest
-        if fact.code_sha256 and fact.source_sha256 == here.sources.get(fact.implementation)
-    }
+    # what a fact says of a source need not be made again
+    said = codes_said(newest)
 
     def code_of(name: str) -> str:
-        return said.get(name) or here.code_of(name)
+        return said.get(here.sources[name]) or here.code_of(name)
 
     doubts: dict[tuple[str, str], str] = {}
     of_now: list[tuple[Fact, str]] = []
@@ -201,6 +213,7 @@ def believed(facts: Iterable[Fact], here: Installation, adoptions: Iterable[Adop
             now,
             code=functools.partial(code_of, fact.implementation),
             adopted=adopted.get(fact.id, ()),
+            codes=said,
         )
         doubt = (
             compatible(fact.backend, fact.versions, here.versions)

@@ -37,9 +37,8 @@ def facts(ask: Ask, operator: str, here: Installation) -> tuple[list[Fact], list
     them. Of facts that differ in their ids, moments and seconds alone the newest is given. No body is read. Raises
     Unfilled.
     """
-    sources = sorted(set(here.sources.values()))
     place = {"operator": operator, "device": here.device}
-    codes = _codes_of_now(ask(_CODES, place), here)
+    sources, codes = _of_now(ask(_CODES, place), here)
     of_now = {**place, **_named("source", sources), **_named("code", codes)}
     rows = [tuple(row) for row in ask(_facts(len(sources), len(codes)), of_now)]
     unknown = [row[_ID] for row in rows if row[_SOURCE] is None or (row[_TERMS] is None and row[_MEDIAN] is not None)]
@@ -83,13 +82,16 @@ def facts_in_file(
         return None
 
 
-def _codes_of_now(rows: Collection[Sequence[Any]], here: Installation) -> list[str]:
-    """The codes, recorded of other sources, that are those of the sources here. What the code of a source is that was
-    recorded itself is known by that; making the hash of another takes 10 to 40 ms a file.
+def _of_now(rows: Collection[Sequence[Any]], here: Installation) -> tuple[list[str], list[str]]:
+    """The sources that are here, and those that say the same to the compiler; and their codes, as far as they were
+    recorded of other sources. What the code of a source is that was recorded itself is known by that; making the hash
+    of another takes 10 to 40 ms a file.
     """
     said = {name: code for name, source, code in rows if here.sources.get(name) == source}
     others = {(name, code) for name, source, code in rows if name in here.sources and here.sources[name] != source}
-    return sorted({code for name, code in others if (said.get(name) or here.code_of(name)) == code})
+    same = {(name, code) for name, code in others if (said.get(name) or here.code_of(name)) == code}
+    alike = {source for name, source, code in rows if (name, code) in same}
+    return sorted(alike.union(here.sources.values())), sorted({code for _, code in same})
 
 
 _PLACES = {name: place for place, name in enumerate(Fact._fields)}

@@ -28,6 +28,8 @@ LIMITS = {
     "shared_bytes_per_block",
     "sums_fit_registers": "BLOCK_M * BLOCK_N <= 128 * threads",
 }
+BEST = {"rows_that_tma_fetches": "k % 8 == 0 and n % 8 == 0 and m >= 64 and n >= 256 and k >= 512"}
+"""What `variant` leaves to the config: other calls load element by element, behind masks, without a pipeline."""
 DEFAULT = {
     "BLOCK_M": 128,
     "BLOCK_N": 256,

@@ -4,6 +4,7 @@
 // idea      ../matmul/cuda_stream with 128 terms a step, after which the sums move to float32 registers. The scales of a step's blocks come through
 //           the pipeline beside the operands, by cp.async; those of rows and tensors meet the final sums
 // code      opforge/gemm/stream.h
+// best      few rows, which it is for: b is read once, by all multiprocessors
 // limits    m <= 128, both operands in E4M3, no float16 result; sm_90a. What the TMA cannot address is right and slow
 /* opforge
 arch = "sm_90a"
@@ -14,6 +15,9 @@ few_rows = "m <= 128"
 rows_of_whole_16_bytes = "k % 16 == 0"
 both_in_e4m3 = "dtype == 'float8_e4m3fn' and b_dtype == 'float8_e4m3fn'"
 a_result_not_in_float16 = "out_dtype != 'float16'"
+
+[best]
+few_rows = "m <= 128"
 
 [space]
 COLUMNS = [64, 128]

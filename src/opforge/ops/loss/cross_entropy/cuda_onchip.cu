@@ -3,12 +3,15 @@
 // moves     rows * classes * itemsize bytes, and the score of the right class once more, from L2; see opforge/rows/onchip.h
 // limits    262144 classes: the registers of a cluster of 16 blocks. Past a block's registers (32768 classes of 16 bits,
 //           16384 of 32) it needs clusters: sm_90 or later
+// best      rows of up to 32 KiB, of whose blocks a multiprocessor has two: one loads while the other computes, and nothing is written meanwhile
 /* opforge
 like = "opforge/rows/onchip.h"
 layouts = ["contiguous", "rows"]
 [supports]
 fits_a_cluster = "classes <= 262144"
 ends_off_the_grid_fit = "classes <= 262141 or classes % 8 == 0 or dtype != 'float32'"
+[best]
+two_rows_on_a_multiprocessor = "classes * itemsize <= 32768"
 [limits]
 row_fits_a_cluster = "classes * itemsize <= 262144 * VECS"
 ends_off_the_grid_fit = "classes * itemsize + 16 - itemsize <= 262144 * VECS or classes % 8 == 0"

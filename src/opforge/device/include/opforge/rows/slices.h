@@ -5,6 +5,8 @@
 // in shared memory that counts the bytes: one exchange, for which no thread waits that has not sent, and no block longer than it needs to. While blocks of one row
 // exchange, others on the same SM load: three blocks of 32 KiB on an SM are more than enough of loads in flight, and more of them cost memory's bandwidth.
 //
+// Best are rows whose slices wait in registers: 16 blocks of 32 KiB.
+//
 // An operator is a functor:
 //   kKeeps                        whether it keeps something else than x of a row that waits in registers: gather changes it (row.change)
 //   Stat, empty()                 the statistic of a part of a row, whole words; and that of no elements
@@ -19,6 +21,8 @@ layouts = ["contiguous", "rows"]
 [supports]
 whole_16_byte_vectors = "cols % 8 == 0 or dtype == 'float32' and cols % 4 == 0"
 fits_a_cluster = "cols <= 262144"
+[best]
+slices_wait_in_registers = "cols * itemsize <= 524288"
 [space]
 THREADS = [128, 256, 512]
 VECS = [4, 8]
