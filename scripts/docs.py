@@ -159,6 +159,27 @@ def changed_in(file: str) -> frozenset[str]:
     return of_other_sources(records_of(file), load([]), adoptions_of(file))
 
 
+@cache
+def superseded_in(file: str) -> frozenset[str]:
+    """The ids of those times of an earlier source whose call was timed again since: the same implementation, workload
+    and dtype, by today's source, as a caller gets it. No table shows them.
+    """
+    from opforge.core.timing_terms import CALL
+
+    def call_of(record: Record) -> tuple[str, ...]:
+        return record.operator, record.implementation, record.workload, record.dtype, record.device
+
+    timed = [record for record in records_of(file) if record.timing is not None and not record.trial]
+    changed = changed_in(file)
+    again: dict[tuple[str, ...], str] = {}
+    for record in timed:
+        if record.id not in changed and record.timing is not None and record.timing.terms == CALL:
+            again[call_of(record)] = max(record.created_at, again.get(call_of(record), ""))
+    return frozenset(
+        record.id for record in timed if record.id in changed and record.created_at < again.get(call_of(record), "")
+    )
+
+
 def table_from(file: str, words: list[str]) -> str:
     """What `opforge report --table --from FILE WORD…` prints, in the order of the definitions; with --first, of each
     operator's first workload;
@@ -184,6 +205,7 @@ def table_from(file: str, words: list[str]) -> str:
         for record in in_order(records_of(file))
         if (not given.operators or record.operator in given.operators)
         and (not given.dtype or record.dtype in given.dtype)
+        and record.id not in superseded_in(file)
     ]
     if given.first:
         wanted = first_workloads(wanted)

@@ -51,10 +51,13 @@ FEW = 0.05
 """The share of rows that may be unanswerable."""
 OTHERS = 0.25
 """Processors that others keep busy from which on a part says more of what runs beside than of the timing."""
-SETS, MORE, BUDGET_S = 3, 4, 0.2
+SETS, MORE, BUDGET_S = 3, 4, 0.64
 """Sets of processes that every operator is asked in, and further ones for an operator of which a row does not hold; the
-seconds that ours are measured for in each.
+seconds that ours are measured for in each: the least with which turns are as long as those of `opforge bench`
+(timing.measure's TURNS of TURN_S).
 """
+BRIEF_S = 0.2
+"""The seconds that a quick look measures for."""
 
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
 BOUND = {"OMP_PROC_BIND": "TRUE", "OMP_PLACES": "cores"}
@@ -136,8 +139,11 @@ def rows(where: str, sets: Sequence[Times], wanted: Sequence[tuple[str, str]]) -
 
 
 class Processes:
-    """Where workers and plain loops come from, for each environment: the imports are done once, the processes are new
-    ones. They end with `stack`.
+    """Where workers and plain loops of one set come from, for each environment: the imports are done once, the
+    processes are new ones. They end with `stack`. Every set has its own: forks of one process have its memory's layout,
+    and what that does to a kernel they have in common (add_scalar/tilelang_blocks took 89 to 93 us in the workers of
+    two servers and 115 to 125 in those of four others, a plain loop of it 91 to 117; one thread, 2 cores, EPYC,
+    2026-11-26).
 
     common   what all of them start with, besides what is a side's own
     """
@@ -164,6 +170,17 @@ class Processes:
             self.host.ready(environments)
             for environment in environments:
                 self.loops(environment)
+
+
+@contextlib.contextmanager
+def processes_of(common: Mapping[str, str]) -> Iterator[Processes]:
+    """Processes that end with the block."""
+    with contextlib.ExitStack() as stack:
+        yield Processes(stack, common)
+
+
+Start = Callable[[], AbstractContextManager[Processes]]
+"""What a set's processes come from: in full new ones, in a quick look those of all sets."""
 
 
 def one_set(
@@ -249,11 +266,12 @@ def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -
     """Name, what is wanted, what was found and whether it holds, for each figure."""
     for busy in (0,) if quick else (0, 1):
         beside = "one busy core" if busy else "quiet"
-        with contextlib.ExitStack() as stack:
-            processes = Processes(stack, {**THREADS, **(BOUND if busy else {})})
+        common = {**THREADS, **(BOUND if busy else {})}
+        with processes_of(common) as shared:
+            start: Start = partial(contextlib.nullcontext, shared) if quick else partial(processes_of, common)
             for name, take in (
-                (f"A/A between unequal sides, {beside}", partial(unequal_sides, processes, quick)),
-                (f"alone, among rivals and in a plain loop, {beside}", partial(by_backends, processes, quick)),
+                (f"A/A between unequal sides, {beside}", partial(unequal_sides, start, quick)),
+                (f"alone, among rivals and in a plain loop, {beside}", partial(by_backends, start, quick)),
             ):
                 yield again(name, take, partial(load, busy), quick)
 
@@ -264,13 +282,13 @@ meanwhile.
 """
 
 
-def unequal_sides(processes: Processes, quick: bool, part: Part) -> list[Row]:
+def unequal_sides(start: Start, quick: bool, part: Part) -> list[Row]:
     """The rows of one kernel in the four environments of UNEQUAL."""
     sides = {side: ("torch_eager", environment) for side, environment in UNEQUAL.items()}
-    return asked_in_sets({"bias_add": sides}, [("among", "alone")], processes, quick, part)
+    return asked_in_sets({"bias_add": sides}, [("among", "alone")], start, quick, part)
 
 
-def by_backends(processes: Processes, quick: bool, part: Part) -> list[Row]:
+def by_backends(start: Start, quick: bool, part: Part) -> list[Row]:
     """The rows of the first implementation of each of BACKENDS, for each operator."""
     from opforge.registry import load
 
@@ -282,21 +300,21 @@ def by_backends(processes: Processes, quick: bool, part: Part) -> list[Row]:
 
     operators = list(SHAPES)[: 1 if quick else None]
     wanted = [("among", "alone"), ("alone", "plain"), ("among", "plain")]
-    return asked_in_sets({name: sides(name) for name in operators}, wanted, processes, quick, part)
+    return asked_in_sets({name: sides(name) for name in operators}, wanted, start, quick, part)
 
 
 def asked_in_sets(
-    sides: Mapping[str, Sides], wanted: Sequence[tuple[str, str]], processes: Processes, quick: bool, part: Part
+    sides: Mapping[str, Sides], wanted: Sequence[tuple[str, str]], start: Start, quick: bool, part: Part
 ) -> list[Row]:
     """The rows of every operator. In full, an operator of which one does not hold is asked in MORE further sets, and is
     judged by all of them together.
     """
-    found = undisturbed(
-        SETS,
-        lambda number: part(
-            f"set {number}", lambda: {name: one_set(name, sides[name], processes, BUDGET_S) for name in sides}
-        ),
-    )
+
+    def fresh(names: Iterable[str]) -> dict[str, Times]:
+        with start() as processes:
+            return {name: one_set(name, sides[name], processes, BRIEF_S if quick else BUDGET_S) for name in names}
+
+    found = undisturbed(SETS, lambda number: part(f"set {number}", lambda: fresh(sides)))
     judged: list[Row] = []
     for name in sides:
         sets: list[Times] = [one[name] for one in found]
@@ -306,7 +324,7 @@ def asked_in_sets(
             def more(number: int, name: str = name) -> tuple[Any, float]:
                 return part(
                     f"more of {name} {number}",
-                    lambda: [one_set(name, sides[name], processes, BUDGET_S) for _ in range(MORE)],
+                    lambda: [fresh([name])[name] for _ in range(MORE)],
                 )
 
             told = rows(name, [*sets, *undisturbed(1, more)[0]], wanted)

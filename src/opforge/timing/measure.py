@@ -136,14 +136,18 @@ class Candidate:
 
     def turn(self, count: int, cache: str, clock: Callable[[], float]) -> list[float]:
         """`count` samples after others have had the machine. By the host's clock in one request, none of which is as
-        long as another: calls that are not
-        timed, then the samples, fewer where a call takes long. Raises MeasurementFailed."""
+        long as another: calls that are not timed, then the samples, fewer where a call takes long. How many calls go
+        before is drawn too: beside a process that shares a core, which of the two has it changes every few
+        milliseconds, and samples that always come as long after a beginning are always of the same phase. Raises
+        MeasurementFailed.
+        """
         if self.timer != "host":
             return self.take(count, cache, clock, lead=1)
         batch, count = self.shapes.randint(self.batch, 2 * self.batch), min(count, self.stretch)
+        lead = self.shapes.randint(self.lead, self.lead + self.lead // 2)
         self.turns += 1
         answer = self.request(
-            Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=self.lead), clock
+            Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=lead), clock
         )
         if answer.seen is not None:
             self.rounds.append(Round(samples=count, **vars(answer.seen)))
