@@ -215,7 +215,7 @@ def detect_name(device: str) -> str:
 def _manner(operator: Any, axes: Mapping[str, Any], dtype: str, scalars: Mapping[str, Any], layout: str) -> Any:
     from opforge.core.dtypes import DTYPES
     from opforge.core.shapes import collapsed_shape
-    from opforge.roofline.time_model import manner_of
+    from opforge.roofline.manners import manner_of
     from opforge.runner.arena import strides_for
 
     words = layout.split()

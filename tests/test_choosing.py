@@ -15,7 +15,8 @@ from opforge.core.shape_classes import PREFIX, shape_grid
 from opforge.dispatch import Chooser, beliefs as knowing, choose as choosing, installation as holding
 from opforge.machine import descriptors
 from opforge.registry import load
-from opforge.roofline.time_model import Model, TimedCall, Weights, layout_word, manner_of, pick, place_of
+from opforge.roofline.manners import layout_word, manner_of
+from opforge.roofline.time_model import Model, TimedCall, Weights, pick, place_of
 from opforge.runner.manner import manner_as
 from opforge.store import Fact, shipped as shipping
 from opforge.store.shipped import day_of, packed, shipped

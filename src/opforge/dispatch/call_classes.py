@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from opforge.core.operator import ScalarValue
-from opforge.roofline.time_model import VECTOR_BYTES, Manner, manner_of
+from opforge.roofline.manners import VECTOR_BYTES, Manner, manner_of
 from opforge.runner.prepared_call import PreparedFunction
 
 

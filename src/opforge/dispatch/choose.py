@@ -26,7 +26,8 @@ from opforge.dispatch.installation import installation_of, toolchain_of
 from opforge.machine import detect
 from opforge.registry import Registry
 from opforge.registry.tuned_choices import choice_for, choices_path
-from opforge.roofline.time_model import Manner, Model, Place, pick, place_of
+from opforge.roofline.manners import Manner
+from opforge.roofline.time_model import Model, Place, pick, place_of
 from opforge.runner.manner import manner_as
 from opforge.store import Beliefs
 

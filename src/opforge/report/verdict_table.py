@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.record import Record
@@ -14,7 +14,7 @@ from opforge.store import alike
 
 
 def verdict_table(
-    records: Sequence[Record], changed: Container[str] = (), adopted: Mapping[str, Container[str]] | None = None
+    records: Sequence[Record], changed: Container[str] = (), adopted: Mapping[str, Collection[str]] | None = None
 ) -> str:
     """Markdown: a row per operator and implementation, a column per dtype. A Pass says how many cases it was checked
     on; what an implementation does not take is left empty. A device that has no record of an implementation other than
@@ -57,7 +57,7 @@ def verdict_table(
     return "\n\n".join(parts) + "\n" if parts else "No verdicts. Make some with: opforge verify --all\n"
 
 
-def _counts(records: Sequence[Record], adopted: Mapping[str, Container[str]]) -> Record | None:
+def _counts(records: Sequence[Record], adopted: Mapping[str, Collection[str]]) -> Record | None:
     """Of one implementation's records in one dtype, oldest first, the one that says what it was found to be: of its
     newest source or code the last verification of its own, which sees more cases than what a bench verifies before it
     times; but a failure since then stands, whatever passed on another workload. None where it was refused.

@@ -30,6 +30,7 @@ from opforge.core.expr import evaluate
 from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, axis_names, tokens
+from opforge.roofline.manners import Manner
 
 BESIDE = 0.5
 """What an octave of an axis counts that is not contiguous: twice as many rows are the same work twice over."""
@@ -47,6 +48,8 @@ SOFTENING = 0.05
 """Added to squared octaves: a time of the very call decides alone, two near ones share."""
 FORGETTING = 3.0
 """A time from two octaves away in layout counts as much as one of the same layout four octaves away in size."""
+NEAR = 1.0
+"""Octaves to the nearest time up to which a guess is as good as a time."""
 CAUTIOUS = 2.0
 """Octaves after which caution grows no more."""
 DOUBT = 0.02
@@ -55,7 +58,6 @@ LAUNCH_S = 2e-6
 """Added to the least time of every call, so that small ones are not all launch."""
 FALLBACK_BYTES_PER_S, FALLBACK_FLOPS_PER_S = 1e10, 1e11
 """For devices without any rate: only the ratio matters, and that of a CPU core is near this."""
-VECTOR_BYTES = 16
 SIBLING = 0.5
 """Octaves added to a time of a sibling device, where it is asked how far the nearest time is."""
 POOLED = 0.25
@@ -80,10 +82,6 @@ class Weights:
 
 
 WEIGHTS = Weights()
-
-
-Manner = tuple[tuple[str, bool], ...]
-"""For each input its layout ("contiguous", "rows", "transposed", "strided") and whether 16-byte loads fit its rows."""
 
 
 @dataclass(frozen=True)
@@ -198,39 +196,6 @@ def _rate(device: DeviceSpec, name: str) -> float:
     return ceiling.value if ceiling else 0.0
 
 
-def manner_of(shapes_and_strides: Iterable[tuple[Sequence[int], Sequence[int], int, bool]]) -> Manner:
-    """How inputs lie, from (shape, strides in elements, bytes of an element, whether the address is a multiple of 16)
-    of each.
-    """
-    found = []
-    for shape, strides, itemsize, aligned in shapes_and_strides:
-        layout = layout_word(shape, strides)
-        run = shape[-2] if layout == "transposed" else shape[-1] if shape else 1
-        steps = [stride for stride, size in zip(strides, shape, strict=True) if stride != 1 and size > 1]
-        found.append(
-            (
-                layout,
-                aligned
-                and run * itemsize % VECTOR_BYTES == 0
-                and all(step * itemsize % VECTOR_BYTES == 0 for step in steps),
-            )
-        )
-    return tuple(found)
-
-
-def layout_word(shape: Sequence[int], strides: Sequence[int]) -> str:
-    """ "contiguous", "rows", "transposed" (the last two axes stored the other way round) or "strided"."""
-    step, contiguous = 1, True
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        contiguous = contiguous and (size == 1 or stride == step)
-        step *= max(1, size)
-    if contiguous or not shape:
-        return "contiguous"
-    if strides[-1] == 1:
-        return "rows"
-    return "transposed" if len(shape) >= 2 and strides[-2] == 1 else "strided"
-
-
 class Model:
     """Times of one operator on one device, and what they say of calls that are not among them.
 
@@ -320,7 +285,7 @@ class Model:
             expected = own.share
         doubt = DOUBT * nearest
         if implementation in self._cautious:
-            doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - 1.0))
+            doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - NEAR))
         seconds = place.least_s * math.exp(expected + doubt)
         # a launch takes the host as long whatever the sizes are
         told_by = own.nearest if own is not None else there.nearest if there is not None else None
@@ -441,7 +406,8 @@ class Picked:
 
 
 TIE = 0.01
-"""Share of a time within which two are one: what is listed first is taken, as it is when nothing is known."""
+"""Share of a time within which two are one: what is listed first is taken, as it is when nothing is known; beyond NEAR
+PyTorch where it is the faster."""
 
 
 def pick(model: Model, fit: Sequence[Implementation], place: Place) -> Picked:
@@ -460,7 +426,11 @@ def pick(model: Model, fit: Sequence[Implementation], place: Place) -> Picked:
             untimed[0], None, "every time known is of a call far from this one, and it is made for such calls"
         )
     least = min(guess.seconds for _, guess in guesses)
-    item, guess = next((item, guess) for item, guess in guesses if guess.seconds <= least * (1 + TIE))
+    equal = [(item, guess) for item, guess in guesses if guess.seconds <= least * (1 + TIE)]
+    fastest, its_guess = min(equal, key=lambda each: each[1].seconds)
+    # what may be gained is a hundredth, and guesses from afar are off by more: PyTorch stands where it is the faster
+    afar = fastest.backend in COMPARED_AS_IS and its_guess.octaves > NEAR
+    item, guess = (fastest, its_guess) if afar else equal[0]
     reason = f"{guess.seconds * 1e6:.3g} us expected from {guess.words}"
     others = sorted((other.seconds, one.name) for one, other in guesses if one is not item)
     if others:

@@ -8,7 +8,7 @@ from opforge.core.call_form import formed, layouts_of
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Operator, ScalarValue
 from opforge.core.shapes import Axes, collapsed_shape
-from opforge.roofline.time_model import Manner, manner_of
+from opforge.roofline.manners import Manner, manner_of
 from opforge.runner.arena import strides_for
 
 
