@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,7 +124,7 @@ def table_of(
     ratios: str = "",
     verdicts: bool = False,
     changed: Container[str] = (),
-    adopted: Mapping[str, Container[str]] | None = None,
+    adopted: Mapping[str, Collection[str]] | None = None,
 ) -> str:
     """The Markdown table that `--table` prints, by the options beside it; records whose ids are in `changed` are
     marked. `adopted` says for which other
