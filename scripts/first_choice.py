@@ -2,7 +2,7 @@
 
 python scripts/first_choice.py                        softmax, layernorm, matmul on a simulated NVIDIA H200, by the
 evidence that comes with the package, with a store of 100,000 records of twenty operators and with none
-python scripts/first_choice.py gelu --records 1000000
+python scripts/first_choice.py softmax --records 1000000
 
 The exit code is 1 where what is read of records and made of them (beliefs, model, pick) takes longer than 50 ms. The
 rest is the reading of the operator's kernel files, which has nothing to do with history.
@@ -155,12 +155,14 @@ def least(operator: str, call: str, store: Path, device: str, turns: int) -> dic
 def main() -> int:
     """What the words above say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("operators", nargs="*", help="instead of those three")
+    parser.add_argument("operators", nargs="*", metavar="operator", help=f"of {', '.join(OPERATORS)}")
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--device", default="nvidia-h200", help="the descriptor of the simulated device")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if strange := set(given.operators) - set(OPERATORS):
+        parser.error(f"no call of {', '.join(sorted(strange))} is known; choose from {', '.join(OPERATORS)}")
     if given.child:
         operator, call, device = json.loads(given.child)
         axes = {name: tuple(size) if isinstance(size, list) else size for name, size in CALLS[operator][call].items()}

@@ -149,7 +149,7 @@ def holds(
 
 
 def codes_said(facts: Iterable[Fact | Record]) -> dict[str, str]:
-    """What the code of each source is, as far as records say it."""
+    """What the code of each source is, as far as records say it; the last one counts."""
     return {fact.source_sha256: fact.code_sha256 for fact in facts if fact.code_sha256}
 
 
@@ -192,7 +192,7 @@ def believed(facts: Iterable[Fact], here: Installation, adoptions: Iterable[Adop
     # found
     newest = sorted(facts, key=lambda fact: fact.created_at)[::-1]
     # what a fact says of a source need not be made again
-    said = codes_said(newest)
+    said = codes_said(reversed(newest))
 
     def code_of(name: str) -> str:
         return said.get(here.sources[name]) or here.code_of(name)

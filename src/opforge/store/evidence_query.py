@@ -87,9 +87,12 @@ def _of_now(rows: Collection[Sequence[Any]], here: Installation) -> tuple[list[s
     recorded of other sources. What the code of a source is that was recorded itself is known by that; making the hash
     of another takes 10 to 40 ms a file.
     """
-    said = {name: code for name, source, code in rows if here.sources.get(name) == source}
+    said = {(name, code) for name, source, code in rows if here.sources.get(name) == source}
+    known = {name for name, _ in said}
     others = {(name, code) for name, source, code in rows if name in here.sources and here.sources[name] != source}
-    same = {(name, code) for name, code in others if (said.get(name) or here.code_of(name)) == code}
+    same = {
+        (name, code) for name, code in others if ((name, code) in said if name in known else here.code_of(name) == code)
+    }
     alike = {source for name, source, code in rows if (name, code) in same}
     return sorted(alike.union(here.sources.values())), sorted({code for _, code in same})
 
