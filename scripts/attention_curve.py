@@ -2,6 +2,7 @@
 
     python scripts/attention_curve.py                        Markdown tables; half a minute
     python scripts/attention_curve.py --json curve.json
+    python scripts/attention_curve.py --steps tilelang_edges triton_twoloops     these beside PyTorch alone
     python scripts/attention_curve.py --from curve.json --svg curve.svg      draws what was measured before
 
 The ladder is timed at 512 to 4096 queries and keys, 4 x 16 heads of 64 in bfloat16, causal and not; windows of 1024
@@ -22,10 +23,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
-LADDER = ("torch_definition", "triton_online", "triton_twoloops", "triton_gluon", "cuda_wgmma")
+LADDER = ("torch_definition", "triton_online", "triton_twoloops", "triton_gluon", "cuda_wgmma", "tilelang_edges")
 WINDOWED = ("triton_twoloops", "triton_gluon", "cuda_wgmma")
 WINDOW = 1024
-COLOURS = dict(zip((*LADDER, "sdpa"), ("#9c6ade", "#e4572e", "#3a923a", "#4269d0", "#c99700", "#222222"), strict=True))
+COLOURS = dict(
+    zip((*LADDER, "sdpa"), ("#9c6ade", "#e4572e", "#3a923a", "#4269d0", "#c99700", "#e87ba4", "#222222"), strict=True)
+)
 
 
 def row_of(registry: Any, names: Sequence[str], axes: Mapping[str, int], given: Mapping[str, Any], options: Any) -> Any:
@@ -129,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", nargs="+", default=list(LADDER), choices=LADDER, help="of the ladder, these alone")
     parser.add_argument("--small", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--json", type=Path, help="where the numbers go")
     parser.add_argument("--from", dest="kept", type=Path, help="measure nothing; draw what this file holds")
@@ -156,10 +160,13 @@ def main() -> None:
             rows += [row_of(registry, names, axes, given, options) for given in asked]
         return rows
 
-    ladder = measured(LADDER, 4, 64, (512, 1024, 2048, 4096), ({}, {"causal": True}))
+    ladder = measured(options.steps, 4, 64, (512, 1024, 2048, 4096), ({}, {"causal": True}))
     print(table("4 x 16 heads of 64", ladder), flush=True)
-    windows = measured(WINDOWED, 1, 128, (8192, 16384, 32768, 65536), ({"causal": True, "window_left": WINDOW - 1},))
-    print(f"\n{table(f'16 heads of 128, windows of {WINDOW} keys', windows)}")
+    windowed = [name for name in WINDOWED if name in options.steps]
+    asked = ({"causal": True, "window_left": WINDOW - 1},)
+    windows = measured(windowed, 1, 128, (8192, 16384, 32768, 65536), asked) if windowed else []
+    if windowed:
+        print(f"\n{table(f'16 heads of 128, windows of {WINDOW} keys', windows)}")
     drawn(options.svg, ladder, where)
     if options.json:
         kept = {"device": where, "torch": torch.__version__, "ladder": ladder, "windows": windows}

@@ -10,11 +10,15 @@ python scripts/attention_matrix.py --from matrix.json --time --json times.json w
                                                                                preferred: 1025 queries, 1037 keys
 
 python scripts/attention_matrix.py --from matrix.json --rest --json rest.json  verified is what those files lack
+python scripts/attention_matrix.py --from matrix.json --again --implementations triton_twokernels --json left.json
+                                                                               without what they say of a kernel that
+                                                                               has changed: then --from left.json --rest
 
 Several processes may do it at once. With --part I/N each verifies one N-th of the cells. Those that time are given the
 same --claims FOLDER, from which each takes its next cells, and the same --lock FILE: they make calls ready together,
 and each times alone (attention_matrix_times.py). Time after the verification, not beside it. Answers are written as
-they come: of several files the later one counts, and what has a time is not timed again.
+they come: of several files the later one counts, and what has a time is not timed again. Each time is kept with the
+card that it was taken on; where there are several, the table says which.
 
 A cell is one call of small odd lengths, held against the float64 oracle as `opforge verify` does, for each of the
 implementations; Triton in its interpreter where there is no GPU, CUDA on a GPU alone. A backend computes a cell where
@@ -98,6 +102,8 @@ class Answer:
     flops: float | None
     bytes: float | None
     """What the call that was timed computes, keys beyond a mask's bounds left out, and what it moves at the least."""
+    card: str | None
+    """The GPU that the time was taken on, as PyTorch names it; None where there is no time, "cpu" on a CPU."""
 
 
 TIMED = (1025, 1037)
@@ -239,7 +245,7 @@ def verified(options: argparse.Namespace, known: Set[Asked]) -> list[Answer]:
     for cell in wanted:
         reason = missing(operators, cell)
         if reason is not None:
-            found.append(Answer(cell, "", "", "", MISSING, reason, None, None, None))
+            found.append(Answer(cell, "", "", "", MISSING, reason, None, None, None, None))
             continue
         if not options.drawn_alone:
             groups[cell.operator].append((cell, case_of(operators[cell.operator], cell)))
@@ -275,7 +281,7 @@ def verified(options: argparse.Namespace, known: Set[Asked]) -> list[Answer]:
                                 continue
                             for case, verdict, words in answers(bench, item, dtype, left):
                                 who = (asked[case][0], item.backend, item.name, dtype)
-                                found.append(Answer(*who, verdict, words, None, None, None))
+                                found.append(Answer(*who, verdict, words, None, None, None, None))
                                 if verdict not in (PASS, REFUSED):
                                     print(f"{name} {item.name} {dtype} {case}: {verdict}: {words}", flush=True)
                 finally:
@@ -315,20 +321,45 @@ def shares(found: Sequence[Answer]) -> list[tuple[str, int, int, int]]:
     return lines
 
 
-def rates_of(found: Sequence[Answer]) -> dict[tuple[Cell, str], list[float]]:
-    """TFLOP/s of what was timed, for each cell and backend; of paged calls GB/s."""
-    result: dict[tuple[Cell, str], list[float]] = collections.defaultdict(list)
+def forgotten(found: Sequence[Answer], options: argparse.Namespace) -> list[Answer]:
+    """The answers without those about what is asked for; where that is to be timed, without their times alone."""
+    wanted = set(cells(options))
+    kept = []
+    for answer in found:
+        asked = answer.cell in wanted and answer.backend in options.backends
+        if asked and (not options.implementations or answer.implementation in options.implementations):
+            kept += [replace(answer, seconds=None, card=None)] if options.time else []
+        else:
+            kept.append(answer)
+    return kept
+
+
+def rates_of(found: Sequence[Answer]) -> dict[tuple[Cell, str], list[tuple[str, float]]]:
+    """(card, TFLOP/s) of what was timed, for each cell and backend; of paged calls GB/s."""
+    result: dict[tuple[Cell, str], list[tuple[str, float]]] = collections.defaultdict(list)
     for item in found:
         if item.seconds is not None and item.flops is not None and item.bytes is not None:
             amount = item.bytes / 1e9 if item.cell.mask == "paged" else item.flops / 1e12
-            result[item.cell, item.backend].append(amount / item.seconds)
+            result[item.cell, item.backend].append((item.card or "", amount / item.seconds))
     return dict(result)
 
 
-def span(rates: Sequence[float]) -> str:
-    """The least and the largest of some rates."""
-    low, high = f"{min(rates):.3g}", f"{max(rates):.3g}"
-    return low if low == high else f"{low}-{high}"
+def short(card: str) -> str:
+    """
+    >>> short("NVIDIA H100 80GB HBM3")
+    'H100'
+    """
+    return next(iter(card.removeprefix("NVIDIA ").split()), "unknown")
+
+
+def span(rates: Sequence[tuple[str, float]], *, named: bool) -> str:
+    """The least and the largest of some rates, of each card by itself where cards are `named`."""
+    parts = []
+    for card in sorted({card for card, _ in rates}, reverse=True):
+        own = [rate for other, rate in rates if other == card]
+        low, high = f"{min(own):.3g}", f"{max(own):.3g}"
+        parts.append((low if low == high else f"{low}-{high}") + (f" ({short(card)})" if named else ""))
+    return ", ".join(parts)
 
 
 def text(found: Sequence[Answer]) -> str:
@@ -336,6 +367,7 @@ def text(found: Sequence[Answer]) -> str:
     by = by_backend(found)
     backends = sorted({backend for _, backend in by})
     speeds = rates_of(found)
+    several = len({card for rates in speeds.values() for card, _ in rates}) > 1
     rows: dict[tuple[str, str, str], list[Cell]] = collections.defaultdict(list)
     for answer in found:
         row = rows[answer.cell.mask, answer.cell.feature, answer.cell.direction]
@@ -360,7 +392,7 @@ def text(found: Sequence[Answer]) -> str:
             reasons.update(words.partition(" does not hold for ")[0] for words in refused)
             valid = len(verdicts) - len(refused)
             rates = [rate for cell in members for rate in speeds.get((cell, backend), [])]
-            told = f" · {span(rates)}" if rates else ""
+            told = f" · {span(rates, named=several)}" if rates else ""
             parts.append("-" if not verdicts else f"{passed}/{valid}{told}" if valid else "refused")
         if set(parts) != {"-"}:
             lines.append(f"| {mask} | {feature} | {direction} | {' | '.join(parts)} |")
@@ -381,7 +413,7 @@ def page(found: Sequence[Answer]) -> str:
     """The same as one HTML page, every cell by itself with its words."""
     by = by_backend(found)
     backends = sorted({backend for _, backend in by})
-    times = {(item.cell, item.backend): item.seconds for item in found if item.seconds is not None}
+    times = {(item.cell, item.backend): item for item in found if item.seconds is not None}
     colour = {PASS: "#d7f0d7", REFUSED: "#eee"}
     lines = []
     for cell in dict.fromkeys(answer.cell for answer in found):
@@ -390,7 +422,10 @@ def page(found: Sequence[Answer]) -> str:
             verdict, words = by.get((cell, backend), (MISSING, ""))
             shade = colour.get(verdict, "#f6f6f6" if verdict == MISSING else "#f8c8c8")
             shown = html.escape(verdict if verdict != MISSING else "-")
-            shown += f" {times[cell, backend] * 1e3:.3g} ms" if (cell, backend) in times else ""
+            timed = times.get((cell, backend))
+            if timed is not None and timed.seconds is not None:
+                shown += f" {timed.seconds * 1e3:.3g} ms"
+                words += f"; timed on {timed.card}"
             columns.append(f'<td style="background:{shade}" title="{html.escape(words)}">{shown}</td>')
         named = (cell.mask, cell.heads, cell.dim, cell.feature, cell.direction)
         lines.append("<tr>" + "".join(f"<td>{html.escape(word)}</td>" for word in named) + "".join(columns) + "</tr>")
@@ -425,7 +460,11 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", help="I/N: the I-th of N shares of the cells")
     parser.add_argument("--lock", type=Path, help="with --time: a file that its processes share")
     parser.add_argument("--claims", type=Path, help="with --time: a folder that its processes share")
-    parser.add_argument("--again", action="store_true", help="with --from: forget the times that those files have")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="with --from: leave out what those files say of what is asked for, with --time its times alone",
+    )
     parser.add_argument("--rest", action="store_true", help="with --from: verify what those files have no answer about")
     parser.add_argument("--time", action="store_true", help="time what Passes as well")
     parser.add_argument("--json", type=Path)
@@ -435,12 +474,12 @@ def main() -> int:
     )
     options = parser.parse_args()
     found = merged(
-        Answer(**{"seconds": None, "flops": None, "bytes": None, **item, "cell": Cell(**item["cell"])})
+        Answer(**{"seconds": None, "flops": None, "bytes": None, "card": None, **item, "cell": Cell(**item["cell"])})
         for path in options.kept
         for item in kept_in(path)
     )
     if options.again:
-        found = [replace(answer, seconds=None) for answer in found]
+        found = forgotten(found, options)
     if options.rest or not options.kept:
         import torch
 

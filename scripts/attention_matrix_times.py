@@ -237,6 +237,7 @@ def with_times(group: Sequence[Ready | Answer], device: str) -> list[Answer]:
     from direct import kernel_errors, reason_of
 
     samples: list[list[float] | None] = [[] for _ in group]
+    card = card_of(device)
     for turn in range(TURNS):
         for place, one in enumerate(group):
             taken = samples[place]
@@ -247,10 +248,24 @@ def with_times(group: Sequence[Ready | Answer], device: str) -> list[Answer]:
             except kernel_errors() as error:
                 print(f"{one.answer.cell}: {one.answer.implementation} is not timed: {reason_of(error)}", flush=True)
                 samples[place] = None
-    return [
-        replace(one.answer, seconds=statistics.median(taken) if taken else None) if isinstance(one, Ready) else one
-        for one, taken in zip(group, samples, strict=True)
-    ]
+    result = []
+    for one, taken in zip(group, samples, strict=True):
+        if not isinstance(one, Ready):
+            result.append(one)
+        elif taken:
+            result.append(replace(one.answer, seconds=statistics.median(taken), card=card))
+        else:
+            result.append(one.answer)
+    return result
+
+
+def card_of(device: str) -> str:
+    """The name of what times are taken on."""
+    if device == "cpu":
+        return device
+    import torch
+
+    return torch.cuda.get_device_name()
 
 
 def seconds_of(ready: Ready, device: str) -> float:

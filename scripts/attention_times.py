@@ -6,8 +6,9 @@ python scripts/attention_times.py --device cpu --small     does it run? Tiny siz
 1. `opforge verify` of cuda_wgmma in bfloat16 and float16, its instances with and without lengths, ALiBi and sinks; the
    records go to records.jsonl, what was said to verify.txt.
 2. Forward: cuda_wgmma (a call without anything beside it, and one with full key_lengths, which takes the other
-   instance), triton_gluon, triton_twoloops, and PyTorch's cuDNN and FlashAttention-2, FlashAttention-4 where it can be
-   imported; all interleaved, as CUDA graphs where that works, over copies that fit no cache together.
+   instance), triton_gluon, triton_twoloops, with --more others of ours, and PyTorch's cuDNN, FlashAttention-2 and
+   FlexAttention, FlashAttention-4 where it can be imported; all interleaved, as CUDA graphs where that works, over
+   copies that fit no cache together.
 3. Backward: cuda_wgmma, cuda_wgmma_ordered, triton_twokernels, and autograd of cuDNN's and FlashAttention-2's, called.
 4. scripts/decode_times.py and scripts/varlen_times.py, into decode.json and varlen.json.
 
@@ -37,6 +38,8 @@ SHARES = {"verify": 0.30, "forward": 0.62, "backward": 0.78, "decode": 0.9, "var
 """At which part of the limit each step ends; what it leaves is the next one's."""
 WITH_LENGTHS = " with lengths"
 FORWARD = ("cuda_wgmma", "triton_gluon", "triton_twoloops")
+LIBRARIES = ("library_flex",)
+"""Rivals that are called through their own files; FlashAttention-4 is called by itself, for its gradients."""
 BACKWARD = ("cuda_wgmma", "cuda_wgmma_ordered", "triton_twokernels")
 
 
@@ -147,7 +150,7 @@ def forward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[s
         rivals(bool(scalars["causal"]), int(scalars["window_left"]), options.device)
     )
     notes: dict[str, str] = {}
-    names = FORWARD if options.device == "cuda" else ("cpp_blocked",)
+    names = (*FORWARD, *options.more, *LIBRARIES) if options.device == "cuda" else ("cpp_blocked",)
     for name in names:
         asked = {} if options.small else config_of(name, axes)
         config = Config(values=tuple(asked.items())) if asked else None
@@ -241,7 +244,7 @@ def backward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[
 def table(title: str, rows: Sequence[dict[str, Any]]) -> str:
     """TFLOP/s of each workload by who computes it, ours over the best of the others, and the geometric mean of that."""
     names = list(dict.fromkeys(name for row in rows for name in row["seconds"]))
-    own = [name for name in names if name.startswith(("cuda_", "triton_", "cpp_", "torch_"))]
+    own = [name for name in names if name.startswith(("cuda_", "triton_", "tilelang_", "cpp_", "torch_"))]
     # lengths are asked for in every tile: another call than the rivals'
     ours = [name for name in own if not name.endswith(WITH_LENGTHS)]
     lines = [
@@ -273,6 +276,8 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny sizes: does it run?")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--limit", type=float, default=290.0, help="seconds for everything")
+    parser.add_argument("--workloads", nargs="+", default=[], help="these alone, by name")
+    parser.add_argument("--more", nargs="+", default=[], help="implementations to time forward besides")
     parser.add_argument("--skip", nargs="+", default=[], choices=list(SHARES), help="steps to leave out")
     options = parser.parse_args()
     out = Path(os.environ.get("OUT", "attention-times"))
@@ -301,7 +306,7 @@ def main() -> None:
             continue
         rows, late = [], []
         for workload in registry.operator("attention").workloads:
-            if workload.scale != "gpu":
+            if workload.scale != "gpu" or (options.workloads and workload.name not in options.workloads):
                 continue
             if watch.left(step) <= 0:
                 late.append(workload.name)

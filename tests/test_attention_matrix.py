@@ -1,5 +1,6 @@
 """The printed matrix of attention: what counts as valid, what a failure does to it, and a part of it for real."""
 
+import argparse
 import dataclasses
 import fcntl
 import importlib
@@ -34,7 +35,7 @@ def times(matrix):
 
 def answer(matrix, verdict, implementation="one", dim="64", backend="cpp"):
     cell = matrix.Cell("causal", "GQA", dim, "bias", "forward")
-    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it", None, None, None)
+    return matrix.Answer(cell, backend, implementation, "float32", verdict, "words of it", None, None, None, None)
 
 
 def test_a_failure_outweighs_a_pass_and_a_pass_a_refusal(matrix):
@@ -73,6 +74,32 @@ def test_a_time_is_told_with_its_cells_and_counted(matrix):
     timed = dataclasses.replace(answer(matrix, "Pass"), seconds=1e-3, flops=2e9, bytes=1e6)
     words = matrix.text([timed, answer(matrix, "Pass", dim="96")])
     assert "2/2 · 2 |" in words and "2 of 2 valid cells Pass (100.0%), 1 Pass and are timed (50.0%)" in words
+
+
+def test_times_of_two_cards_are_told_apart(matrix):
+    """A rate of one card is no rate of the other; where all are of one, nothing is said in each row."""
+    timed = [
+        dataclasses.replace(answer(matrix, "Pass", dim=dim), seconds=1e-3, flops=flops, bytes=1e6, card=card)
+        for dim, flops, card in (
+            ("64", 2e9, "NVIDIA H200"),
+            ("96", 4e9, "NVIDIA H200"),
+            ("128", 1e9, "NVIDIA H100 80GB HBM3"),
+        )
+    ]
+    assert "3/3 · 2-4 (H200), 1 (H100) |" in matrix.text(timed) and "timed on NVIDIA H100" in matrix.page(timed)
+    assert "2/2 · 2-4 |" in matrix.text(timed[:2])
+
+
+def test_again_leaves_out_what_is_asked_for_alone(matrix):
+    """Of a kernel that has changed neither verdict nor time may stay, and of the others both must."""
+    found = [dataclasses.replace(answer(matrix, "Pass", name), seconds=1e-3, card="cpu") for name in ("one", "two")]
+    axes = {"masks": ["causal"], "heads": ["GQA"], "dims": ["64"], "features": ["bias"], "directions": ["forward"]}
+    asked = argparse.Namespace(**axes, part="1/1", backends=["cpp"], implementations=["one"], time=False)
+    assert matrix.forgotten(found, asked) == found[1:]
+    asked.time = True
+    assert [item.seconds for item in matrix.forgotten(found, asked)] == [None, 1e-3]
+    asked.directions = ["backward"]
+    assert matrix.forgotten(found, asked) == found
 
 
 def test_shares_are_all_cells_once_and_keep_kinds_of_heads_together(matrix):

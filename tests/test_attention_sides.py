@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from tests.named_kernels import Named
 
 from opforge import ops
+from opforge.backends import Call, backend
 from opforge.core.attention_dropout import four_words, kept_of
 from opforge.core.attention_sides import NAMES, Sides
 from opforge.core.errors import UsageError
@@ -346,6 +348,27 @@ def test_tilelang_says_what_it_does_not_take():
         assert type(kernel.accepts(case.axes, "float32", {**plain, **change})).__name__ == "Rejected", change
     for change in ({"head_dim": 257}, {"value_dim": 257}, {"keys": 2**24}, {"queries": 2**21, "batch": 0}):
         assert type(kernel.accepts({**case.axes, **change}, "float32", plain)).__name__ == "Rejected", change
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("dtype", "dims"), [("float16", (32, 32)), ("float32", (33, 17))])
+def test_tilelang_touches_rows_at_other_addresses_element_by_element(dtype, dims):
+    """Two bytes off, 16 at once are a misaligned address; sums of 32 by 17 had no layout. Both ended calls on
+    an H200.
+    """
+    tilelang = pytest.importorskip("tilelang")
+    import tvm
+
+    (kernel,) = (item for item in load([]).implementations("attention") if item.name == "tilelang_edges")
+    axes = {**OPERATOR.cases[0].axes, "head_dim": dims[0], "value_dim": dims[1]}
+    scalars = OPERATOR.scalar_values(dict.fromkeys((f"has_{name}" for name in NAMES), False))
+    call = Call(operator=OPERATOR, axes=axes, dtype=dtype, scalars=scalars, config=kernel.default, device="cuda")
+    build, _ = backend("tilelang").program(kernel, call, "cuda", aligned=False)
+    chosen = tvm.target.Target({"kind": "cuda", "arch": "sm_90a"})
+    with chosen:
+        text = tilelang.lower(build(), target=chosen).kernel_source
+    assert re.search(r"\bq\[", text) and re.search(r"\bout\[", text)
+    assert re.findall(r"\*\(\w+\*\)\(?&?\(?(?:q|k|v|out)\b", text) == []
 
 
 def test_a_part_of_the_sides_knows_where_it_stands():

@@ -163,7 +163,7 @@ def test_a_guest_s_failure_fails_the_test_with_its_evidence(guest):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["softmax", "matmul", "layernorm"])
+@pytest.mark.parametrize("name", ["softmax", "matmul", "layernorm", "attention"])
 def test_contracts_hold_on_a_gpu(name):
     """Capture in a CUDA graph, and work on the caller's stream behind what was given to it before."""
     registry = load()

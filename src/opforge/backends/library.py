@@ -38,19 +38,27 @@ class Library(TorchEager):
 
     def capabilities(self) -> tuple[Capability, ...]:
         mode = self.execution_mode("cuda")
-        here = "installed" if installed("liger_kernel") else "not installed"
+        known = {"Liger Kernel": "liger_kernel", "FlashAttention-4": "flash_attn"}
+        here = ", ".join(
+            f"{name} ({'installed' if installed(module) else 'not installed'})" for name, module in known.items()
+        )
         return (
             Capability(
                 backend=self.name,
                 name="run",
-                available=isinstance(mode, Native) and installed("liger_kernel"),
-                detail=f"Liger Kernel ({here}); {mode.how if isinstance(mode, Native) else mode}",
-                remedy="pip install --no-deps liger-kernel, on a machine with a GPU",
+                available=isinstance(mode, Native) and any(map(installed, known.values())),
+                detail=f"{here}; {mode.how if isinstance(mode, Native) else mode}",
+                remedy="pip install --no-deps liger-kernel, or flash-attn-4, on a machine with a GPU",
             ),
         )
 
     def environment(self, device: str) -> Mapping[str, str]:
-        return {INTERPRET: "0", "OPFORGE_PRELOAD": PRELOAD_ON_A_GPU if installed("triton") else "torch"}
+        # FlexAttention goes through Inductor, whose pool of compile processes must not outlive a worker
+        return {
+            INTERPRET: "0",
+            "OPFORGE_PRELOAD": PRELOAD_ON_A_GPU if installed("triton") else "torch",
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
 
     def prepare(self, implementation: Implementation, call: Call) -> Kernel:
         # what another library compiles at its first call, and with what, nobody says

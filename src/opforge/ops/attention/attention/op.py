@@ -212,5 +212,7 @@ operator = Operator(
         "cpp_threekernels",
         "torch_eager",
         "torch_definition",
+        "library_fa4",
+        "library_flex",
     ),
 )

@@ -14,8 +14,11 @@ precision T.gemm would round float32 to TF32: it is multiplied plainly, as all i
 """
 
 import math
+from functools import partial
 
+import tilelang  # noqa: F401  tvm is importable only after tilelang
 import tilelang.language as T
+import tvm
 
 from opforge.device.tilelang.formulas import either
 from opforge.device.tilelang.tools import both, from_float32, loop, storage, tile, to_float32
@@ -41,6 +44,7 @@ UNALIGNED = {"by_tma": False}
 LOG2E = 1.4426950408889634
 FAR = 2**30
 """A window reaches past all keys from here on, and sums of it and positions have 32 bits."""
+ONE = tvm.tirx.IntImm("int32", 1)
 LEAST = 16
 """A product on the tensor cores sums a multiple of so many terms."""
 
@@ -58,7 +62,7 @@ def program(
     mask = Mask(causal, window_left, window_right, alignment == "bottom_right")
     scale = scale or 1.0 / math.sqrt(head_dim)
     if target == "c" or dtype == "float32":
-        return multiplied_plainly(dtype, target, head_dim, value_dim, mask, scale, softcap)
+        return multiplied_plainly(dtype, target, head_dim, value_dim, mask, scale, softcap, by_tma)
     D, E = (-(-size // LEAST) * LEAST for size in (head_dim, value_dim))
     while BLOCK_N > 32 and (
         BLOCK_M * (3 * BLOCK_N // 2 + E) > 192 * threads or (BLOCK_M * D + num_stages * BLOCK_N * (D + E)) * 2 > 230000
@@ -179,8 +183,9 @@ def on_tensor_cores(dtype, head_dim, value_dim, D, E, by_tma, mask, scale, softc
         if by_tma:
             T.copy(rows[b, h, first : first + height, 0:width], held, annotations={} if tma else {"disable_tma": True})
         else:
-            # zero beyond the rows: zero times whatever lies there could be NaN
-            for i, d in T.Parallel(height, width):
+            # zero beyond the rows: zero times whatever lies there could be NaN. One by one: 16 bytes at once would need
+            # an address at a multiple of 16
+            for i, d in T.Parallel(height, width, coalesced_width=ONE):
                 held[i, d] = T.if_then_else(
                     both(first + i < length, d < size), rows[b, h, first + i, d], T.Cast(dtype, 0)
                 )
@@ -239,28 +244,38 @@ def on_tensor_cores(dtype, head_dim, value_dim, D, E, by_tma, mask, scale, softc
                 T.copy(sums, result)
                 T.copy(result, out[b, h, first : first + block_m, 0:E])
             else:
+                # times a number that is known at the launch alone: elements of one thread are then stored one by one
                 for i, e in T.Parallel(block_m, E):
-                    if both(first + i < queries, e < value_dim):
+                    if both(first + i < queries, e * heads < value_dim * heads):
                         out[b, h, first + i, e] = T.Cast(dtype, sums[i, e])
 
     return attention
 
 
-def multiplied_plainly(dtype, target, D, E, mask, scale, softcap, block_m=32, block_n=32, threads=128):
-    """Float32 on a GPU, and every dtype on the C target: keys lie transposed, so that a row of scores is a vector."""
+def multiplied_plainly(
+    dtype, target, head_dim, value_dim, mask, scale, softcap, at_16_bytes, block_m=32, block_n=32, threads=128
+):
+    """Float32 on a GPU, and every dtype on the C target: keys lie transposed, so that a row of scores is a vector. On a
+    GPU rows are padded, since TileLang finds no layout for sums of 32 by 17, and copied one by one where they lie at no
+    multiple of 16 bytes.
+    """
+    D, E = (size if target == "c" else -(-size // LEAST) * LEAST for size in (head_dim, value_dim))
     batch, heads, kv_heads = T.dynamic("batch"), T.dynamic("heads"), T.dynamic("kv_heads")
     queries, keys = T.dynamic("queries"), T.dynamic("keys")
     each, registers = loop(target), tile(target)
+    whole = target == "c" or at_16_bytes
+    copied = each if whole else partial(T.Parallel, coalesced_width=ONE)
+    apart = 1 if whole else heads
     held = T.alloc_local if target == "c" else T.alloc_shared
     stored = storage(dtype, target)
     weigh, finish = softmax_macros(each, target, mask, scale, softcap, block_m, block_n, queries, keys)
 
     @T.prim_func
     def attention(
-        q: T.Tensor((batch, heads, queries, D), stored),
-        k: T.Tensor((batch, kv_heads, keys, D), stored),
-        v: T.Tensor((batch, kv_heads, keys, E), stored),
-        out: T.Tensor((batch, heads, queries, E), stored),
+        q: T.Tensor((batch, heads, queries, head_dim), stored),
+        k: T.Tensor((batch, kv_heads, keys, head_dim), stored),
+        v: T.Tensor((batch, kv_heads, keys, value_dim), stored),
+        out: T.Tensor((batch, heads, queries, value_dim), stored),
         lse: T.Tensor((batch, heads, queries), "float32"),
     ):
         with T.Kernel(batch * heads, T.ceildiv(queries, block_m), threads=threads) as (bx, by):
@@ -283,9 +298,11 @@ def multiplied_plainly(dtype, target, D, E, mask, scale, softcap, block_m=32, bl
             h = T.truncmod(bx, heads)
             shared_head = T.truncdiv(h, T.truncdiv(heads, kv_heads))
             first = (T.ceildiv(queries, block_m) - 1 - by) * block_m
-            for i, d in each(block_m, D):
+            for i, d in copied(block_m, D):
                 query[i, d] = T.if_then_else(
-                    first + i < queries, to_float32(q[b, h, first + i, d], dtype, target), T.float32(0)
+                    both(first + i < queries, d < head_dim),
+                    to_float32(q[b, h, first + i, d], dtype, target),
+                    T.float32(0),
                 )
             for i, e in each(block_m, E):
                 sums[i, e] = T.float32(0)
@@ -295,13 +312,17 @@ def multiplied_plainly(dtype, target, D, E, mask, scale, softcap, block_m=32, bl
             begin, clear, edge, end = mask.bounds(first, block_m, block_n, queries, keys)
             for turn in T.serial(end - begin):
                 start = (begin + turn) * block_n
-                for j, d in each(block_n, D):
+                for j, d in copied(block_n, D):
                     key[d, j] = T.if_then_else(
-                        start + j < keys, to_float32(k[b, shared_head, start + j, d], dtype, target), T.float32(0)
+                        both(start + j < keys, d < head_dim),
+                        to_float32(k[b, shared_head, start + j, d], dtype, target),
+                        T.float32(0),
                     )
-                for j, e in each(block_n, E):
+                for j, e in copied(block_n, E):
                     value[j, e] = T.if_then_else(
-                        start + j < keys, to_float32(v[b, shared_head, start + j, e], dtype, target), T.float32(0)
+                        both(start + j < keys, e < value_dim),
+                        to_float32(v[b, shared_head, start + j, e], dtype, target),
+                        T.float32(0),
                     )
                 for i, j in each(block_m, block_n):
                     s[i, j] = T.float32(0)
@@ -323,7 +344,7 @@ def multiplied_plainly(dtype, target, D, E, mask, scale, softcap, block_m=32, bl
             for i in each(block_m):
                 smaller[i] = total[i]
             for i, e in each(block_m, E):
-                if first + i < queries:
+                if both(first + i < queries, e * apart < value_dim * apart):
                     out[b, h, first + i, e] = from_float32(sums[i, e] / smaller[i], dtype, target)
 
     return attention

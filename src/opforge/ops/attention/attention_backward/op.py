@@ -184,5 +184,12 @@ operator = Operator(
         *SIDE_CASES,
     ),
     workloads=WORKLOADS,
-    implementations=("cuda_wgmma", "cuda_wgmma_ordered", "triton_twokernels", "torch_eager", "torch_definition"),
+    implementations=(
+        "cuda_wgmma",
+        "cuda_wgmma_ordered",
+        "triton_twokernels",
+        "torch_eager",
+        "torch_definition",
+        "library_fa4",
+    ),
 )
