@@ -151,21 +151,41 @@ def tune(
     after Ctrl-C.
     """
     import signal
+    import time
 
     from opforge.cli.progress import telling
+    from opforge.core.implementation import COMPARED_WITH
+    from opforge.machine import detect
     from opforge.timing import Plan
+    from opforge.trial import compiling_without_torch, start_ahead
+    from opforge.trial.verified_before import proven
     from opforge.tuning import NAMES, TuneOptions, compile_first, tune as run_tune
     from opforge.tuning.weighing import parse_weights
     from opforge.workbench.configs import ensure_taken
 
+    entered = time.monotonic()
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
     definition = registry.operator(name)
+    host = make_host(False)
+    context.call_on_close(host.close)
+    backends = backend_names(backend)
+    items = [
+        item
+        for item in registry.implementations(name)
+        if not compile_only
+        and item.backend not in COMPARED_WITH
+        and (not backends or item.backend in backends)
+        and (not implementation or item.name in implementation)
+    ]
+    # while this process imports PyTorch, which takes as long
+    start_ahead(host, items, device)
+    context.with_resource(compiling_without_torch(items, device))
     where, meant = _places(device, target)
     options = TuneOptions(
         device=where,
         dtypes=checked("dtype", dtype, definition.dtypes),
-        backends=backend_names(backend),
+        backends=backends,
         implementations=checked(
             "implementation", implementation, (item.name for item in registry.implementations(name))
         ),
@@ -184,7 +204,8 @@ def tune(
         requalify=requalify,
         plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
         jobs=jobs,
-        limit_s=limit or None,
+        # importing PyTorch is a part of it, and on a busy machine no small one
+        limit_s=max(limit / 4, limit - (time.monotonic() - entered)) if limit else None,
     )
     ensure_taken(
         [item for item in registry.implementations(name) if item.name in (implementation or [item.name])],
@@ -224,7 +245,6 @@ def tune(
             "opforge: no more points are begun; what was found is verified and kept. Once more ends at once.", err=True
         )
 
-    host = make_host(False)
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with settings(context).open_store() as store, telling(quiet=json) as say:
@@ -238,6 +258,7 @@ def tune(
                 write=not dry_run and options.target is None,
                 stop=lambda: ended,
                 earlier=() if cold and not requalify else store.query(operator=name),
+                proven=proven(store, registry, [name], detect(where).name),
             ):
                 found.append(tuned)
                 if not json:

@@ -219,6 +219,7 @@ class Codes:
                 # Ctrl-C is for whoever tunes: what is being compiled is finished
                 start_new_session=True,
             )
+            self.compilers.children.add(child.pid)
             late = threading.Timer(LIMIT_S, child.kill)
             late.start()
             try:
@@ -237,6 +238,7 @@ class Codes:
                 late.cancel()
                 child.kill()
                 child.wait()
+                self.compilers.children.discard(child.pid)
                 if child.stdout is not None:
                     child.stdout.close()
 
