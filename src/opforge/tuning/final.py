@@ -19,19 +19,24 @@ from opforge.timing import Candidate
 from opforge.timing.paired_statistics import Rule, compare
 from opforge.trial import believed, check, far_values, on_the_workload, unseen_contents
 from opforge.tuning.compiled_cases import compile_cases
-from opforge.tuning.job import JITS, Job, Passed, attempt_at, explained
+from opforge.tuning.finalists import attempt_at, revived
+from opforge.tuning.job import JITS, Job, Passed, explained
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions
 from opforge.tuning.room import NoRoom, patiently, shortage
 from opforge.tuning.space import eligible, within_reach
 from opforge.tuning.strategies import Objectives, pareto_front, weighted_scores
 from opforge.tuning.weighing import over
 from opforge.verify import BRIEF, judge
+from opforge.verify.judging.threads import give_back
 
 FINAL_SAMPLES = 3.0
 """The final is measured so many times as long as a trial."""
 
 TIE = Rule(looks=(1,))
 """What was there is replaced by who is surely more than 1 % faster: 99 % confidence, one look."""
+
+FRONT = 1.1
+"""Who took so many times as long as the fastest may still turn out to be faster in the final."""
 
 LEAST_PAIRS = 5
 """Fewer samples bear no interval: medians that differ by the band decide."""
@@ -78,13 +83,18 @@ def former_choice(job: Job) -> Chosen | None:
     return choice_for(path, form, job.workload.axes, operator.kind_of_call(scalars))
 
 
-def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
-    """All finalists within reach interleaved; the fastest that passes every case, and whose time is believed, is kept.
-    A tie keeps what was there.
-    Where none of them is, those beyond have a final of their own: slow and right is a choice, fast and wrong is none.
+def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[Passed] | None = None) -> Tuned:
+    """All finalists within reach interleaved, with the defaults of those in front; the fastest that passes every case,
+    and whose time is believed, is kept. A tie keeps what was there.
+    Where none of them is, the defaults of those that failed, and those beyond, have a final of their own: slow and
+    right is a choice, fast and wrong is none.
+
+    among   of the finalists, who take part; None: all. Whoever is bound meanwhile is put among the finalists
     """
+    parts = list(finalists if among is None else among)
+    parts += _defaults(job, parts, finalists)
     seconds_of: dict[str, float] = {}
-    for item in finalists:
+    for item in parts:
         if item.timing is not None:
             seconds_of[item.implementation.name] = min(
                 item.seconds, seconds_of.get(item.implementation.name, float("inf"))
@@ -92,8 +102,8 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
     weights = job.options.weights
     # what costs more time may cost less in all
     _, far = within_reach(seconds_of) if not weights else ([], [])
-    beyond = [item for item in finalists if item.implementation.name in far]
-    near = [item for item in finalists if item.implementation.name not in far]
+    beyond = [item for item in parts if item.implementation.name in far]
+    near = [item for item in parts if item.implementation.name not in far]
     candidates = [item.candidate() for item in near]
     timings = job.measure(candidates, FINAL_SAMPLES)
     standing = sorted(
@@ -125,8 +135,11 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
         if record.timing is not None and record.timing.suspect is None:
             return _kept(job, record, first, standing, beyond, write)
         first.finalist.failed = True
+        beyond += _default(job, first.finalist, finalists)
     if beyond and not job.untried:
-        return hold_final(job, beyond, write)
+        again = [passed for item in beyond if (passed := revived(job, item, finalists)) is not None]
+        if again:
+            return hold_final(job, finalists, write, again)
     if job.untried:
         return _tuned(job, _not_kept(job))
     why = (
@@ -135,6 +148,25 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
         else "no implementation that was asked for takes this workload here"
     )
     return _tuned(job, f"{why}; see: opforge verify {job.operator.name}")
+
+
+def _defaults(job: Job, parts: Sequence[Passed], finalists: list[Passed]) -> list[Passed]:
+    """The defaults of those in front, bound once more: what was found is held against them, and a tie is theirs."""
+    best_s = min((item.seconds for item in parts), default=0.0)
+    front = [item for item in parts if job.options.weights or item.seconds <= FRONT * best_s]
+    return [default for item in front for default in _default(job, item, finalists)]
+
+
+def _default(job: Job, item: Passed, finalists: list[Passed]) -> list[Passed]:
+    """The default of a finalist's implementation, where it is another point and none of the finalists."""
+    name, default = item.implementation.name, item.implementation.default
+    if any(other.implementation.name == name and other.config.as_dict() == default.as_dict() for other in finalists):
+        return []
+    passed = attempt_at(job, item.implementation, default)
+    if passed is None:
+        return []
+    finalists.append(passed)
+    return [passed]
 
 
 def ties_kept(
@@ -200,13 +232,17 @@ def _asked(job: Job, first: Standing) -> Verdict:
         if finalist.implementation.backend in JITS and job.setting.pool.kept:
             compile_cases(job.setting, finalist.implementation, job.dtype, finalist.config)
         verdict = check(job.setting.cases, finalist.implementation, job.dtype, BRIEF, finalist.config)
-    if isinstance(verdict, Pass):
-        job.proofs.full.setdefault(key, verdict)
+    if not isinstance(verdict, Pass):
+        return verdict
+    job.proofs.full.setdefault(key, verdict)
+    with job.room():
         verdict = on_the_workload(finalist.implementation, verdict, _checked(job, finalist, candidate))
-    if isinstance(verdict, Pass):
-        candidate.proof = verdict
-        far = far_values(job.setting)
-        verdict = believed(job.setting, candidate, first.timing, unseen_contents(job.setting), far)
+        if isinstance(verdict, Pass):
+            candidate.proof = verdict
+            far = far_values(job.setting)
+            verdict = believed(job.setting, candidate, first.timing, unseen_contents(job.setting), far)
+        if job.setting.prepared.place.type != "cpu":
+            give_back()
     return verdict
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,9 @@ POINT = replace(QUICK, hidden=0, repeats=0, seconds=0.0, least_hidden=0, shrink_
 gets BRIEF.
 """
 
+LARGE = 1 << 28
+"""Bytes of a workload that is judged by one search at a time."""
+
 JITS = ("triton", "tilelang")
 """Backends beside a GPU whose compilers take a second for each case: ten times what all cases of others take."""
 
@@ -44,13 +48,17 @@ HOPELESS = 1.1
 @dataclass(kw_only=True)
 class Passed:
     """A point that passed, or a baseline that is known to be inaccurate, bound to the workload in a process that lives
-    on; and its time, once it was measured. `failed`: in the final it turned out to be none.
+    on; and its time, once it was measured.
+
+    failed   in the final it turned out to be none
+    parked   its process has been given to others: it is bound again where it is wanted
     """
 
     ready: Ready
     proof: Proof
     timing: Timing | None = None
     failed: bool = False
+    parked: bool = False
 
     @property
     def implementation(self) -> Implementation:
@@ -95,6 +103,7 @@ class Job:
     untried         of whom the default, or the former choice, got no answer, and why: without it nothing is chosen
     began           by time.monotonic(): when the tuning began
     search_until, until   when the last point of this workload is begun, and when its share of the time ends
+    defaults_until  until when a default that is with its compiler is waited for, at the cost of other workloads
     careful         whether each point is verified, also one that stays behind the incumbent
     """
 
@@ -113,6 +122,7 @@ class Job:
     began: float
     until: float
     search_until: float = float("inf")
+    defaults_until: float = float("inf")
     proofs: Proofs = field(default_factory=Proofs)
     careful: bool = False
     timer: str = ""
@@ -176,6 +186,14 @@ class Job:
         """What a timed point costs, by objective (tuning.weighing)."""
         scalars = self.operator.scalar_values(self.workload.scalars)
         return costs(timing, verdict, self.operator.cost(self.workload.axes, self.dtype, scalars).bytes)
+
+    def room(self) -> contextlib.AbstractContextManager[None]:
+        """Held while a large workload is judged: that takes several times its memory, and one search at a time has
+        it.
+        """
+        if self.setting.prepared.place.type == "cpu" or self.setting.prepared.arena.size < LARGE:
+            return contextlib.nullcontext()
+        return alone_on(self.options.device, "-room")
 
     def make_room(self) -> None:
         """Give back what this search holds of the device and can do without."""
@@ -247,7 +265,13 @@ def attempt(job: Job, implementation: Implementation, config: Config, incumbent:
     def once() -> Attempt:
         if job.setting.pool.kept:
             compiled_now(implementation, config, job.options.device)
-        (ready,) = bind(job.setting, [Point(implementation=implementation, config=config)])
+            # one worker serves both, where there is nothing yet that it would have to be held against
+            if incumbent is None and not _late(job, implementation):
+                verdict = _proof(job, implementation, config)
+                if not isinstance(verdict, Pass):
+                    return _failed(verdict)
+        with job.room():
+            (ready,) = bind(job.setting, [Point(implementation=implementation, config=config)])
         if isinstance(ready, NotReady):
             return _failed(ready.verdict)
         kept, whole = False, False
@@ -273,17 +297,6 @@ def attempt(job: Job, implementation: Implementation, config: Config, incumbent:
         if job.setting.prepared.place.type != "cpu":
             # what judging takes for a moment is several times the workload, and others want it
             give_back()
-
-
-def attempt_at(job: Job, implementation: Implementation, config: Config) -> Passed | None:
-    """A point that was found before, bound and timed again; None where it does not pass any more, or found no room:
-    then nothing may take its place (Job.untried).
-    """
-    try:
-        return attempt(job, implementation, config, None).passed
-    except NoRoom as error:
-        job.untried[implementation.name] = f"the device had no room for it ({error})"
-        return None
 
 
 def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
@@ -330,20 +343,30 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
     return _timed(job, point, mine, ratio)
 
 
-def _verified(job: Job, point: Passed) -> Verdict | None:
-    """None once a point has passed a selection of the operator's cases, which its proof says then; else the failure.
-    What is compiled anew for each case is not asked before the final, which takes the next one where it fails.
-    """
-    assert isinstance(point.proof, Pass)
-    if point.implementation.backend in JITS and job.setting.pool.kept and not job.careful:
-        return None
-    key = (point.implementation.name, point.config)
+def _late(job: Job, implementation: Implementation) -> bool:
+    """Whether the operator's cases are asked in the final alone, which takes the next one where they fail."""
+    return implementation.backend in JITS and job.setting.pool.kept and not job.careful
+
+
+def _proof(job: Job, implementation: Implementation, config: Config) -> Verdict:
+    """What a selection of the operator's cases says of a point, once for all workloads."""
+    key = (implementation.name, config)
     verdict: Verdict | None = job.proofs.full.get(key) or job.proofs.quick.get(key)
     if verdict is None:
-        verdict = check(job.setting.cases, point.implementation, job.dtype, POINT, point.config)
+        verdict = check(job.setting.cases, implementation, job.dtype, POINT, config)
+    if isinstance(verdict, Pass):
+        job.proofs.quick.setdefault(key, verdict)
+    return verdict
+
+
+def _verified(job: Job, point: Passed) -> Verdict | None:
+    """None once a point has passed a selection of the operator's cases, which its proof says then; else the failure."""
+    assert isinstance(point.proof, Pass)
+    if _late(job, point.implementation):
+        return None
+    verdict = _proof(job, point.implementation, point.config)
     if not isinstance(verdict, Pass):
         return verdict
-    job.proofs.quick.setdefault(key, verdict)
     if len(point.proof.checked) == 1:
         point.proof = replace(verdict, checked=(*verdict.checked, *point.proof.checked))
     return None

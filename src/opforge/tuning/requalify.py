@@ -16,7 +16,8 @@ from opforge.machine import detect
 from opforge.registry.tuned_choices import Chosen
 from opforge.trial import leave
 from opforge.tuning.final import former_choice, hold_final
-from opforge.tuning.job import Job, Passed, attempt_at
+from opforge.tuning.finalists import attempt_at
+from opforge.tuning.job import Job, Passed
 from opforge.tuning.outcomes import FAILED, TIMED, Tuned, TuneOptions
 from opforge.tuning.space import eligible
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from opforge.machine import detect
-from opforge.tuning.job import Job, Passed, attempt_at
+from opforge.tuning.finalists import attempt_at
+from opforge.tuning.job import Job, Passed
 from opforge.tuning.journal import Journal, journal_file
 from opforge.tuning.outcomes import TIMED
 from opforge.tuning.space import Space

@@ -213,8 +213,7 @@ def within_reach(seconds: Mapping[str, float]) -> tuple[list[str], list[str]]:
 def search_space(
     job: Job, space: Space, until: float, finalists: list[Passed], *, points: int = 0, patient: bool = True
 ) -> bool:
-    """Go on with one implementation's search: its fastest point that passed is put among the finalists, and its
-    default, which the final holds it against.
+    """Go on with one implementation's search: its fastest point that passed is put among the finalists.
 
     until     no point is begun after it but the first
     points    so many of them at most; 0: all
@@ -339,15 +338,13 @@ def _taught(space: Space, tried: Attempt) -> Outcome:
 
 
 def _admit(job: Job, space: Space, challenger: Passed, ratio: float | None, finalists: list[Passed]) -> None:
-    """Among the finalists in the incumbent's place, beside it where that is the default, or not at all."""
+    """Among the finalists in the incumbent's place, or not at all."""
     incumbent = space.incumbent
     if incumbent is None:
         finalists.append(challenger)
     elif ratio is None or ratio >= 1:
         leave(job.setting, [challenger.ready], [challenger.ready])
         return
-    elif incumbent.config == space.implementation.default:
-        finalists.append(challenger)
     else:
         finalists[finalists.index(incumbent)] = challenger
         leave(job.setting, [incumbent.ready], [incumbent.ready])

@@ -17,6 +17,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 
 from opforge.core import units
 from opforge.core.errors import UsageError
@@ -32,7 +33,9 @@ from opforge.trial import Clock, Setting, ensure_adequate, leave
 from opforge.trial.verified_before import VerifiedKey
 from opforge.tuning.codes import CompiledCode
 from opforge.tuning.compile_queue import LATER, NOW, Compilers, beside_kernels, default_jobs
+from opforge.tuning.device_lock import alone_on
 from opforge.tuning.final import add_previous, hold_final
+from opforge.tuning.finalists import park, revived
 from opforge.tuning.job import Job, Passed, Proofs
 from opforge.tuning.outcomes import Trial, Tuned, TuneOptions
 from opforge.tuning.requalify import requalify
@@ -98,9 +101,7 @@ def tune(
         # compilers are given the workload after the one under way as well: none of them waits while the other's last
         # points are measured
         planned = {place: Future() for place in range(len(todo))}
-        able = eligible(registry, operator, todo[0][1], todo[0][0], options)
-        # while a point is bound in one, another verifies it
-        pool.start([*able, *(item for item in able if item.space)])
+        pool.start(eligible(registry, operator, todo[0][1], todo[0][0], options))
         _plan(planned, 0, registry, operator, todo, options, compilers, earlier)()
     try:
         for place, (dtype, workload) in enumerate(todo):
@@ -153,6 +154,7 @@ def tune(
                 proofs=proofs[dtype],
                 began=began,
                 search_until=until - _final_s(share_s) if options.limit_s else until,
+                defaults_until=now + left - FINAL_S * (len(todo) - place),
                 until=until,
             )
             try:
@@ -200,9 +202,14 @@ def _final_s(share_s: float) -> float:
 
 
 def _prepared(cases: CaseCache, case: Case, dtype: str, until: float, stop: Callable[[], bool]) -> PreparedCase:
-    """A workload's memory and truth. Raises NoRoom."""
+    """A workload's memory and truth, which one search at a time works out on a device. Raises NoRoom."""
+
+    def prepare() -> PreparedCase:
+        with alone_on(cases.device, "-room") if cases.device != "cpu" else nullcontext():
+            return cases.prepare(case, dtype)
+
     return patiently(
-        lambda: cases.prepare(case, dtype),
+        prepare,
         lambda prepared: None,
         relief=give_back,
         end=lambda: stop() or time.monotonic() >= until,
@@ -265,6 +272,9 @@ def _tune_workload(job: Job, spaces: Sequence[Space], write: bool) -> Tuned:
         if beside:
             for name in near:
                 compile_ahead(job, known[name], known[name].search.planned(), NOW)
+            for item in finalists if job.setting.pool.kept and not job.options.weights else ():
+                if item.implementation.name in far:
+                    park(job, item)
         for names in (near, far):
             if beside:
                 _take_turns(job, [known[name] for name in names], finalists)
@@ -286,37 +296,56 @@ def _tune_workload(job: Job, spaces: Sequence[Space], write: bool) -> Tuned:
         for space in spaces:
             if space.journal is not None:
                 space.journal.close()
-        leave(job.setting, [item.ready for item in finalists], [item.ready for item in finalists if not item.failed])
+        held = [item for item in finalists if not item.parked]
+        leave(job.setting, [item.ready for item in held], [item.ready for item in held if not item.failed])
 
 
 def _try_defaults(job: Job, spaces: Sequence[Space], finalists: list[Passed]) -> None:
-    """The default of each implementation, those first that no compiler is needed for any more. Whose turn does not come
-    before the time is up is not tried; the first is in any case.
+    """The default of each implementation, those first that no compiler is needed for any more; while all of the others
+    are with theirs, points of those within reach. Whose turn does not come before the time is up is not tried; the
+    first is in any case.
     """
     left = [space for space in spaces if not space.search.given]
+    until = max(job.search_until, job.defaults_until)
+    beside = beside_kernels(job.options.device)
+    for space in left:
+        if beside and space.waits:
+            # before the points of those that need none
+            compile_ahead(job, space, space.search.ahead(1), NOW)
     while left and not job.stop():
-        if time.monotonic() >= job.search_until and any(space.search.given for space in spaces):
+        if time.monotonic() >= until and any(space.search.given for space in spaces):
             job.untried |= {space.implementation.name: "its turn did not come before the limit" for space in left}
             return
-        beside = beside_kernels(job.options.device)
-        space = next((item for item in left if not (beside and item.waits)), None)
-        if space is None:
-            time.sleep(LOOK_S)
+        ready = [item for item in left if not (beside and item.waits)]
+        if ready:
+            left.remove(ready[0])
+            search_space(job, ready[0], 0.0, finalists)
             continue
-        left.remove(space)
-        search_space(job, space, 0.0, finalists)
+        near, _ = within_reach({item.implementation.name: item.seconds for item in spaces if item.search.given})
+        _take_turn(job, [item for item in spaces if item.implementation.name in near], finalists)
 
 
 def _take_turns(job: Job, spaces: Sequence[Space], finalists: list[Passed]) -> None:
-    """A point of each in turn, passing over those whose next point is with a compiler."""
+    """A point of each in turn, until all are tried or the time is up."""
     left = list(spaces)
     while left and not job.stop() and time.monotonic() < job.search_until:
-        given = sum(space.search.given for space in left)
-        left = [
-            space for space in left if search_space(job, space, job.search_until, finalists, points=1, patient=False)
-        ]
-        if left and sum(space.search.given for space in left) == given:
-            time.sleep(LOOK_S)
+        for space in left:
+            if space.incumbent is not None and space.incumbent.parked:
+                space.incumbent = revived(job, space.incumbent, finalists) or space.incumbent
+        left = _take_turn(
+            job, [space for space in left if space.incumbent is None or not space.incumbent.parked], finalists
+        )
+
+
+def _take_turn(job: Job, spaces: Sequence[Space], finalists: list[Passed]) -> list[Space]:
+    """A point of each, passing over those whose next point is with a compiler; after a moment, where all are. Those of
+    which more can be tried.
+    """
+    given = sum(space.search.given for space in spaces)
+    left = [space for space in spaces if search_space(job, space, job.search_until, finalists, points=1, patient=False)]
+    if sum(space.search.given for space in spaces) == given:
+        time.sleep(LOOK_S)
+    return left
 
 
 def _plan(
