@@ -2,13 +2,14 @@
 
 python scripts/tune_missing.py                              a line for each operator, dtype and workload; nothing runs
 python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
-python scripts/tune_missing.py --run --gpus 4 --beside 4 --jobs 3       four GPUs, four searches at once on each
+python scripts/tune_missing.py --run --gpus 4 --beside 3 --jobs 4       four GPUs, three searches at once on each
 python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
 
 Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most
 work (on a CPU those for laptops). A choice stands where it is of the source that is there now. A slice goes on where
-the last one ended: what was chosen is passed over, and a search that was cut off has its journal. Each search gets at
-most --each seconds. Exit code 1 where something is missing still.
+the last one ended: what was chosen is passed over, and a search that was cut off has its journal. The two workloads of
+an operator and dtype are one process, which gets --each seconds for each of them at most. Exit code 1 where something
+is missing still.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from opforge.workbench.qualify import MOST_USED  # noqa: E402
 DTYPES = ("bfloat16", "float16", "float32")
 CPU_BACKENDS = ("cpp",)
 LARGEST = 2
+SHOWN = 2
 LEAST_S = 20.0
 """With less time left no search is begun."""
 
@@ -176,7 +178,12 @@ def finished(command: Sequence[str], gpu: int | None, left_s: float) -> list[str
             process.kill()
             out, err = process.communicate()
     try:
-        return [f"{words}{line(tuned)}" for tuned in json.loads(out)["tuned"]] or [f"{words}nothing was tuned"]
+        said = json.loads(out)
+        told = [f"{words}{line(tuned)}" for tuned in said["tuned"]] or [f"{words}nothing was tuned"]
+        failed = {
+            f"{item['implementation']}: {item['reason']}" for item in said["trials"] if item["outcome"] == "failed"
+        }
+        return [*told, *(f"  failed: {reason[:160]}" for reason in sorted(failed)[:SHOWN])]
     except (ValueError, KeyError):
         last = (err or out).strip().splitlines()[-1:]
         return [f"{words}failed ({process.returncode}): {''.join(last)}"]
@@ -204,8 +211,8 @@ def main() -> int:
     parser.add_argument("--operator", action="append", default=[], help="these alone")
     parser.add_argument("--run", action="store_true", help="tune what is missing or stale")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds of the slice")
-    parser.add_argument("--each", type=float, default=45.0, help="seconds of a search at most")
-    parser.add_argument("--trials", type=int, default=24, help="points of each implementation at most")
+    parser.add_argument("--each", type=float, default=25.0, help="seconds for each workload of a search at most")
+    parser.add_argument("--trials", type=int, default=12, help="points of each implementation at most")
     parser.add_argument("--budget", type=float, default=0.1, help="seconds of measuring for each point")
     parser.add_argument("--gpus", type=int, default=1, help="so many devices side by side")
     parser.add_argument("--beside", type=int, default=1, help="so many searches at once on each")

@@ -132,7 +132,8 @@ def tune(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Search the declared spaces: each valid point is verified, then timed interleaved with the best until then.
+    """Search the declared spaces: each valid point is judged on the workload and timed interleaved with the best until
+    then.
 
     The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
     tuned/DEVICE.json, which `opforge.ops` reads while the sources are what they were. Every trial is recorded, a
@@ -140,7 +141,7 @@ def tune(
     is right on the workload and takes more than 1.1 times as long as the best is not looked at any further.
 
     Defaults come first; who takes more than twice as long as the fastest default is searched last, with what is left of
-    --limit. Several searches may run at once, one on each device.
+    --limit. Several searches may run at once, on one device too: they measure one at a time.
 
     A model of the points tried until then says which comes next; it begins with what the records say of the same
     implementation on other devices, dtypes and shapes. A run that was interrupted, by a kill too, goes on where it was

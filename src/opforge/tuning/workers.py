@@ -46,14 +46,18 @@ class SearchWorkers(WorkerPool):
             threading.Thread(target=self._start, args=(implementation, future), daemon=True).start()
 
     def _start(self, implementation: Implementation, future: Future[Worker | None]) -> None:
-        worker: Worker | None = None
-        # whoever needs a worker is told what is wrong
-        with contextlib.suppress(OpforgeError, OSError, WorkerDied, WorkerLate):
-            worker = self.host.worker(backend(implementation.backend).environment(self.device))
-            if isinstance(worker.request(GetContext(device=self.device)), Failure):
-                worker.close()
-                worker = None
-        future.set_result(worker)
+        ready: Worker | None = None
+        try:
+            # whoever needs a worker is told what is wrong
+            with contextlib.suppress(OpforgeError, OSError, WorkerDied, WorkerLate):
+                worker = self.host.worker(backend(implementation.backend).environment(self.device))
+                try:
+                    ready = None if isinstance(worker.request(GetContext(device=self.device)), Failure) else worker
+                finally:
+                    if ready is None:
+                        worker.close()
+        finally:
+            future.set_result(ready)
 
     def take(self, implementation: Implementation) -> Worker:
         """An idle worker of the implementation, one that is being started, or a new one."""
@@ -99,7 +103,9 @@ class SearchWorkers(WorkerPool):
             names = [name] if name else [*self.spare]
             idle = [worker for each in names for worker in self.spare.pop(each, ())]
             coming = self.coming.pop(name, []) if name else []
-        _end(idle + [worker for future in coming if (worker := future.result()) is not None])
+        _end(idle)
+        if coming:
+            threading.Thread(target=_end_coming, args=(coming,), daemon=True).start()
 
     def close(self) -> None:
         """End the idle ones and those that are being started, side by side."""
@@ -108,7 +114,11 @@ class SearchWorkers(WorkerPool):
             coming = [future for futures in self.coming.values() for future in futures]
             self.coming.clear()
         self.shed()
-        _end([worker for future in coming if (worker := future.result()) is not None])
+        _end_coming(coming)
+
+
+def _end_coming(coming: list[Future[Worker | None]]) -> None:
+    _end([worker for future in coming if (worker := future.result()) is not None])
 
 
 def _end(workers: list[Worker]) -> None:
