@@ -27,9 +27,11 @@ from opforge.registry import load
 from opforge.registry.tuned_choices import choice_for, choices_path, keep
 from opforge.runner import Isolated
 from opforge.timing import Plan
-from opforge.tuning import TuneOptions, compile_first, final, space, tune, valid_points
+from opforge.trial import Setting
+from opforge.tuning import TuneOptions, compile_first, final, job, space, tune, valid_points
 from opforge.tuning.codes import Codes, CompiledCode, CompileRefused, code_of_library
 from opforge.tuning.compile_queue import LATER, NOW, Compilers
+from opforge.tuning.device_lock import alone_on
 from opforge.tuning.space import compile_ahead, within_reach
 from opforge.tuning.workers import SearchWorkers
 from simulated import make_home, record
@@ -855,7 +857,11 @@ def test_processes_are_kept_for_the_next_point_and_who_is_far_behind_gives_its_o
         pools.append(SearchWorkers(**{**given, "kept": True}))
         return pools[-1]
 
-    monkeypatch.setattr(sys.modules[tune.__module__], "SearchWorkers", kept)
+    module = sys.modules[tune.__module__]
+    monkeypatch.setattr(module, "SearchWorkers", kept)
+    # nor does anybody who judges a large workload wait for himself, or lack the error of what he keeps
+    monkeypatch.setattr(job.Job, "room", lambda self: alone_on("cpu", "-room"))
+    monkeypatch.setattr(module, "Setting", lambda **given: Setting(**{**given, "measured": False}))
     (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
     (home / "twice" / "cpp_behind.cpp").write_text(
         SLOW.replace("[1, 4, 8, 12]", "[40, 44]").replace("STEPS = 8", "STEPS = 40")
@@ -879,7 +885,7 @@ def test_processes_are_kept_for_the_next_point_and_who_is_far_behind_gives_its_o
     assert found.over_default is not None and found.over_default < 0.5
     ((name, _, ratio),) = found.others
     assert name == "cpp_behind" and ratio > 2
-    assert len(found.record.verdict.checked) > 1
+    assert len(found.record.verdict.checked) > 1 and all(item.metrics for item in found.record.verdict.checked)
     # one for each point, each verification and each that is bound again would be fourteen
     assert len(started) < 12
     assert not pools[0].spare and not pools[0].coming

@@ -46,7 +46,7 @@ from opforge.tuning.workers import SearchWorkers
 from opforge.verify import CaseCache, PreparedCase
 from opforge.verify.judging.threads import give_back
 
-FINAL_SHARE, FINAL_S, MOST_SHARE = 0.2, 8.0, 0.4
+FINAL_SHARE, FINAL_S, MOST_SHARE = 0.2, 6.0, 0.4
 """Of a workload's share of the time limit, what is left for the final and the winner's verification: a part, and so
 many seconds at least, but no more than another part.
 """
