@@ -2,19 +2,21 @@
 
 python scripts/tune_missing.py                              a line for each operator, dtype and workload; nothing runs
 python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
-python scripts/tune_missing.py --run --gpus 4 --beside 4 --jobs 3       four GPUs, four searches at once on each
+python scripts/tune_missing.py --run --gpus 4 --beside 3 --jobs 4       four GPUs, three searches at once on each
 python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
 
 Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most
 work (on a CPU those for laptops). A choice stands where it is of the source that is there now. A slice goes on where
-the last one ended: what was chosen is passed over, and a search that was cut off has its journal. Each search gets at
-most --each seconds. Exit code 1 where something is missing still.
+the last one ended: what was chosen is passed over, and a search that was cut off has its journal. The two workloads of
+an operator and dtype are one process, which gets --each seconds for each of them at most. Exit code 1 where something
+is missing still.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -23,14 +25,16 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from opforge.backends.shared_code import source_sha256  # noqa: E402
+from opforge.core import units  # noqa: E402
 from opforge.core.implementation import COMPARED_AS_IS  # noqa: E402
 from opforge.core.operator import Operator, Workload  # noqa: E402
 from opforge.machine import detect  # noqa: E402
@@ -41,6 +45,7 @@ from opforge.workbench.qualify import MOST_USED  # noqa: E402
 DTYPES = ("bfloat16", "float16", "float32")
 CPU_BACKENDS = ("cpp",)
 LARGEST = 2
+SHOWN = 2
 LEAST_S = 20.0
 """With less time left no search is begun."""
 
@@ -111,7 +116,7 @@ class Search:
         """Of `opforge tune`."""
         asked = [sys.executable, "-m", "opforge", "tune", self.operator, "--device", device, "--dtype", self.dtype]
         asked += [word for name in self.workloads for word in ("--workload", name)]
-        return [*asked, "--limit", f"{limit_s:.0f}", "--trials", f"{trials}", "--budget", f"{budget_s}"]
+        return [*asked, "--limit", f"{limit_s:.0f}", "--trials", f"{trials}", "--budget", f"{budget_s}", "--json"]
 
 
 def searches(wanted: Sequence[Cell]) -> list[Search]:
@@ -136,11 +141,15 @@ def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
         while not todo.empty() and (left := given.limit - (time.monotonic() - began)) >= LEAST_S:
             with contextlib.suppress(queue.Empty):
                 one = todo.get_nowait()
-                share = min(given.each * len(one.workloads), left - LEAST_S / 2)
+                # a search may take a tenth longer than it is given, and its processes some seconds to end
+                share = min(given.each * len(one.workloads), (left - LEAST_S / 2) / 1.1)
                 command = one.command(given.device, share, given.trials, given.budget)
+                begun = time.monotonic()
                 told = finished([*command, "--jobs", f"{given.jobs}"], gpu if given.gpus > 1 else None, left)
-                words = f"{one.operator} {one.dtype} {', '.join(one.workloads)}"
-                print(f"{time.monotonic() - began:6.1f} s  {words}: {told}", flush=True)
+                now = time.monotonic()
+                head = f"{now - began:6.1f} s  {one.operator} {one.dtype} ({now - begun:.0f} s"
+                head += f" on GPU {gpu})" if given.gpus > 1 else ")"
+                print("\n".join(f"{head} {line}" for line in told), flush=True)
 
     threads = [threading.Thread(target=work, args=(gpu,)) for gpu in hands]
     for thread in threads:
@@ -151,8 +160,10 @@ def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
         print(f"not begun for want of time: {todo.qsize()} searches", flush=True)
 
 
-def finished(command: Sequence[str], gpu: int | None, left_s: float) -> str:
-    """What a search came to. One that is not through in time is asked to end: its journal and what it found stay."""
+def finished(command: Sequence[str], gpu: int | None, left_s: float) -> list[str]:
+    """What a search came to, a line for each workload. One that is not through in time is asked to end, and keeps what
+    it found, as its journal does.
+    """
     environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     words = ""
@@ -160,15 +171,36 @@ def finished(command: Sequence[str], gpu: int | None, left_s: float) -> str:
         out, err = process.communicate(timeout=left_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGINT)
-        words = "cut off; its journal is kept. "
+        words = "cut off: "
         try:
             out, err = process.communicate(timeout=LEAST_S)
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
-    lines = (out if process.returncode == 0 else err or out).strip().splitlines()
-    words += "done" if process.returncode == 0 else f"failed ({process.returncode})"
-    return f"{words}: {lines[-1] if lines else ''}"
+    try:
+        said = json.loads(out)
+        told = [f"{words}{line(tuned)}" for tuned in said["tuned"]] or [f"{words}nothing was tuned"]
+        failed = {
+            f"{item['implementation']}: {item['reason']}" for item in said["trials"] if item["outcome"] == "failed"
+        }
+        return [*told, *(f"  failed: {reason[:160]}" for reason in sorted(failed)[:SHOWN])]
+    except (ValueError, KeyError):
+        last = (err or out).strip().splitlines()[-1:]
+        return [f"{words}failed ({process.returncode}): {''.join(last)}"]
+
+
+def line(tuned: Mapping[str, Any]) -> str:
+    """One workload's choice, or why there is none, of what `opforge tune --json` prints."""
+    points = f"{tuned['timed'] + tuned['slower']} points"
+    if tuned["failed"]:
+        points += f", {tuned['failed']} failed"
+    if tuned["median_s"] is None:
+        return f"{tuned['workload']}: no choice ({points}); {tuned['why']}"
+    config = ", ".join(f"{name}={value}" for name, value in tuned["config"].items())
+    gain = f", {units.ratio(1 / tuned['over_default'])} its default" if tuned["over_default"] else ""
+    kept = "" if tuned["kept"] else f"; {tuned['why']}"
+    chosen = f"{tuned['implementation']} [{config or 'default'}] {units.seconds(tuned['median_s'])}"
+    return f"{tuned['workload']}: {chosen}{gain} ({points}){kept}"
 
 
 def main() -> int:
@@ -179,8 +211,8 @@ def main() -> int:
     parser.add_argument("--operator", action="append", default=[], help="these alone")
     parser.add_argument("--run", action="store_true", help="tune what is missing or stale")
     parser.add_argument("--limit", type=float, default=540.0, help="seconds of the slice")
-    parser.add_argument("--each", type=float, default=45.0, help="seconds of a search at most")
-    parser.add_argument("--trials", type=int, default=24, help="points of each implementation at most")
+    parser.add_argument("--each", type=float, default=25.0, help="seconds for each workload of a search at most")
+    parser.add_argument("--trials", type=int, default=12, help="points of each implementation at most")
     parser.add_argument("--budget", type=float, default=0.1, help="seconds of measuring for each point")
     parser.add_argument("--gpus", type=int, default=1, help="so many devices side by side")
     parser.add_argument("--beside", type=int, default=1, help="so many searches at once on each")

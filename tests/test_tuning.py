@@ -27,10 +27,13 @@ from opforge.registry import load
 from opforge.registry.tuned_choices import choice_for, choices_path, keep
 from opforge.runner import Isolated
 from opforge.timing import Plan
-from opforge.tuning import TuneOptions, compile_first, final, space, tune, valid_points
+from opforge.trial import Setting
+from opforge.tuning import TuneOptions, compile_first, final, job, space, tune, valid_points
 from opforge.tuning.codes import Codes, CompiledCode, CompileRefused, code_of_library
 from opforge.tuning.compile_queue import LATER, NOW, Compilers
+from opforge.tuning.device_lock import alone_on
 from opforge.tuning.space import compile_ahead, within_reach
+from opforge.tuning.workers import SearchWorkers
 from simulated import make_home, record
 
 KERNEL = """// y = 2x, as slowly as it is told to.
@@ -839,3 +842,50 @@ def test_what_a_compiled_point_uses_comes_with_its_code():
         compilers.close()
     assert code.use.registers > 16 and code.use.threads % 32 == 0 and code.use.blocks == 64
     assert code.use.stack_bytes == code.stack_bytes == 0 and code.use.shared_bytes < 232448
+
+
+@pytest.mark.campaign
+def test_processes_are_kept_for_the_next_point_and_who_is_far_behind_gives_its_own_up(home, monkeypatch):
+    """As beside a GPU: nothing is lost or tried twice, no point finds what another left, and the winner's default is
+    bound again to be held against it.
+    """
+    for module in (space, sys.modules[tune.__module__]):
+        monkeypatch.setattr(module, "beside_kernels", lambda device: True)
+    pools, started = [], []
+
+    def kept(**given):
+        pools.append(SearchWorkers(**{**given, "kept": True}))
+        return pools[-1]
+
+    module = sys.modules[tune.__module__]
+    monkeypatch.setattr(module, "SearchWorkers", kept)
+    # nor does anybody who judges a large workload wait for himself, or lack the error of what he keeps
+    monkeypatch.setattr(job.Job, "room", lambda self: alone_on("cpu", "-room"))
+    monkeypatch.setattr(module, "Setting", lambda **given: Setting(**{**given, "measured": False}))
+    (home / "twice" / "cpp_repeats.cpp").write_text(SLOW)
+    (home / "twice" / "cpp_behind.cpp").write_text(
+        SLOW.replace("[1, 4, 8, 12]", "[40, 44]").replace("STEPS = 8", "STEPS = 40")
+    )
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("'cpp_repeats', ", "'cpp_behind', 'cpp_repeats', "))
+    host, trials = Isolated(), []
+    worker = host.worker
+    monkeypatch.setattr(host, "worker", lambda environment: started.append(1) or worker(environment))
+    try:
+        options = TuneOptions(backends=("cpp",), trials=0, plan=Plan(samples=5, budget_s=0.05), jobs=2)
+        (found,) = tune(load([home]), "twice", options, host, add=lambda record: None, listener=trials.append)
+    finally:
+        host.close()
+    assert sorted((trial.implementation, trial.config.as_dict()["STEPS"]) for trial in trials) == [
+        *(("cpp_behind", steps) for steps in (40, 44)),
+        *(("cpp_repeats", steps) for steps in (1, 4, 8, 12)),
+    ]
+    assert found.failed == 0 and found.kept
+    assert found.record.implementation == "cpp_repeats" and found.record.config.as_dict()["STEPS"] == 1
+    assert found.over_default is not None and found.over_default < 0.5
+    ((name, _, ratio),) = found.others
+    assert name == "cpp_behind" and ratio > 2
+    assert len(found.record.verdict.checked) > 1 and all(item.metrics for item in found.record.verdict.checked)
+    # one for each point, each verification and each that is bound again would be fourteen
+    assert len(started) < 12
+    assert not pools[0].spare and not pools[0].coming

@@ -46,7 +46,7 @@ def pool() -> WorkerPool:
 
 
 def implementation(name: str, backend: str = "cpp") -> Any:
-    return SimpleNamespace(name=name, backend=backend)
+    return SimpleNamespace(name=name, backend=backend, space={})
 
 
 def test_one_process_serves_verification_and_workload(pool):

@@ -38,6 +38,9 @@ MOST_BOUND = 12
 """kMostTensors in prepared.cpp."""
 
 
+_running: set[int] = set()
+
+
 class CompilationFailed(OpforgeError):
     """The compiler refused the source. The message holds the command and the end of what the compiler said."""
 
@@ -158,12 +161,26 @@ def object_command(implementation: Implementation, config: Config, toolchain: To
     ]
 
 
+def running() -> tuple[int, ...]:
+    """The process ids of the compilers that work for this process."""
+    return tuple(_running)
+
+
 def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
     """Run a compiler; what it said and how long it took in seconds. Raises CompilationFailed with the end of
     its words.
     """
     started = time.perf_counter()
-    done = subprocess.run(list(arguments), capture_output=True, text=True)
+    with subprocess.Popen(list(arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        _running.add(process.pid)
+        try:
+            out, err = process.communicate()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            _running.discard(process.pid)
+    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     took = time.perf_counter() - started
     if done.returncode != 0:
         complaint = (done.stderr or done.stdout).strip()

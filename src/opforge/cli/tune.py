@@ -132,7 +132,8 @@ def tune(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Search the declared spaces: each valid point is verified, then timed interleaved with the best until then.
+    """Search the declared spaces: each valid point is judged on the workload and timed interleaved with the best until
+    then.
 
     The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
     tuned/DEVICE.json, which `opforge.ops` reads while the sources are what they were. Every trial is recorded, a
@@ -140,7 +141,7 @@ def tune(
     is right on the workload and takes more than 1.1 times as long as the best is not looked at any further.
 
     Defaults come first; who takes more than twice as long as the fastest default is searched last, with what is left of
-    --limit. Several searches may run at once, one on each device.
+    --limit. Several searches may run at once, on one device too: they measure one at a time.
 
     A model of the points tried until then says which comes next; it begins with what the records say of the same
     implementation on other devices, dtypes and shapes. A run that was interrupted, by a kill too, goes on where it was
@@ -151,21 +152,41 @@ def tune(
     after Ctrl-C.
     """
     import signal
+    import time
 
     from opforge.cli.progress import telling
+    from opforge.core.implementation import COMPARED_WITH
+    from opforge.machine import detect
     from opforge.timing import Plan
+    from opforge.trial import compiling_without_torch, start_ahead
+    from opforge.trial.verified_before import proven
     from opforge.tuning import NAMES, TuneOptions, compile_first, tune as run_tune
     from opforge.tuning.weighing import parse_weights
     from opforge.workbench.configs import ensure_taken
 
+    entered = time.monotonic()
     registry = settings(context).registry()
     (name,) = selected(registry, [operator], False)
     definition = registry.operator(name)
+    host = make_host(False)
+    context.call_on_close(host.close)
+    backends = backend_names(backend)
+    items = [
+        item
+        for item in registry.implementations(name)
+        if not compile_only
+        and item.backend not in COMPARED_WITH
+        and (not backends or item.backend in backends)
+        and (not implementation or item.name in implementation)
+    ]
+    # while this process imports PyTorch, which takes as long
+    start_ahead(host, items, device)
+    context.with_resource(compiling_without_torch(items, device))
     where, meant = _places(device, target)
     options = TuneOptions(
         device=where,
         dtypes=checked("dtype", dtype, definition.dtypes),
-        backends=backend_names(backend),
+        backends=backends,
         implementations=checked(
             "implementation", implementation, (item.name for item in registry.implementations(name))
         ),
@@ -184,7 +205,8 @@ def tune(
         requalify=requalify,
         plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
         jobs=jobs,
-        limit_s=limit or None,
+        # importing PyTorch is a part of it, and on a busy machine no small one
+        limit_s=max(limit / 4, limit - (time.monotonic() - entered)) if limit else None,
     )
     ensure_taken(
         [item for item in registry.implementations(name) if item.name in (implementation or [item.name])],
@@ -224,7 +246,6 @@ def tune(
             "opforge: no more points are begun; what was found is verified and kept. Once more ends at once.", err=True
         )
 
-    host = make_host(False)
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with settings(context).open_store() as store, telling(quiet=json) as say:
@@ -238,6 +259,7 @@ def tune(
                 write=not dry_run and options.target is None,
                 stop=lambda: ended,
                 earlier=() if cold and not requalify else store.query(operator=name),
+                proven=proven(store, registry, [name], detect(where).name),
             ):
                 found.append(tuned)
                 if not json:

@@ -310,8 +310,15 @@ class Arena:
         return {"size": self.size, "slots": [vars(slot) for slot in self.slots], "place": self.place}
 
     @classmethod
-    def attach(cls, description: Mapping[str, Any], fd: int) -> Arena:
-        """The arena of another process."""
+    def attach(cls, description: Mapping[str, Any], fd: int, kept: Arena | None = None) -> Arena:
+        """The arena of another process. `kept`, one that was attached before, where it is the same; else it is closed:
+        to map and to pin a gigabyte takes longer than the copies that pinning is for.
+        """
+        if kept is not None and os.path.sameopenfile(kept.fd, fd):
+            os.close(fd)
+            return kept
+        if kept is not None:
+            kept.close()
         slots = [
             Slot(**{**slot, "shape": tuple(slot["shape"]), "strides": tuple(slot["strides"])})
             for slot in description["slots"]

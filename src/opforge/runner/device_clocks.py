@@ -162,17 +162,19 @@ def device_work(
     thread.
     """
     import torch
-    from torch.profiler import ProfilerActivity, profile
+
+    # torch.profiler's own imports torch._inductor when it begins: three seconds in each process that is new
+    from torch.autograd.profiler import profile
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
+    with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as profiler:
         for _ in range(count):
             if flush is not None:
                 flush()
             for _ in range(batch):
                 run()
         torch.cuda.synchronize()
-    events = profiler.profiler.kineto_results.events() if profiler.profiler is not None else []
+    events = profiler.kineto_results.events() if profiler.kineto_results is not None else []
     return sorted(
         (event.start_ns(), event.duration_ns(), event.name())
         for event in events

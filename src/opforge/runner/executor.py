@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.registry import Home, Registry
 from opforge.runner import confinement, device_clocks, raised, sampling, sandbox
 from opforge.runner.arena import Arena
+from opforge.runner.compiled_first import compiled
 from opforge.runner.device_kernels import DeviceWatch
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Guards, Limits
@@ -34,6 +34,7 @@ from opforge.runner.messages import (
     Done,
     Extra,
     Failed,
+    GetContext,
     HostCost,
     Lacks,
     LaunchBound,
@@ -66,12 +67,6 @@ HELD, HELD_BYTES = 64, 1 << 26
 """Results of a launch that are kept while the next are made, and their bytes beyond one result: a kernel may return
 several buffers in turn.
 """
-SHORT = re.compile(
-    "No space left on device|Disk quota exceeded|Cannot allocate memory|Resource temporarily unavailable|Too "
-    "many open files|virtual memory exhausted"
-    "|out of memory allocating|Killed signal terminated program \\w*|died due to signal 9"
-)
-"""What compilers say when the machine is short of something."""
 
 
 class Executor:
@@ -96,6 +91,8 @@ class Executor:
         self.library = True
         self.interpreted = False
         self.watch: DeviceWatch | None = None
+        self.watched: tuple[Path, Config] | None = None
+        self.mapped: Arena | None = None
         self.threads = len(sys._current_frames())
         self.confined = 0
         self.peak_reset = sampling.peak_reset() if scratch is not None else None
@@ -115,6 +112,7 @@ class Executor:
             Memory.do: self.memory,
             DeviceWork.do: self.work,
             Replay.do: self.replay,
+            GetContext.do: self.get_context,
         }
         try:
             question = question_of(message)
@@ -135,7 +133,7 @@ class Executor:
 
     def bind(self, question: Bind, fds: Sequence[int]) -> LaunchBound | Refused:
         """Map the arena, bind the implementation to its tensors, compile what needs compiling."""
-        arena = Arena.attach(question.arena, fds[0])
+        arena, self.mapped = Arena.attach(question.arena, fds[0], self.mapped), None
         sandbox.require(question.device)
         if question.device != "cpu" and arena.size >= WORTH_PINNING:
             arena.pin()
@@ -244,16 +242,16 @@ class Executor:
         """
         self.library = implementation.backend in LIBRARY
         self.interpreted = implementation.backend == "triton"
+        chosen, device = implementation.default if config is None else config, question.device
         if self.sealed:
+            self._look_at(implementation, chosen, device)
             return
         assert self.scratch is not None and self.limits is not None
-        self.sealed, device = True, question.device
-        chosen = implementation.default if config is None else config
+        self.sealed = True
         build = getattr(backend(implementation.backend), "build", None)
         if build is not None:
-            _compiled(lambda: build(implementation, chosen, device))
-        if self.guards.device_names and device == "cuda":
-            self.watch = DeviceWatch(implementation, chosen, device)
+            compiled(lambda: build(implementation, chosen, device))
+        self._look_at(implementation, chosen, device)
         build_call = getattr(backend(implementation.backend), "build_call", None)
         if build_call is not None:
             # without it calls take a longer way on the host, as they do for a user who has no compiler
@@ -272,6 +270,24 @@ class Executor:
             os.environ[INDUCTOR_FOLDER] = str(self.scratch / "torchinductor")
         sandbox.limit(self.limits, host_memory=device == "cpu")
         self.confined = confinement.raise_around(writable, self.scratch, self.guards)
+
+    def _look_at(self, implementation: Implementation, config: Config, device: str) -> None:
+        """From now on the device's kernels must be this config's: each has a library of its own, and a first call."""
+        if self.scratch is None or not self.guards.device_names or device != "cuda":
+            return
+        if self.watched != (implementation.source, config):
+            self.watched = implementation.source, config
+            self.watch = DeviceWatch(implementation, config, device)
+
+    def get_context(self, question: GetContext, fds: Sequence[int]) -> Done:
+        """Get a device's context, and begin its first trace: none of the kernel's code runs yet."""
+        import torch
+
+        sandbox.require(question.device)
+        torch.empty(1, device=question.device)
+        if question.device == "cuda":
+            device_clocks.device_work(lambda: None)
+        return Done()
 
     def run(self, question: Run, fds: Sequence[int]) -> Launched:
         """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the tensor
@@ -418,7 +434,10 @@ class Executor:
         placement = self.placements.pop(number)
         if self.sharing.pop(number, None) is None:
             placement.end()
-            arena.close()
+            if question.mapped and arena.pinned and self.mapped is None:
+                self.mapped = arena
+            else:
+                arena.close()
         if large and whole.device.type != "cpu":
             import torch
 
@@ -427,23 +446,3 @@ class Executor:
             torch.accelerator.synchronize()
             torch.get_device_module().empty_cache()
         return Done()
-
-
-def _compiled(build: Callable[[], object]) -> None:
-    """Compile, before any code of the kernel has run. Raises NotNow where it is the machine that failed: what is told
-    of a full disk, or of a compiler
-    that was killed for its memory, is told of no source."""
-    try:
-        build()
-    except (OSError, MemoryError) as error:
-        raise NotNow(
-            f"it could not be compiled here ({type(error).__name__}: {error}). Free some space or memory, and run it "
-            "again."
-        ) from error
-    except OpforgeError as error:
-        short = SHORT.search(str(error))
-        if short is None:
-            raise
-        raise NotNow(
-            f"it could not be compiled here (the compiler: {short[0]}). Free some space or memory, and run it again."
-        ) from error

@@ -287,10 +287,13 @@ class Terms(Question[OnTerms]):
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Question[Done]):
-    """Forget a launch, and give its memory back."""
+    """Forget a launch, and give its memory back. `mapped`: the next one will be on the same arena, which stays mapped
+    and pinned until another is bound.
+    """
 
     do: ClassVar[str] = "release"
     launch: int
+    mapped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -377,9 +380,30 @@ class Overhead(Question[Clocks]):
     device: str = "cpu"
 
 
+@dataclass(frozen=True, kw_only=True)
+class GetContext(Question[Done]):
+    """Get a device's context and its tracer ready, which takes seconds, before there is anything to bind."""
+
+    do: ClassVar[str] = "context"
+    device: str
+
+
 QUESTIONS: Mapping[str, type[Question[Any]]] = {
     kind.do: kind
-    for kind in (Bind, Run, Collect, Terms, Release, Sample, LaunchCost, Memory, DeviceWork, Replay, Overhead)
+    for kind in (
+        Bind,
+        Run,
+        Collect,
+        Terms,
+        Release,
+        Sample,
+        LaunchCost,
+        Memory,
+        DeviceWork,
+        Replay,
+        Overhead,
+        GetContext,
+    )
 }
 FAILURES: Mapping[str, type[Failure]] = {kind.status: kind for kind in (Refused, Lacks, Failed, Unfit, Unlike)}
 SERVER: Mapping[str, type[Answer]] = {kind.status: kind for kind in (WorkerReady, ServerReady, Spawned, Exited)}

@@ -43,13 +43,14 @@ WATCHED = (
     ("torch.testing", ("assert_close",)),
     ("torch.cuda", ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream")),
     ("torch.accelerator", ("synchronize",)),
-    ("torch.profiler", ("profile", "ProfilerActivity")),
+    ("torch.autograd.profiler", ("profile", "_prepare_profiler", "_enable_profiler", "_disable_profiler")),
     ("torch.utils.benchmark", ("Timer",)),
 )
 METHODS = (
     ("torch", "Tensor", ("copy_", "data_ptr", "untyped_storage", "numel")),
     ("torch", "Event", ("record", "elapsed_time", "synchronize")),
     ("torch.cuda", "Event", ("record", "elapsed_time", "synchronize")),
+    ("torch.autograd.profiler", "profile", ("__enter__", "__exit__")),
     ("torch.cuda", "CUDAGraph", ("capture_begin", "capture_end", "replay")),
 )
 

@@ -21,6 +21,7 @@ from opforge.trial.binding import (
 from opforge.trial.case_check import check as check
 from opforge.trial.compile_ahead import (
     compile_seconds as compile_seconds,
+    compiled_now as compiled_now,
     compiling_ahead as compiling_ahead,
     compiling_without_torch as compiling_without_torch,
 )

@@ -15,15 +15,16 @@ from opforge.backends import Missing, backend
 from opforge.backends.module_loading import installed
 from opforge.core import spans
 from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
-from opforge.core.verdict import Broken, Inaccurate, Pass, Proof, Unsupported, Verdict
+from opforge.core.verdict import Broken, Checked, Inaccurate, LibraryFallback, Pass, Proof, Unsupported, Verdict
 from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fill, fresh_seed
 from opforge.runner.messages import Failure, LaunchBound, Run
 from opforge.timing import Candidate, MeasurementFailed
 from opforge.timing.worker_requests import asker, on_terms
 from opforge.trial.baselines import on_the_workload
 from opforge.trial.setting import Setting
-from opforge.verify import CaseCache, CaseRun, PreparedCase, bind_blind, run_bound, run_of
+from opforge.verify import CaseCache, CaseRun, PreparedCase, bind_blind, judge, run_bound, run_of
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
+from opforge.verify.judging.run_case import Ran, first_run
 
 BindAnswer = tuple[CaseRun, LaunchBound | Failure]
 
@@ -167,7 +168,7 @@ def _on_the_workload(setting: Setting, point: Point, asked: Future[BindAnswer]) 
     try:
         run, answer = asked.result()
         worker = run.worker
-        ran = run_bound(run, prepared, answer)
+        ran = (run_bound if setting.measured else _run_bound)(run, prepared, answer)
         if isinstance(ran, Rejected):
             return NotReady(point=point, verdict=Unsupported(reason=ran.reason))
         launch, outcome = ran.launch, ran.outcome
@@ -209,7 +210,7 @@ def _side_by_side(setting: Setting, points: Sequence[Point], workers: dict[int, 
         return run, bind_blind(run)
 
     if cases.host.guards.blind_bind:
-        prepared.arena.poison(fresh_seed())
+        _poison(prepared)
     with ThreadPoolExecutor(max_workers=setting.at_once) as pool:
         asked = [pool.submit(start, place) for place in range(len(points))]
     if setting.at_once > 1 and len(points) > 1:
@@ -218,6 +219,29 @@ def _side_by_side(setting: Setting, points: Sequence[Point], workers: dict[int, 
         with ThreadPoolExecutor(max_workers=setting.at_once) as pool:
             return list(pool.map(_run_once, asked))
     return asked
+
+
+def _run_bound(run: CaseRun, prepared: PreparedCase, answer: LaunchBound | Failure) -> Ran | Rejected:
+    """As `run_bound`, without metrics of what is right."""
+    prepared.reset()
+    started = first_run(run, answer)
+    if isinstance(started, Rejected):
+        return started
+    if isinstance(started, Broken):
+        return Ran(0, started)
+    outcome = judge(prepared, run.bench.operator, run.bench.host.isolation, measured=False)
+    if isinstance(started, LibraryFallback):
+        return Ran(0, started if isinstance(outcome, Checked) else outcome)
+    return Ran(started.launch, outcome)
+
+
+@spans.spanned(lambda prepared: ("poison", "", ""))
+def _poison(prepared: PreparedCase) -> None:
+    """Let the case's memory hold nothing; written where it is judged: a gigabyte takes a CPU half a second."""
+    here = prepared.arena if prepared.place.type == "cpu" else prepared.arena.mirror(prepared.place, filled=False)
+    here.poison(fresh_seed())
+    if here is not prepared.arena:
+        prepared.arena.bytes().copy_(here.bytes())
 
 
 def _other_values(cases: CaseCache, prepared: PreparedCase) -> None:

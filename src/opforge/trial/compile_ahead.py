@@ -59,6 +59,14 @@ def compiling_without_torch(implementations: Sequence[Implementation], device: s
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def compiled_now(implementation: Implementation, config: Config, device: str) -> None:
+    """Have the library of a native implementation in the cache: a worker that has been bound before may not write
+    there any more. A failure is not reported here, as in `compiling_ahead`.
+    """
+    if implementation.backend in ("cpp", "cuda"):
+        _compile(implementation, device, config)
+
+
 def compile_seconds(implementation: Implementation, config: Config | None, device: str) -> float | None:
     """Seconds that it took to compile a native implementation for `device`, when the library that would be taken now
     was made; None for others, and where there is none.
@@ -74,10 +82,10 @@ def compile_seconds(implementation: Implementation, config: Config | None, devic
     return None
 
 
-def _compile(implementation: Implementation, device: str) -> None:
+def _compile(implementation: Implementation, device: str, config: Config | None = None) -> None:
     with contextlib.suppress(OpforgeError), spans.span("compile", implementation.name):
         builder: Cuda | Cpp = Cuda() if implementation.backend == "cuda" else Cpp()
-        builder.build(implementation, implementation.default, device)
+        builder.build(implementation, implementation.default if config is None else config, device)
 
 
 def _compile_for(implementation: Implementation, target: str) -> None:

@@ -43,6 +43,8 @@ class Setting:
     terms      on which terms candidates are timed (core.timing_terms)
     limit_s    seconds after which a candidate that is being timed and does not answer is ended
     at_once    how many are bound at the same time
+    measured   whether the error on the workload is measured where it is within the bound: on a gigabyte that takes
+               longer than the judgement and the timing together
     """
 
     cases: CaseCache
@@ -52,6 +54,7 @@ class Setting:
     terms: tuple[str, ...] = (CALL,)
     limit_s: float = REQUEST_LIMIT_S
     at_once: int = 1
+    measured: bool = True
 
     @property
     def isolation(self) -> str:

@@ -70,6 +70,7 @@ class _Promise:
         self.known = threading.Event()
         self.code: CompiledCode | CompileRefused | None = None
         self.error: BaseException | None = None
+        self.urgent = False
         self._begun = threading.Lock()
 
     def begin(self) -> bool:
@@ -116,8 +117,10 @@ class Codes:
         new = {
             config: promise
             for config, promise in new.items()
-            if not promise.begun and (urgency == NOW or config not in self.promised)
+            if not promise.begun and not promise.urgent and (urgency == NOW or config not in self.promised)
         }
+        for promise in new.values():
+            promise.urgent = urgency == NOW
         self.promised |= new
         # every compiler gets some of them before one gets many
         size = (
@@ -219,6 +222,7 @@ class Codes:
                 # Ctrl-C is for whoever tunes: what is being compiled is finished
                 start_new_session=True,
             )
+            self.compilers.children.add(child.pid)
             late = threading.Timer(LIMIT_S, child.kill)
             late.start()
             try:
@@ -237,6 +241,7 @@ class Codes:
                 late.cancel()
                 child.kill()
                 child.wait()
+                self.compilers.children.discard(child.pid)
                 if child.stdout is not None:
                     child.stdout.close()
 

@@ -8,6 +8,9 @@ import os
 import threading
 from collections.abc import Callable
 
+from opforge.backends import native
+from opforge.runner import processes
+
 NOW, LATER = 0, 1
 """How urgent a job is: somebody waits for it, or is about to; or it is one of those that will be needed, in their
 order.
@@ -35,7 +38,7 @@ def beside_kernels(device: str) -> bool:
 
 class Compilers:
     """`jobs` threads, which each wait for one compiler at a time. What is handed in first is begun first, among the
-    equally urgent.
+    equally urgent. `children`: processes that compile for them, besides those of backends.native.
     """
 
     def __init__(self, jobs: int) -> None:
@@ -45,6 +48,7 @@ class Compilers:
         self._changed = threading.Condition()
         self._closed = False
         self._threads: list[threading.Thread] = []
+        self.children: set[int] = set()
 
     def submit(self, work: Callable[[], None], urgency: int) -> None:
         """`work` must not raise."""
@@ -56,11 +60,12 @@ class Compilers:
             self._changed.notify()
 
     def close(self) -> None:
-        """Give up what has not begun; wait for what has."""
+        """Give up what has not begun, and end what has: nobody wants it any more, and others want the processors."""
         with self._changed:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
+        processes.kill(processes.tree((*native.running(), *self.children)))
         for thread in self._threads:
             thread.join()
 

@@ -15,11 +15,11 @@ from opforge.core.user_folders import cache_folder
 
 
 @contextlib.contextmanager
-def alone_on(device: str) -> Iterator[None]:
-    """Hold the device (a torch device type; which GPU it is, CUDA_VISIBLE_DEVICES and its relatives say). Given back by
-    the system if this process dies. A cache folder that cannot be written holds nobody up.
+def alone_on(device: str, what: str = "") -> Iterator[None]:
+    """Hold the device (a torch device type; which GPU it is, CUDA_VISIBLE_DEVICES and its relatives say), or `what` of
+    it. Given back by the system if this process dies. A cache folder that cannot be written holds nobody up.
     """
-    handle = _open(device)
+    handle = _open(device, what)
     if handle is None:
         yield
         return
@@ -30,15 +30,15 @@ def alone_on(device: str) -> Iterator[None]:
         os.close(handle)
 
 
-def lock_file(device: str) -> Path:
+def lock_file(device: str, what: str = "") -> Path:
     """Where the lock lies: one for each set of visible devices."""
     names = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES")
     visible = "" if device == "cpu" else repr([os.environ.get(name, "0") for name in names])
-    return cache_folder() / "measuring" / f"{device}-{hashlib.sha256(visible.encode()).hexdigest()[:8]}.lock"
+    return cache_folder() / "measuring" / f"{device}{what}-{hashlib.sha256(visible.encode()).hexdigest()[:8]}.lock"
 
 
-def _open(device: str) -> int | None:
-    file = lock_file(device)
+def _open(device: str, what: str) -> int | None:
+    file = lock_file(device, what)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)

@@ -11,24 +11,32 @@ from opforge.core.comparison import FASTER
 from opforge.core.implementation import Config
 from opforge.core.record import Record
 from opforge.core.timing import Timing
-from opforge.core.verdict import Pass
+from opforge.core.verdict import Broken, Checked, Mismatch, Pass, Verdict
 from opforge.machine import detect
 from opforge.registry.tuned_choices import Chosen, choice_for, choices_path, keep
+from opforge.runner.messages import Failure, Run
 from opforge.timing import Candidate
 from opforge.timing.paired_statistics import Rule, compare
 from opforge.trial import believed, check, far_values, on_the_workload, unseen_contents
-from opforge.tuning.job import Job, Passed, attempt
+from opforge.tuning.compiled_cases import compile_cases
+from opforge.tuning.finalists import attempt_at, revived
+from opforge.tuning.job import JITS, Job, Passed, explained
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions
+from opforge.tuning.room import NoRoom, patiently, shortage
 from opforge.tuning.space import eligible, within_reach
 from opforge.tuning.strategies import Objectives, pareto_front, weighted_scores
 from opforge.tuning.weighing import over
-from opforge.verify import BRIEF
+from opforge.verify import BRIEF, judge
+from opforge.verify.judging.threads import give_back
 
 FINAL_SAMPLES = 3.0
 """The final is measured so many times as long as a trial."""
 
 TIE = Rule(looks=(1,))
 """What was there is replaced by who is surely more than 1 % faster: 99 % confidence, one look."""
+
+FRONT = 1.1
+"""Who took so many times as long as the fastest may still turn out to be faster in the final."""
 
 LEAST_PAIRS = 5
 """Fewer samples bear no interval: medians that differ by the band decide."""
@@ -62,7 +70,7 @@ def add_previous(job: Job, finalists: list[Passed]) -> None:
     implementation = known.get(old.implementation)
     if implementation is None or set(old.config.as_dict()) != set(implementation.default.as_dict()):
         return  # it was chosen among the parameters of another version
-    passed = attempt(job, implementation, old.config, None).passed
+    passed = attempt_at(job, implementation, old.config)
     if passed is not None:
         finalists.append(passed)
 
@@ -75,13 +83,18 @@ def former_choice(job: Job) -> Chosen | None:
     return choice_for(path, form, job.workload.axes, operator.kind_of_call(scalars))
 
 
-def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
-    """All finalists within reach interleaved; the fastest that passes every case, and whose time is believed, is kept.
-    A tie keeps what was there.
-    Where none of them is, those beyond have a final of their own: slow and right is a choice, fast and wrong is none.
+def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[Passed] | None = None) -> Tuned:
+    """All finalists within reach interleaved, with the defaults of those in front; the fastest that passes every case,
+    and whose time is believed, is kept. A tie keeps what was there.
+    Where none of them is, the defaults of those that failed, and those beyond, have a final of their own: slow and
+    right is a choice, fast and wrong is none.
+
+    among   of the finalists, who take part; None: all. Whoever is bound meanwhile is put among the finalists
     """
+    parts = list(finalists if among is None else among)
+    parts += _defaults(job, parts, finalists)
     seconds_of: dict[str, float] = {}
-    for item in finalists:
+    for item in parts:
         if item.timing is not None:
             seconds_of[item.implementation.name] = min(
                 item.seconds, seconds_of.get(item.implementation.name, float("inf"))
@@ -89,8 +102,8 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
     weights = job.options.weights
     # what costs more time may cost less in all
     _, far = within_reach(seconds_of) if not weights else ([], [])
-    beyond = [item for item in finalists if item.implementation.name in far]
-    near = [item for item in finalists if item.implementation.name not in far]
+    beyond = [item for item in parts if item.implementation.name in far]
+    near = [item for item in parts if item.implementation.name not in far]
     candidates = [item.candidate() for item in near]
     timings = job.measure(candidates, FINAL_SAMPLES)
     standing = sorted(
@@ -112,17 +125,48 @@ def hold_final(job: Job, finalists: Sequence[Passed], write: bool) -> Tuned:
             return over(costs[id(one)], costs[id(other)], weights) * (1 + TIE.band) < 1
 
     for first in ties_kept(standing, _there(job), ahead):
-        record = _judged(job, first)
+        try:
+            verdict = _judged(job, first)
+        except NoRoom as error:
+            # those behind are no better choice for that
+            job.untried[first.finalist.implementation.name] = f"the device had no room for it ({error})"
+            break
+        record = job.record(first.finalist.implementation, first.finalist.config, verdict, first.timing, trial=False)
         if record.timing is not None and record.timing.suspect is None:
             return _kept(job, record, first, standing, beyond, write)
-    if beyond:
-        return hold_final(job, beyond, write)
+        first.finalist.failed = True
+        beyond += _default(job, first.finalist, finalists)
+    if beyond and not job.untried:
+        again = [passed for item in beyond if (passed := revived(job, item, finalists)) is not None]
+        if again:
+            return hold_final(job, finalists, write, again)
+    if job.untried:
+        return _tuned(job, _not_kept(job))
     why = (
         "no point passed"
         if sum(job.counts.values())
         else "no implementation that was asked for takes this workload here"
     )
     return _tuned(job, f"{why}; see: opforge verify {job.operator.name}")
+
+
+def _defaults(job: Job, parts: Sequence[Passed], finalists: list[Passed]) -> list[Passed]:
+    """The defaults of those in front, bound once more: what was found is held against them, and a tie is theirs."""
+    best_s = min((item.seconds for item in parts), default=0.0)
+    front = [item for item in parts if job.options.weights or item.seconds <= FRONT * best_s]
+    return [default for item in front for default in _default(job, item, finalists)]
+
+
+def _default(job: Job, item: Passed, finalists: list[Passed]) -> list[Passed]:
+    """The default of a finalist's implementation, where it is another point and none of the finalists."""
+    name, default = item.implementation.name, item.implementation.default
+    if any(other.implementation.name == name and other.config.as_dict() == default.as_dict() for other in finalists):
+        return []
+    passed = attempt_at(job, item.implementation, default)
+    if passed is None:
+        return []
+    finalists.append(passed)
+    return [passed]
 
 
 def ties_kept(
@@ -168,18 +212,59 @@ def _there(job: Job) -> tuple[str, Config] | None:
     return None if old is None else (old.implementation, old.config)
 
 
-def _judged(job: Job, first: Standing) -> Record:
-    """The record of who stands first: verified with all cases, and its time audited."""
+def _judged(job: Job, first: Standing) -> Verdict:
+    """What is said of who stands first. Raises NoRoom."""
+    short = shortage(job.options.device)
+    return patiently(
+        lambda: _asked(job, first),
+        lambda verdict: explained(verdict) if short(verdict) else None,
+        relief=job.make_room,
+        end=job.stop,
+    )
+
+
+def _asked(job: Job, first: Standing) -> Verdict:
+    """It is verified with all cases, and its time audited."""
     finalist, candidate = first.finalist, first.candidate
-    verdict = check(job.setting.cases, finalist.implementation, job.dtype, BRIEF, finalist.config)
-    if isinstance(verdict, Pass):
-        assert isinstance(finalist.proof, Pass)
-        proof = on_the_workload(finalist.implementation, verdict, finalist.proof.checked[-1])
-        assert isinstance(proof, Pass)
-        candidate.proof = proof
-        far = far_values(job.setting)
-        verdict = believed(job.setting, candidate, first.timing, unseen_contents(job.setting), far)
-    return job.record(finalist.implementation, finalist.config, verdict, first.timing, trial=False)
+    key = (finalist.implementation.name, finalist.config)
+    verdict: Verdict | None = job.proofs.full.get(key)
+    if verdict is None:
+        if finalist.implementation.backend in JITS and job.setting.pool.kept:
+            compile_cases(job.setting, finalist.implementation, job.dtype, finalist.config)
+        verdict = check(job.setting.cases, finalist.implementation, job.dtype, BRIEF, finalist.config)
+    if not isinstance(verdict, Pass):
+        return verdict
+    job.proofs.full.setdefault(key, verdict)
+    with job.room():
+        verdict = on_the_workload(finalist.implementation, verdict, _checked(job, finalist, candidate))
+        if isinstance(verdict, Pass):
+            candidate.proof = verdict
+            far = far_values(job.setting)
+            verdict = believed(job.setting, candidate, first.timing, unseen_contents(job.setting), far)
+        if job.setting.prepared.place.type != "cpu":
+            give_back()
+    return verdict
+
+
+def _checked(job: Job, finalist: Passed, candidate: Candidate) -> Checked | Mismatch | Broken:
+    """What the workload's own check found, with its error, which is measured now where it was not."""
+    assert isinstance(finalist.proof, Pass)
+    found = finalist.proof.checked[-1]
+    if found.metrics or job.setting.measured:
+        return found
+    prepared, isolation = job.setting.prepared, job.setting.isolation
+    prepared.reset()
+    answer = candidate.ask(Run(launch=finalist.ready.launch))
+    if isinstance(answer, Failure):
+        reason = f"after timing: {answer.reason}"
+        return Broken(case=prepared.case, dtype=prepared.dtype, reason=reason, isolation=isolation)
+    return judge(prepared, job.operator, isolation)
+
+
+def _not_kept(job: Job) -> str:
+    """Why nothing is chosen where some were not tried: one of them may be better."""
+    told = "; ".join(f"{name} was not tried: {why}" for name, why in job.untried.items())
+    return f"not kept: {told}. Run it again, or with more time"
 
 
 def _kept(
@@ -205,6 +290,7 @@ def _kept(
             other.implementation.name, (other.implementation.name, other.config, other.seconds / median_s)
         )
     path = choices_path(job.operator, detect(job.options.device).name)
+    write = write and not job.untried
     if write:
         scalars = job.workload.scalars
         form, kind = job.operator.compute_dtype_of(job.dtype, scalars), job.operator.kind_of_call(scalars)
@@ -217,7 +303,7 @@ def _kept(
             factors=form,
             kind=kind,
         )
-    why = f"kept in {path}" if write else "not kept: a dry run"
+    why = f"kept in {path}" if write else _not_kept(job) if job.untried else "not kept: a dry run"
     return _tuned(job, why, record=record, over_default=over_default, others=tuple(others.values()), kept=write)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from opforge.core import units
-from opforge.core.errors import NotNow
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Environment, Record
@@ -15,17 +15,28 @@ from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Broken, Crash, Pass, Proof, Timeout, Unsupported, Verdict
 from opforge.registry import Registry
 from opforge.timing import Candidate
-from opforge.trial import NotReady, Point, Ready, Setting, bind, check, leave, recorded
+from opforge.trial import NotReady, Point, Ready, Setting, bind, check, compiled_now, leave, recorded
 from opforge.tuning.codes import CompiledCode
 from opforge.tuning.compile_queue import Compilers
 from opforge.tuning.device_lock import alone_on
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Trial, TuneOptions
+from opforge.tuning.room import NoRoom, patiently, shortage
 from opforge.tuning.strategies import Objectives
 from opforge.tuning.weighing import costs, over
+from opforge.tuning.workers import SearchWorkers
 from opforge.verify import QUICK
+from opforge.verify.judging.threads import give_back
 
 POINT = replace(QUICK, hidden=0, repeats=0, seconds=0.0, least_hidden=0, shrink_s=0.0)
-"""What a point is verified with: a selection of the operator's cases. The winner gets BRIEF."""
+"""What a point is verified with before it takes the best one's place: a selection of the operator's cases. The winner
+gets BRIEF.
+"""
+
+LARGE = 1 << 28
+"""Bytes of a workload that is judged by one search at a time."""
+
+JITS = ("triton", "tilelang")
+"""Backends beside a GPU whose compilers take a second for each case: ten times what all cases of others take."""
 
 SECOND_LOOK = 2.0
 """A point that seems faster than the incumbent is measured once more, so many times as long."""
@@ -38,11 +49,16 @@ HOPELESS = 1.1
 class Passed:
     """A point that passed, or a baseline that is known to be inaccurate, bound to the workload in a process that lives
     on; and its time, once it was measured.
+
+    failed   in the final it turned out to be none
+    parked   its process has been given to others: it is bound again where it is wanted
     """
 
     ready: Ready
     proof: Proof
     timing: Timing | None = None
+    failed: bool = False
+    parked: bool = False
 
     @property
     def implementation(self) -> Implementation:
@@ -66,12 +82,29 @@ class Passed:
 
 
 @dataclass(kw_only=True)
+class Proofs:
+    """What has passed the operator's cases in one dtype, by implementation and config: they are the same at every
+    workload, and asked once.
+
+    quick   a selection of them
+    full    all of them, with hidden ones
+    """
+
+    quick: dict[tuple[str, Config], Pass] = field(default_factory=dict)
+    full: dict[tuple[str, Config], Pass] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
 class Job:
     """One workload and dtype being tuned.
 
     stop            whether whoever waits wants no more points
     tried           what each timed point costs: implementation, config, objectives
-    began, until    by time.monotonic(): when the tuning began, and when this workload's share of its time ends
+    untried         of whom the default, or the former choice, got no answer, and why: without it nothing is chosen
+    began           by time.monotonic(): when the tuning began
+    search_until, until   when the last point of this workload is begun, and when its share of the time ends
+    defaults_until  until when a default that is with its compiler is waited for, at the cost of other workloads
+    careful         whether each point is verified, also one that stays behind the incumbent
     """
 
     registry: Registry
@@ -88,7 +121,12 @@ class Job:
     compilers: Compilers
     began: float
     until: float
+    search_until: float = float("inf")
+    defaults_until: float = float("inf")
+    proofs: Proofs = field(default_factory=Proofs)
+    careful: bool = False
     timer: str = ""
+    untried: dict[str, str] = field(default_factory=dict)
     tried: list[tuple[str, Config, Objectives]] = field(default_factory=list)
     resumed: int = 0
     refused: int = 0
@@ -149,6 +187,21 @@ class Job:
         scalars = self.operator.scalar_values(self.workload.scalars)
         return costs(timing, verdict, self.operator.cost(self.workload.axes, self.dtype, scalars).bytes)
 
+    def room(self) -> contextlib.AbstractContextManager[None]:
+        """Held while a large workload is judged: that takes several times its memory, and one search at a time has
+        it.
+        """
+        if self.setting.prepared.place.type == "cpu" or self.setting.prepared.arena.size < LARGE:
+            return contextlib.nullcontext()
+        return alone_on(self.options.device, "-room")
+
+    def make_room(self) -> None:
+        """Give back what this search holds of the device and can do without."""
+        if isinstance(self.setting.pool, SearchWorkers):
+            self.setting.pool.shed()
+        if self.setting.prepared.place.type != "cpu":
+            give_back()
+
     def measure(self, candidates: Sequence[Candidate], factor: float = 1.0) -> list[Timing | Untimed]:
         """Timings, interleaved, in the order given; the clock that the first kernel got is everybody's."""
         plan = self.options.plan
@@ -203,67 +256,125 @@ class Attempt:
 
 
 def attempt(job: Job, implementation: Implementation, config: Config, incumbent: Passed | None) -> Attempt:
-    """Bind a point to the workload and see that it is right there, look how fast it is beside the incumbent, and unless
-    it is hopeless verify it
-    and time it interleaved with the incumbent."""
+    """Bind a point to the workload and see that it is right there, and how fast it is beside the incumbent. One that
+    would take the incumbent's place, or has none, is verified.
+
+    Raises NoRoom where the device, or the machine, has no room for it until nobody waits any longer.
+    """
+
+    def once() -> Attempt:
+        if job.setting.pool.kept:
+            compiled_now(implementation, config, job.options.device)
+            # one worker serves both, where there is nothing yet that it would have to be held against
+            if incumbent is None and not _late(job, implementation):
+                verdict = _proof(job, implementation, config)
+                if not isinstance(verdict, Pass):
+                    return _failed(verdict)
+        with job.room():
+            (ready,) = bind(job.setting, [Point(implementation=implementation, config=config)])
+        if isinstance(ready, NotReady):
+            return _failed(ready.verdict)
+        kept, whole = False, False
+        try:
+            outcome = _attempt(job, ready, incumbent)
+            kept, whole = outcome.passed is not None, outcome.outcome != FAILED
+            return outcome
+        finally:
+            if not kept:
+                leave(job.setting, [ready], [ready] if whole else [])
+
+    short = shortage(job.options.device)
+
+    def lacking(tried: Attempt) -> str | None:
+        return tried.reason if short(tried.verdict) else None
+
+    def end() -> bool:
+        return job.stop() or time.monotonic() >= job.until
+
     try:
-        (ready,) = bind(job.setting, [Point(implementation=implementation, config=config)])
-    except NotNow as error:
-        # one point less, and no reason to lose the search
-        return _failed(Unsupported(reason=str(error)))
-    if isinstance(ready, NotReady):
-        return _failed(ready.verdict)
-    kept = False
-    try:
-        outcome = _attempt(job, ready, incumbent)
-        kept = outcome.passed is not None
-        return outcome
+        return patiently(once, lacking, relief=job.make_room, end=end)
     finally:
-        if not kept:
-            leave(job.setting, [ready])
+        if job.setting.prepared.place.type != "cpu":
+            # what judging takes for a moment is several times the workload, and others want it
+            give_back()
 
 
 def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
     if not isinstance(ready.proof, Pass):
         return _failed(ready.proof)
     point = Passed(ready=ready, proof=ready.proof)
-    ratio = 1.0
-    if incumbent is not None:
-        mine, other = job.measure([point.candidate(), incumbent.candidate()])
-        if isinstance(mine, Untimed):
-            return _untimed(job, mine)
-        ratio = mine.median_s / _seconds(other, incumbent)
-        # a busy machine lengthens many samples of one side by chance, and seldom all of them
-        hopeless = _hopeless(job)
-        if ratio > hopeless and not (
-            isinstance(other, Timing) and min(mine.samples_s) <= hopeless * min(other.samples_s)
-        ):
-            reason = f"right on this workload, where it takes {units.ratio(ratio)} as long as the best point until then"
-            return Attempt(
-                passed=None,
-                verdict=Unsupported(reason=f"not verified any further: {reason}"),
-                ratio=ratio,
-                outcome=SLOWER,
-                reason=reason,
-            )
-        point.timing = mine
-    verdict = check(job.setting.cases, point.implementation, job.dtype, POINT, point.config)
-    if not isinstance(verdict, Pass):
-        return _failed(verdict)
-    point.proof = replace(verdict, checked=(*verdict.checked, *ready.proof.checked))
-    ratio = _weighed(job, point, incumbent, ratio)
-    if incumbent is None or ratio < 1:
-        # of many points the one that was lucky looks best: who seems faster is measured once more, and that counts
-        mine, *others = job.measure(
-            [point.candidate(), *([incumbent.candidate()] if incumbent else [])], SECOND_LOOK if incumbent else 1.0
+    if incumbent is None:
+        failure = _verified(job, point)
+        if failure is not None:
+            return _failed(failure)
+        (mine,) = job.measure([point.candidate()])
+        return _untimed(job, mine) if isinstance(mine, Untimed) else _timed(job, point, mine, 1.0)
+    mine, other = job.measure([point.candidate(), incumbent.candidate()])
+    if isinstance(mine, Untimed):
+        return _untimed(job, mine)
+    ratio = mine.median_s / _seconds(other, incumbent)
+    # a busy machine lengthens many samples of one side by chance, and seldom all of them
+    hopeless = _hopeless(job)
+    if ratio > hopeless and not (isinstance(other, Timing) and min(mine.samples_s) <= hopeless * min(other.samples_s)):
+        reason = f"right on this workload, where it takes {units.ratio(ratio)} as long as the best point until then"
+        return Attempt(
+            passed=None,
+            verdict=Unsupported(reason=f"not verified any further: {reason}"),
+            ratio=ratio,
+            outcome=SLOWER,
+            reason=reason,
         )
+    # by weights what a point costs may depend on all cases
+    careful = job.careful or job.options.weights.get("error", 0.0) > 0
+    if careful and (failure := _verified(job, point)) is not None:
+        return _failed(failure)
+    point.timing = mine
+    ratio = _weighed(job, point, incumbent, ratio)
+    if ratio < 1:
+        # of many points the one that was lucky looks best: who seems faster is measured once more, and that counts
+        mine, other = job.measure([point.candidate(), incumbent.candidate()], SECOND_LOOK)
         if isinstance(mine, Untimed):
             return _untimed(job, mine)
         point.timing = mine
-        ratio = next((mine.median_s / _seconds(other, incumbent) for other in others), 1.0)
-        ratio = _weighed(job, point, incumbent, ratio)
-    if point.timing is not None:
-        job.tried.append((point.implementation.name, point.config, job.costs(point.timing, point.proof)))
+        ratio = _weighed(job, point, incumbent, mine.median_s / _seconds(other, incumbent))
+    # one that stays behind is right where it was measured, and will be nobody's choice
+    if ratio < 1 and (failure := _verified(job, point)) is not None:
+        return _failed(failure)
+    return _timed(job, point, mine, ratio)
+
+
+def _late(job: Job, implementation: Implementation) -> bool:
+    """Whether the operator's cases are asked in the final alone, which takes the next one where they fail."""
+    return implementation.backend in JITS and job.setting.pool.kept and not job.careful
+
+
+def _proof(job: Job, implementation: Implementation, config: Config) -> Verdict:
+    """What a selection of the operator's cases says of a point, once for all workloads."""
+    key = (implementation.name, config)
+    verdict: Verdict | None = job.proofs.full.get(key) or job.proofs.quick.get(key)
+    if verdict is None:
+        verdict = check(job.setting.cases, implementation, job.dtype, POINT, config)
+    if isinstance(verdict, Pass):
+        job.proofs.quick.setdefault(key, verdict)
+    return verdict
+
+
+def _verified(job: Job, point: Passed) -> Verdict | None:
+    """None once a point has passed a selection of the operator's cases, which its proof says then; else the failure."""
+    assert isinstance(point.proof, Pass)
+    if _late(job, point.implementation):
+        return None
+    verdict = _proof(job, point.implementation, point.config)
+    if not isinstance(verdict, Pass):
+        return verdict
+    if len(point.proof.checked) == 1:
+        point.proof = replace(verdict, checked=(*verdict.checked, *point.proof.checked))
+    return None
+
+
+def _timed(job: Job, point: Passed, timing: Timing, ratio: float) -> Attempt:
+    point.timing = timing
+    job.tried.append((point.implementation.name, point.config, job.costs(timing, point.proof)))
     return Attempt(passed=point, verdict=point.proof, ratio=ratio, outcome=TIMED, reason="")
 
 
@@ -292,6 +403,11 @@ def _seconds(now: Timing | Untimed, incumbent: Passed | None) -> float:
         return now.median_s
     assert incumbent is not None and incumbent.timing is not None
     return incumbent.timing.median_s
+
+
+def not_tried(error: NoRoom) -> Attempt:
+    """What is said of a point that found no room, where nothing is lost by it."""
+    return _failed(Unsupported(reason=str(error)))
 
 
 def _failed(verdict: Verdict) -> Attempt:

@@ -3,8 +3,9 @@ goes on where it was.
 
 A search is known by what its times depend on: kernel, source, space, workload, dtype, the device's full name and the
 toolchain. Each line is one JSON object, written whole and synced: `begin` before a point is tried, `end` after it, with
-the record. A line that was cut short by the end of the machine is the last one, and is passed over. A point that was
-begun and never ended is tried last: it may be what ends the process. After three times it counts as failed.
+the record, or `back` where it was not tried in the end. A line that was cut short by the end of the machine is the last
+one, and is passed over. A point that was begun and never ended is tried last: it may be what ends the process. After
+three times it counts as failed.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class Journal:
         """`config` is about to be tried."""
         self._write({"begin": list(config.values)})
 
+    def take_back(self, config: Config) -> None:
+        """It was not tried in the end, through no fault of its own."""
+        self._write({"back": list(config.values)})
+
     def end(self, entry: Entry) -> None:
         """What became of it."""
         taught = entry.taught
@@ -116,6 +121,8 @@ class Journal:
                     break
                 if "begin" in said:
                     begun[_config(said["begin"])] += 1
+                elif "back" in said:
+                    begun[_config(said["back"])] -= 1
                 else:
                     config = _config(said["end"])
                     entries[config] = _entry(config, said)
@@ -126,7 +133,7 @@ class Journal:
         if whole < len(content) and self._handle is not None:
             os.ftruncate(self._handle, whole)
         for config, times in begun.items():
-            if config in entries:
+            if config in entries or times <= 0:
                 continue
             if times < FATAL:
                 self.unended.append(config)

@@ -16,7 +16,8 @@ from opforge.machine import detect
 from opforge.registry.tuned_choices import Chosen
 from opforge.trial import leave
 from opforge.tuning.final import former_choice, hold_final
-from opforge.tuning.job import Job, Passed, attempt
+from opforge.tuning.finalists import attempt_at
+from opforge.tuning.job import Job, Passed
 from opforge.tuning.outcomes import FAILED, TIMED, Tuned, TuneOptions
 from opforge.tuning.space import eligible
 
@@ -34,10 +35,10 @@ def requalify(job: Job, earlier: Sequence[Record], write: bool) -> Tuned | None:
     finalists: list[Passed] = []
     try:
         for implementation, config in contenders(job, before, earlier):
-            tried = attempt(job, implementation, config, None)
-            job.counts[TIMED if tried.passed else FAILED] += 1
-            if tried.passed is not None:
-                finalists.append(tried.passed)
+            passed = attempt_at(job, implementation, config)
+            job.counts[TIMED if passed else FAILED] += 1
+            if passed is not None:
+                finalists.append(passed)
         outcome = hold_final(job, finalists, write)
     finally:
         leave(job.setting, [item.ready for item in finalists])

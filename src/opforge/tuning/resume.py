@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from opforge.machine import detect
-from opforge.tuning.job import Job, Passed, attempt
+from opforge.tuning.finalists import attempt_at
+from opforge.tuning.job import Job, Passed
 from opforge.tuning.journal import Journal, journal_file
 from opforge.tuning.outcomes import TIMED
 from opforge.tuning.space import Space
@@ -46,7 +47,7 @@ def resume(job: Job, space: Space, finalists: list[Passed]) -> None:
     for config in dict.fromkeys((implementation.default, best)):
         if str(config) not in timed and config != best:
             continue
-        passed = attempt(job, implementation, config, None).passed
+        passed = attempt_at(job, implementation, config)
         if passed is not None:
             finalists.append(passed)
             space.incumbent, space.reference_s = passed, timed.get(str(config), passed.seconds)

@@ -159,6 +159,11 @@ class Search:
         self.given += 1
         return chosen
 
+    def take_back(self, config: Config) -> None:
+        """A point that was handed out and not tried: it is the next once more."""
+        self.queue.insert(0, config)
+        self.given -= 1
+
     def tell(self, config: Config, outcome: Outcome) -> None:
         """What became of a point that was handed out."""
         self.strategy.tell(config, outcome)

@@ -26,9 +26,12 @@ from opforge.tuning.exchange import traces_in
 from opforge.tuning.job import Attempt, Job, Passed, attempt, explained
 from opforge.tuning.journal import Entry, Journal
 from opforge.tuning.outcomes import FAILED, SAME_CODE, TuneOptions
+from opforge.tuning.room import NoRoom
 from opforge.tuning.search import AHEAD, Search, valid_points
 from opforge.tuning.strategies import Failure, Measured, Outcome, Trace
 
+NATIVE = ("cpp", "cuda")
+"""Backends whose compilers make a library of a config before anything is bound."""
 REACH = 2.0
 """An implementation whose default takes so many times as long as the fastest default is searched last, with what time
 is left, and stays out of the final
@@ -65,6 +68,17 @@ class Space:
         """What the code of a point that is compiled lets expect: the less the sooner."""
         code = self.codes.of(config)
         return self.prior.expected(code.use) if isinstance(code, CompiledCode) and code.use else 0.0
+
+    @property
+    def waits(self) -> bool:
+        """Whether its next point is with a compiler, and others may go first."""
+        if self.one_point:
+            return False
+        if not self.search.given:
+            # others compile their default when it is bound, sooner than a compiler beside them would
+            return self.implementation.backend in NATIVE and not self.codes.known(self.search.default)
+        waiting = self.search.ahead(1)
+        return bool(waiting) and not any(map(self.codes.known, waiting))
 
     @property
     def seconds(self) -> float:
@@ -104,7 +118,7 @@ def spaces_of(
         search = Search(
             points,
             options.trials,
-            f"{options.seed} {implementation.name} {workload.name} {dtype}",
+            seed_of(options, implementation, workload, dtype),
             name=options.strategy,
             traces=_traces(operator, implementation, workload, dtype, options, earlier) if len(points) > 1 else (),
         )
@@ -129,6 +143,15 @@ def spaces_of(
             )
         )
     return spaces
+
+
+def seed_of(options: TuneOptions, implementation: Implementation, workload: Workload, dtype: str) -> str:
+    """Of the order of an implementation's points. A native library is of a config alone: in the same order at every
+    workload and dtype, it is compiled once for all of them.
+    """
+    if implementation.backend in NATIVE and beside_kernels(options.device):
+        return f"{options.seed} {implementation.name}"
+    return f"{options.seed} {implementation.name} {workload.name} {dtype}"
 
 
 def _devices(options: TuneOptions) -> list[DeviceSpec]:
@@ -187,18 +210,22 @@ def within_reach(seconds: Mapping[str, float]) -> tuple[list[str], list[str]]:
     return near, names[len(near) :]
 
 
-def search_space(job: Job, space: Space, until: float, finalists: list[Passed]) -> None:
-    """Go on with one implementation's search: its fastest point that passed is put among the finalists, and its
-    default, which the final holds it against.
-    After `until` no point is begun but the first."""
-    implementation, search, codes = space.implementation, space.search, space.codes
+def search_space(
+    job: Job, space: Space, until: float, finalists: list[Passed], *, points: int = 0, patient: bool = True
+) -> bool:
+    """Go on with one implementation's search: its fastest point that passed is put among the finalists.
+
+    until     no point is begun after it but the first
+    points    so many of them at most; 0: all
+    patient   False: it ends where the next point is with a compiler
+
+    Whether there is more to be tried.
+    """
+    search, last = space.search, space.search.given + points if points else space.search.trials
     beside = beside_kernels(job.options.device)
 
     def enough() -> bool:
         return job.stop() or (search.given > 0 and time.monotonic() >= until)
-
-    def given_up() -> bool:
-        return job.stop() or (search.given > 1 and time.monotonic() >= until)
 
     def half() -> float:
         """Where compilers and kernels want the same processors, half of the time that is left is the compilers'."""
@@ -208,68 +235,95 @@ def search_space(job: Job, space: Space, until: float, finalists: list[Passed]) 
     if not enough() and not beside and search.given == 0:
         compile_ahead(job, space, search.ahead(1), LATER, half())
     while not enough():
+        if search.given >= last:
+            return search.given < search.trials
         # compilers work on what comes next while points are measured; where they want the same processors they go first
         waiting = search.ahead(min(AHEAD, job.compilers.jobs) if search.given else 1)
-        if fresh := [config for config in waiting if not codes.known(config)]:
+        if fresh := [config for config in waiting if not space.codes.known(config)]:
             if beside:
                 compile_ahead(job, space, fresh, NOW)
             elif len(fresh) == len(waiting):
                 compile_ahead(job, space, fresh, NOW, half())
-        config = search.next(codes.known, space.expected) if beside else search.next()
+        if beside and not patient and space.waits:
+            return True
+        config = search.next(space.codes.known, space.expected) if beside else search.next()
         if config is None:
             break
-        code: CompiledCode | CompileRefused | None = None
-        if beside and search.given == 1 and not codes.known(config):
-            space.unknown = config  # it is tried whatever its code is
-        elif not space.one_point:
-            # a compiler that is given up goes on: beside the final on a CPU it would be timed with it
-            code = codes.of(config, given_up if beside else job.stop)
-            if not codes.known(config):
-                break  # the end came before the compiler's
-        if (
-            space.unknown is not None
-            and codes.known(space.unknown)
-            and isinstance(late := codes.of(space.unknown), CompiledCode)
-        ):
-            space.seen.setdefault(late.sha256, space.unknown)
-        challenger: Passed | None = None
-        ratio: float | None = None
-        taught: Outcome
-        sha256 = code.sha256 if isinstance(code, CompiledCode) else ""
-        if space.journal is not None:
-            space.journal.begin(config)
-        if isinstance(code, CompiledCode) and code.use and (why := cannot_launch(code.use, space.prior.device)):
-            code = CompileRefused(reason=why)
-        if isinstance(code, CompileRefused):
-            verdict = Broken(
-                case=job.setting.prepared.case, dtype=job.dtype, reason=code.reason, isolation=job.setting.isolation
-            )
-            outcome, reason, code = FAILED, explained(verdict), None
-            record = job.recorded(implementation, config, verdict, None)
-            taught = Failure(stage="compile", reason=reason)
-        elif code is not None and code.sha256 in space.seen:
-            outcome, reason = SAME_CODE, f"the compiler makes what it made of [{space.seen[code.sha256]}]"
-            record = job.recorded(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
-            taught = search.strategy.outcome(space.seen[code.sha256])
-        else:
-            if code is not None:
-                space.seen[code.sha256] = config
-            tried = attempt(job, implementation, config, space.incumbent)
-            challenger, ratio, outcome, reason = tried.passed, tried.ratio, tried.outcome, tried.reason
-            record = job.recorded(
-                implementation, config, tried.verdict, challenger.timing if challenger else None, code
-            )
-            taught = _taught(space, tried)
-            if code is not None and code.use and isinstance(taught, Measured):
-                space.prior.tell(code.use, taught.seconds)
-        search.tell(config, taught)
-        if space.journal is not None:
-            # before anything else: what is here is not measured again, and its record not lost
-            space.journal.end(Entry(config=config, outcome=outcome, taught=taught, record=record, code_sha256=sha256))
-        job.add(record)
-        job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
-        if challenger is not None:
-            _admit(job, space, challenger, ratio, finalists)
+        try:
+            if not _try(job, space, config, until, finalists):
+                break
+        except NoRoom as error:
+            # nobody's verdict: it is not told, and comes again
+            search.take_back(config)
+            if space.journal is not None:
+                space.journal.take_back(config)
+            if config == search.default:
+                job.untried[space.implementation.name] = f"the device had no room for it ({error})"
+            break
+    return False
+
+
+def _try(job: Job, space: Space, config: Config, until: float, finalists: list[Passed]) -> bool:
+    """Try one point that was handed out. False where the end came before its compiler's. Raises NoRoom."""
+    implementation, search, codes = space.implementation, space.search, space.codes
+    beside = beside_kernels(job.options.device)
+
+    def given_up() -> bool:
+        return job.stop() or (search.given > 1 and time.monotonic() >= until)
+
+    code: CompiledCode | CompileRefused | None = None
+    if beside and search.given == 1 and not codes.known(config):
+        space.unknown = config  # it is tried whatever its code is
+    elif not space.one_point:
+        # a compiler that is given up goes on: beside the final on a CPU it would be timed with it
+        code = codes.of(config, given_up if beside else job.stop)
+        if not codes.known(config):
+            return False
+    if (
+        space.unknown is not None
+        and codes.known(space.unknown)
+        and isinstance(late := codes.of(space.unknown), CompiledCode)
+    ):
+        space.seen.setdefault(late.sha256, space.unknown)
+    challenger: Passed | None = None
+    ratio: float | None = None
+    taught: Outcome
+    sha256 = code.sha256 if isinstance(code, CompiledCode) else ""
+    if space.journal is not None:
+        space.journal.begin(config)
+    if isinstance(code, CompiledCode) and code.use and (why := cannot_launch(code.use, space.prior.device)):
+        code = CompileRefused(reason=why)
+    if isinstance(code, CompileRefused):
+        verdict = Broken(
+            case=job.setting.prepared.case, dtype=job.dtype, reason=code.reason, isolation=job.setting.isolation
+        )
+        outcome, reason, code = FAILED, explained(verdict), None
+        record = job.recorded(implementation, config, verdict, None)
+        taught = Failure(stage="compile", reason=reason)
+    elif code is not None and code.sha256 in space.seen:
+        outcome, reason = SAME_CODE, f"the compiler makes what it made of [{space.seen[code.sha256]}]"
+        record = job.recorded(implementation, config, Unsupported(reason=f"not measured again: {reason}"), None)
+        taught = search.strategy.outcome(space.seen[code.sha256])
+    else:
+        tried = attempt(job, implementation, config, space.incumbent)
+        if code is not None:
+            space.seen[code.sha256] = config
+        challenger, ratio, outcome, reason = tried.passed, tried.ratio, tried.outcome, tried.reason
+        record = job.recorded(implementation, config, tried.verdict, challenger.timing if challenger else None, code)
+        taught = _taught(space, tried)
+        if code is not None and code.use and isinstance(taught, Measured):
+            space.prior.tell(code.use, taught.seconds)
+    if config == search.default:
+        job.untried.pop(implementation.name, None)
+    search.tell(config, taught)
+    if space.journal is not None:
+        # before anything else: what is here is not measured again, and its record not lost
+        space.journal.end(Entry(config=config, outcome=outcome, taught=taught, record=record, code_sha256=sha256))
+    job.add(record)
+    job.tell(record, outcome, reason, ratio, code, (search.given, search.trials))
+    if challenger is not None:
+        _admit(job, space, challenger, ratio, finalists)
+    return True
 
 
 def _taught(space: Space, tried: Attempt) -> Outcome:
@@ -284,18 +338,16 @@ def _taught(space: Space, tried: Attempt) -> Outcome:
 
 
 def _admit(job: Job, space: Space, challenger: Passed, ratio: float | None, finalists: list[Passed]) -> None:
-    """Among the finalists in the incumbent's place, beside it where that is the default, or not at all."""
+    """Among the finalists in the incumbent's place, or not at all."""
     incumbent = space.incumbent
     if incumbent is None:
         finalists.append(challenger)
     elif ratio is None or ratio >= 1:
-        leave(job.setting, [challenger.ready])
+        leave(job.setting, [challenger.ready], [challenger.ready])
         return
-    elif incumbent.config == space.implementation.default:
-        finalists.append(challenger)
     else:
         finalists[finalists.index(incumbent)] = challenger
-        leave(job.setting, [incumbent.ready])
+        leave(job.setting, [incumbent.ready], [incumbent.ready])
     space.incumbent = challenger
     space.reference_s *= ratio or 1.0
 

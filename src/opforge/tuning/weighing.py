@@ -28,7 +28,7 @@ def costs(timing: Timing, verdict: Verdict, tensor_bytes: float) -> Objectives:
     power = [moment.power_w for moment in timing.moments if moment.power_w]
     if power:
         found["energy"] = median(power) * timing.median_s
-    if isinstance(verdict, Pass):
+    if isinstance(verdict, Pass) and any(item.metrics for item in verdict.checked):
         found["error"] = max(verdict.worst_ratio, LEAST_ERROR)
     return found
 

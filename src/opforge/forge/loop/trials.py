@@ -30,8 +30,9 @@ from opforge.runner import Host
 from opforge.timing import Plan, Rule
 from opforge.trial import Clock, NotReady, Point, Setting, bind, check, ensure_adequate, leave
 from opforge.tuning.compile_queue import Compilers, default_jobs
-from opforge.tuning.job import Attempt, Job, Passed, attempt
+from opforge.tuning.job import Attempt, Job, Passed, attempt, not_tried
 from opforge.tuning.outcomes import TuneOptions
+from opforge.tuning.room import NoRoom
 from opforge.verify import BRIEF, CaseCache
 from opforge.workbench.compare import Contender, SidesCompared, meet
 from opforge.workbench.sides import Side
@@ -125,6 +126,7 @@ class Trials:
             compilers=self.compilers,
             began=time.monotonic(),
             until=float("inf"),
+            careful=True,
         )
         self._held: list[Passed] = []
         self._number = 0
@@ -157,7 +159,11 @@ class Trials:
         """
         for again in range(AGAIN + 1):
             self.patience.wait()
-            outcome = attempt(self.job, implementation, implementation.default, best)
+            try:
+                outcome = attempt(self.job, implementation, implementation.default, best)
+            except NoRoom as error:
+                # one candidate less, and no reason to lose the loop
+                outcome = not_tried(error)
             if outcome.passed is not None:
                 self._held.append(outcome.passed)
             slower = outcome.ratio is not None and outcome.ratio > 1
