@@ -3,8 +3,11 @@
 import pytest
 import torch
 
+from opforge.core.gradient import wire
 from opforge.dispatch import Chooser, Function
 from opforge.registry import load
+from opforge.verify.extra.contract_gradients import gradients
+from opforge.verify.extra.contract_subject import ClauseBroken, Subject
 from opforge.verify.extra.contracts import check_function
 
 SECOND = {"opcheck", "torch.compile(fullgraph=True)"}
@@ -119,3 +122,53 @@ def test_gradients_of_packed_sequences_are_those_of_the_oracle_differentiated():
         found = gradient.reference(*leaves, out.detach(), lse.detach(), dout, dlse, q_ends, k_ends, **values)
         for one, other in zip(found, wanted, strict=True):
             assert (one - other).abs().max() < 1e-12, scalars
+
+
+def gradients_hold(off):
+    """Whether the clause of gradients holds of the references themselves, in bfloat16, of outputs that a kernel's own
+    16-bit factors moved by half a unit before they were rounded. off   what is added to the outputs that are kept"""
+    registry = load([])
+    operator, scalars = registry.operator("attention_varlen"), {}
+    gradient = registry.operator(operator.gradient)
+    wiring = wire(operator, gradient)
+
+    class Honest(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors]
+            out, lse = operator.reference(*wide, **scalars)
+            out = (out * (1 + (torch.rand_like(out) - 0.5) * 2.0**-8)).bfloat16()
+            ctx.kept = wide, (out.double() + off, lse)
+            return out, lse.float()
+
+        @staticmethod
+        def backward(ctx, *incoming):
+            wide, outputs = ctx.kept
+            sources = {"input": wide, "output": outputs, "incoming": [one.double() for one in incoming]}
+            given = {name: scalars[name] for name in wiring.scalars}
+            found = gradient.reference(*(sources[kind][place] for kind, place in wiring.takes), **given)
+            return tuple(
+                None if not wide[at].is_floating_point() else found[wiring.gives[at]].bfloat16()
+                for at in range(len(wide))
+            )
+
+    subject = Subject(
+        operator=operator,
+        function=lambda *tensors, **_: Honest.apply(*tensors),
+        custom=None,
+        dtype="bfloat16",
+        device="cpu",
+        compiler="",
+        gradient=gradient,
+    )
+    scalars.update(subject.scalars)
+    gradients(subject)
+
+
+@pytest.mark.campaign
+def test_gradients_of_outputs_that_were_rounded_otherwise_hold():
+    """One rounding's worth had been the bound: an element that it happens to move by nothing must not move at all."""
+    for _ in range(6):
+        gradients_hold(0.0)
+    with pytest.raises(ClauseBroken, match="gradient"):
+        gradients_hold(0.5)
