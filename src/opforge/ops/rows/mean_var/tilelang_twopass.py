@@ -11,6 +11,9 @@ import tilelang.language as T
 from opforge.device.tilelang.rows import row_tiles, variant as variant
 from opforge.device.tilelang.tools import from_float32, storage
 
+BEST = {"rows_in_a_fragment": "cols <= 8192"}
+"""Wider rows are read twice."""
+
 
 def program(*, dtype, target, height, width, whole):
     rows, cols = T.dynamic("rows"), T.dynamic("cols")

@@ -21,6 +21,8 @@ from opforge.device.triton.norms import (
 )
 
 LAYOUTS = ("contiguous", "rows")
+BEST = {"rows_in_registers": "cols <= 16384"}
+"""Wider rows are read twice."""
 
 
 @triton.jit
