@@ -2,7 +2,7 @@
 
 python scripts/tune_missing.py                              a line for each operator, dtype and workload; nothing runs
 python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
-python scripts/tune_missing.py --run --gpus 4 --beside 3 --jobs 4       four GPUs, three searches at once on each
+python scripts/tune_missing.py --run --gpus 4                           on four GPUs, a search at a time on each
 python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
 
 Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most

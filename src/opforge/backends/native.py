@@ -175,20 +175,18 @@ def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
         _running.add(process.pid)
         try:
             out, err = process.communicate()
-        except BaseException:
-            process.kill()
-            raise
         finally:
+            # one that has ended is left alone; whoever is interrupted waits for none
+            process.kill()
             _running.discard(process.pid)
-    done = subprocess.CompletedProcess(process.args, process.returncode, out, err)
     took = time.perf_counter() - started
-    if done.returncode != 0:
-        complaint = (done.stderr or done.stdout).strip()
+    if process.returncode != 0:
+        complaint = (err or out).strip()
         raise CompilationFailed(
             f"The compiler refused the source: {first_error(complaint)}\nRun this to see it whole:\n  "
             f"{' '.join(arguments)}\n{complaint[-3000:]}"
         )
-    return done.stdout + done.stderr, took
+    return out + err, took
 
 
 def first_error(complaint: str) -> str:

@@ -155,6 +155,16 @@ def busy(run: RunFunction, batch: int, flush: RunFunction | None = None, count: 
     return sorted((start, duration) for start, duration, _ in device_work(run, batch, flush, count))
 
 
+TRACED = ("cuda",)
+"""Device types whose work the profiler sees. Of others' clocks there are events (timing.timers), and no names."""
+
+
+def begin_trace(device: str) -> None:
+    """Have a first trace behind this process: it takes seconds. Nothing where a device has none."""
+    if device in TRACED:
+        device_work(lambda: None)
+
+
 def device_work(
     run: RunFunction, batch: int = 1, flush: RunFunction | None = None, count: int = 1
 ) -> list[tuple[int, int, str]]:
@@ -166,19 +176,21 @@ def device_work(
     # torch.profiler's own imports torch._inductor when it begins: three seconds in each process that is new
     from torch.autograd.profiler import profile
 
-    torch.cuda.synchronize()
-    with profile(use_cpu=False, use_device="cuda", use_kineto=True, acc_events=True) as profiler:
+    device = torch.accelerator.current_accelerator()
+    assert device is not None  # the launch is bound to one
+    torch.accelerator.synchronize()
+    with profile(use_cpu=False, use_device=device.type, use_kineto=True, acc_events=True) as profiler:
         for _ in range(count):
             if flush is not None:
                 flush()
             for _ in range(batch):
                 run()
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
     events = profiler.kineto_results.events() if profiler.kineto_results is not None else []
     return sorted(
         (event.start_ns(), event.duration_ns(), event.name())
         for event in events
-        if event.device_type() == torch.autograd.DeviceType.CUDA and event.duration_ns() > 0
+        if event.device_type() != torch.autograd.DeviceType.CPU and event.duration_ns() > 0
     )
 
 

@@ -273,7 +273,7 @@ class Executor:
 
     def _look_at(self, implementation: Implementation, config: Config, device: str) -> None:
         """From now on the device's kernels must be this config's: each has a library of its own, and a first call."""
-        if self.scratch is None or not self.guards.device_names or device != "cuda":
+        if self.scratch is None or not self.guards.device_names or device not in device_clocks.TRACED:
             return
         if self.watched != (implementation.source, config):
             self.watched = implementation.source, config
@@ -285,8 +285,7 @@ class Executor:
 
         sandbox.require(question.device)
         torch.empty(1, device=question.device)
-        if question.device == "cuda":
-            device_clocks.device_work(lambda: None)
+        device_clocks.begin_trace(question.device)
         return Done()
 
     def run(self, question: Run, fds: Sequence[int]) -> Launched:

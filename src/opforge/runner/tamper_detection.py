@@ -42,7 +42,7 @@ WATCHED = (
     ("os", ("write",)),
     ("torch.testing", ("assert_close",)),
     ("torch.cuda", ("synchronize", "Event", "Stream", "CUDAGraph", "current_stream")),
-    ("torch.accelerator", ("synchronize",)),
+    ("torch.accelerator", ("synchronize", "current_accelerator")),
     ("torch.autograd.profiler", ("profile", "_prepare_profiler", "_enable_profiler", "_disable_profiler")),
     ("torch.utils.benchmark", ("Timer",)),
 )

@@ -150,12 +150,14 @@ def _of_stored_outputs(
     kinds = [getattr(torch, spec.dtype_for(subject.dtype, subject.scalars)) for spec in operator.outputs]
 
     def stored() -> list[Any]:
-        """The outputs with a draw of errors; what is whole, or infinite, has none."""
+        """The outputs with a draw of errors; what is whole, infinite or 0 has none."""
         found = []
         for kind, value in zip(kinds, exact, strict=True):
             if kind.is_floating_point:
                 unit = torch.ldexp(torch.full_like(value, torch.finfo(kind).eps), torch.frexp(value).exponent - 1)
-                value = torch.where(value.isfinite(), value + (2 * torch.rand_like(value) - 1) * unit, value)
+                value = torch.where(
+                    value.isfinite() & (value != 0), value + (2 * torch.rand_like(value) - 1) * unit, value
+                )
             found.append(value)
         return found
 
