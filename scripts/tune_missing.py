@@ -4,21 +4,21 @@ python scripts/tune_missing.py                              a line for each oper
 python scripts/tune_missing.py --run --limit 540            on a GPU: tunes what is missing, most used operators first
 python scripts/tune_missing.py --run --gpus 4                           on four GPUs, a search at a time on each
 python scripts/tune_missing.py --run --device cpu --operator matmul --limit 60        the same on a CPU
+python scripts/tune_missing.py --run --near 1.5 --known nvidia-h200     searches alone what the records say may win
 
 Wanted are every operator, in bfloat16, float16 and float32 as far as it has them, at its two workloads with the most
-work (on a CPU those for laptops). A choice stands where it is of the source that is there now. A slice goes on where
+work (on a CPU those for laptops). A choice stands where it is of the program that is there now. A slice goes on where
 the last one ended: what was chosen is passed over, and a search that was cut off has its journal. The two workloads of
-an operator and dtype are one process, which gets --each seconds for each of them at most. Exit code 1 where something
-is missing still.
+an operator and dtype are one process, which gets --each seconds for each of them at most. With --near 1.5 an
+implementation whose newest time on record for each of these workloads, on the device or on --known, is more than 1.5
+times the least is not searched: its default would have to gain that much. Exit code 1 where something is missing still.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -26,20 +26,21 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
-from opforge.backends.shared_code import source_sha256  # noqa: E402
+from opforge.backends.program_hash import is_of  # noqa: E402
 from opforge.core import units  # noqa: E402
-from opforge.core.implementation import COMPARED_AS_IS  # noqa: E402
+from opforge.core.implementation import COMPARED_AS_IS, COMPARED_WITH  # noqa: E402
 from opforge.core.operator import Operator, Workload  # noqa: E402
 from opforge.machine import detect  # noqa: E402
 from opforge.registry import Registry, load  # noqa: E402
 from opforge.registry.tuned_choices import choice_for, choices_path  # noqa: E402
+from opforge.store import Store  # noqa: E402
 from opforge.workbench.qualify import MOST_USED  # noqa: E402
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -48,6 +49,11 @@ LARGEST = 2
 SHOWN = 2
 LEAST_S = 20.0
 """With less time left no search is begun."""
+BULKY_BYTES = 1 << 29
+"""A workload that moves more is searched beside others, but not beside another such: a search holds its operands, their
+truth in float64 and a copy for each kernel that may still win, some twenty times what a call moves (21 GB each for
+three of bias_add's seed_high_rank on an H100, which then waited for each other).
+"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ def cells(registry: Registry, device: str, cpu: bool, operators: Sequence[str]) 
 
 
 def state(registry: Registry, operator: Operator, workload: Workload, dtype: str, device: str) -> str:
-    """Whether a choice is there, and of today's source."""
+    """Whether a choice is there, and of today's program."""
     scalars = operator.scalar_values(workload.scalars)
     form, kind = operator.compute_dtype_of(dtype, scalars), operator.kind_of_call(scalars)
     axes = operator.completed(workload.axes, scalars)
@@ -101,7 +107,7 @@ def state(registry: Registry, operator: Operator, workload: Workload, dtype: str
         return "missing"
     known = {item.name: item for item in registry.implementations(operator.name)}
     item = known.get(chosen.implementation)
-    return "chosen" if item is not None and source_sha256(item.source) == chosen.source_sha256 else "stale"
+    return "chosen" if item is not None and is_of(item, chosen.source_sha256, chosen.code_sha256) else "stale"
 
 
 @dataclass(frozen=True)
@@ -111,11 +117,13 @@ class Search:
     operator: str
     dtype: str
     workloads: tuple[str, ...]
+    implementations: tuple[str, ...] = ()
 
     def command(self, device: str, limit_s: float, trials: int, budget_s: float) -> list[str]:
         """Of `opforge tune`."""
         asked = [sys.executable, "-m", "opforge", "tune", self.operator, "--device", device, "--dtype", self.dtype]
         asked += [word for name in self.workloads for word in ("--workload", name)]
+        asked += [word for name in self.implementations for word in ("--implementation", name)]
         return [*asked, "--limit", f"{limit_s:.0f}", "--trials", f"{trials}", "--budget", f"{budget_s}", "--json"]
 
 
@@ -127,37 +135,101 @@ def searches(wanted: Sequence[Cell]) -> list[Search]:
     return [Search(operator, dtype, tuple(found)) for (operator, dtype), found in names.items()]
 
 
+def near(store: Store, registry: Registry, search: Search, device: str, ratio: float) -> tuple[str, ...]:
+    """The implementations whose newest time on record is within `ratio` of the least for one of a search's workloads,
+    in its dtype, else in another, else for any workload; none, which means all, where nobody who can be tuned is on
+    record.
+    """
+    known = {item.name: item for item in registry.implementations(search.operator) if item.backend not in COMPARED_WITH}
+    newest: dict[tuple[str, str], dict[str, float]] = {}
+    for entry in store.series(search.operator, device=device, timed=True):
+        if entry.implementation in known and entry.median_s is not None and not entry.suspect:
+            newest.setdefault((entry.workload, entry.dtype), {})[entry.implementation] = entry.median_s
+    steps = (
+        [(name, search.dtype) for name in search.workloads],
+        [place for place in newest if place[0] in search.workloads],
+        list(newest),
+    )
+    for places in steps:
+        found = {
+            name
+            for times in (newest.get(place, {}) for place in places)
+            for name, seconds in times.items()
+            if seconds <= ratio * min(times.values())
+        }
+        if any(known[name].space and known[name].backend not in COMPARED_AS_IS for name in found):
+            return tuple(name for name in known if name in found)
+    return ()
+
+
 def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
     """Tune until the time is up, --beside searches on each GPU: they measure one at a time, and compile and verify
     together. A search that fails is said and costs no other.
     """
-    began = time.monotonic()
-    todo = queue.SimpleQueue[Search]()
-    for one in searches(wanted):
-        todo.put(one)
+    began, registry = time.monotonic(), load()
+    todo: list[tuple[Search, bool]] = []
+    with Store.open(None) as store:
+        for one in searches(wanted):
+            names = (
+                near(store, registry, one, given.known or detect(given.device).name, given.near) if given.near else ()
+            )
+            todo.append((replace(one, implementations=names), bulky(registry, one)))
     hands = [gpu for gpu in range(given.gpus) for _ in range(given.beside)]
+    turn, full = threading.Condition(), set[int]()
+    over: list[Search] = []
+
+    def next_for(gpu: int) -> tuple[Search, bool] | None:
+        """The next that fits beside what runs on a GPU, once one does; None where none is left."""
+        with turn:
+            while todo:
+                place = next((at for at, (_, much) in enumerate(todo) if not (much and gpu in full)), None)
+                if place is not None:
+                    full.update([gpu] if todo[place][1] else [])
+                    return todo.pop(place)
+                turn.wait()
+            return None
+
+    def done(gpu: int, much: bool) -> None:
+        with turn:
+            full.difference_update([gpu] if much else [])
+            turn.notify_all()
 
     def work(gpu: int) -> None:
-        while not todo.empty() and (left := given.limit - (time.monotonic() - began)) >= LEAST_S:
-            with contextlib.suppress(queue.Empty):
-                one = todo.get_nowait()
-                # a search may take a tenth longer than it is given, and its processes some seconds to end
-                share = min(given.each * len(one.workloads), (left - LEAST_S / 2) / 1.1)
-                command = one.command(given.device, share, given.trials, given.budget)
-                begun = time.monotonic()
-                told = finished([*command, "--jobs", f"{given.jobs}"], gpu if given.gpus > 1 else None, left)
-                now = time.monotonic()
-                head = f"{now - began:6.1f} s  {one.operator} {one.dtype} ({now - begun:.0f} s"
-                head += f" on GPU {gpu})" if given.gpus > 1 else ")"
-                print("\n".join(f"{head} {line}" for line in told), flush=True)
+        while (found := next_for(gpu)) is not None:
+            one, much = found
+            left = given.limit - (time.monotonic() - began)
+            if left < LEAST_S:
+                over.append(one)
+                done(gpu, much)
+                continue
+            # a search may take a tenth longer than it is given, and its processes some seconds to end
+            share = min(given.each * len(one.workloads), (left - LEAST_S / 2) / 1.1)
+            command = one.command(given.device, share, given.trials, given.budget)
+            begun = time.monotonic()
+            told = finished([*command, "--jobs", f"{given.jobs}"], gpu if given.gpus > 1 else None, left)
+            now = time.monotonic()
+            head = f"{now - began:6.1f} s  {one.operator} {one.dtype} ({now - begun:.0f} s"
+            head += f" on GPU {gpu})" if given.gpus > 1 else ")"
+            print("\n".join(f"{head} {line}" for line in told), flush=True)
+            done(gpu, much)
 
     threads = [threading.Thread(target=work, args=(gpu,)) for gpu in hands]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if not todo.empty():
-        print(f"not begun for want of time: {todo.qsize()} searches", flush=True)
+    if over:
+        print(f"not begun for want of time: {len(over)} searches", flush=True)
+
+
+def bulky(registry: Registry, search: Search) -> bool:
+    """Whether a search leaves another like it no room: see BULKY_BYTES."""
+    operator = registry.operator(search.operator)
+    return any(
+        operator.cost(item.axes, search.dtype, operator.scalar_values(item.scalars)).bytes > BULKY_BYTES
+        for item in operator.workloads
+        if item.name in search.workloads
+    )
 
 
 def finished(command: Sequence[str], gpu: int | None, left_s: float) -> list[str]:
@@ -214,6 +286,10 @@ def main() -> int:
     parser.add_argument("--each", type=float, default=25.0, help="seconds for each workload of a search at most")
     parser.add_argument("--trials", type=int, default=12, help="points of each implementation at most")
     parser.add_argument("--budget", type=float, default=0.1, help="seconds of measuring for each point")
+    parser.add_argument("--near", type=float, default=0.0, metavar="RATIO", help="see above; 0: search all")
+    parser.add_argument(
+        "--known", default="", metavar="DEVICE", help="whose times --near goes by (default: the device)"
+    )
     parser.add_argument("--gpus", type=int, default=1, help="so many devices side by side")
     parser.add_argument("--beside", type=int, default=1, help="so many searches at once on each")
     parser.add_argument("--jobs", type=int, default=0, help="compilers of each search; 0: as opforge tune has it")

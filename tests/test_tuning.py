@@ -269,6 +269,14 @@ def test_a_choice_for_another_version_of_the_source_is_passed_over(home, tmp_pat
     kept = json.loads(path.read_text())
     kept["choices"][0]["source_sha256"] = "0" * 64
     path.write_text(json.dumps(kept))
+    # as after an edit of a comment: the text is another, the program is the same
+    with Store.open(f"sqlite:///{tmp_path / 'all.sqlite'}") as store:
+        store.add(records)
+    registry = load([home])
+    call = (registry.operator("twice"), {"rows": 60, "cols": 252}, "float32", {}, "cpu", ["contiguous"])
+    assert "tuned/" in Chooser(registry, f"sqlite:///{tmp_path / 'all.sqlite'}").choose(*call).why
+    kept["choices"][0]["code_sha256"] = "0" * 64
+    path.write_text(json.dumps(kept))
     url = f"sqlite:///{tmp_path / 'tuned.sqlite'}"
     with Store.open(url) as store:
         # as a bench of the default would have left it
@@ -279,10 +287,7 @@ def test_a_choice_for_another_version_of_the_source_is_passed_over(home, tmp_pat
                 if item.config.as_dict()["REPEATS"] == 40 and isinstance(item.verdict, Pass)
             ]
         )
-    registry = load([home])
-    choice = Chooser(registry, url).choose(
-        registry.operator("twice"), {"rows": 60, "cols": 252}, "float32", {}, "cpu", ["contiguous"]
-    )
+    choice = Chooser(registry, url).choose(*call)
     assert choice.config.as_dict()["REPEATS"] == 40 and "tuned/" not in choice.why
     assert any(
         "another version of its source" in reason and "opforge tune twice" in reason for _, reason in choice.passed_over

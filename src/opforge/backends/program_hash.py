@@ -25,7 +25,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from opforge.backends.shared_code import PACKAGE, code_of, include_of, package_of
+from opforge.backends.shared_code import PACKAGE, code_of, include_of, package_of, source_sha256
 from opforge.core.implementation import Implementation
 
 ENTRIES = ("run", "launch", "program", "variant", "UNALIGNED", "NOT_COMPILED")
@@ -42,6 +42,11 @@ def program_sha256(implementation: Implementation) -> str:
         repr(settings),
         (code.own, *(f"{name} {digest}" for name, digest in sorted(code.shared.items()))),
     )
+
+
+def is_of(implementation: Implementation, source: str, code: str) -> bool:
+    """Whether a record with these hashes ("": unknown) is of an implementation as it is: of its text, else program."""
+    return source == source_sha256(implementation.source) or (bool(code) and program_sha256(implementation) == code)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -136,7 +136,7 @@ def tune(
     then.
 
     The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
-    tuned/DEVICE.json, which `opforge.ops` reads while the sources are what they were. Every trial is recorded, a
+    tuned/DEVICE.json, which `opforge.ops` reads while the programs are what they were. Every trial is recorded, a
     failure with its reason; a point whose compiled code is that of an earlier one is not measured again, and one that
     is right on the workload and takes more than 1.1 times as long as the best is not looked at any further.
 
@@ -259,7 +259,8 @@ def tune(
                 write=not dry_run and options.target is None,
                 stop=lambda: ended,
                 earlier=() if cold and not requalify else store.query(operator=name),
-                proven=proven(store, registry, [name], detect(where).name),
+                # what dispatch believes of a default needs no second verification either; its time is audited
+                proven=proven(store, registry, [name], detect(where).name, any_version=True),
             ):
                 found.append(tuned)
                 if not json:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.backends import ExecutionMode, Native, backend
+from opforge.backends.program_hash import is_of
 from opforge.backends.shared_code import source_sha256
 from opforge.core.device import DeviceSpec
 from opforge.core.dtypes import DTYPES
@@ -228,8 +229,8 @@ class Chooser:
         known: OperatorBeliefs,
         passed_over: list[tuple[str, str]],
     ) -> Choice | None:
-        """The choice that `opforge tune` wrote for this shape class, where it is of the source that is there now and of
-        inputs that lie as these do.
+        """The choice that `opforge tune` wrote for this shape class, where it is of the program that is there now, and
+        of inputs that lie as these do.
         """
         path = choices_path(operator, self._name(device))
         where = f"tuned/{path.name}"
@@ -250,7 +251,7 @@ class Chooser:
             return None
         candidate = fit[tuned.implementation]
         refusal = known.beliefs.refused.get((candidate.name, dtype, tuned.config), "")
-        if tuned.source_sha256 != source_sha256(candidate.source) or refusal:
+        if refusal or not is_of(candidate, tuned.source_sha256, tuned.code_sha256):
             passed_over.append(
                 (
                     f"{candidate.name} as in {where}",

@@ -28,11 +28,13 @@ from opforge.core.shapes import Axes, shape_class
 class Chosen:
     """What was chosen for calls of one dtype, shape class and kind. `axes` are those that it was tuned on; None in
     files from before they were kept.
-    `record` is the evidence, by its id."""
+    `source_sha256` and `code_sha256` are the record's: what was chosen is of any source of one of them
+    (backends.program_hash.is_of). `record` is the evidence, by its id."""
 
     implementation: str
     config: Config
     source_sha256: str
+    code_sha256: str
     axes: Axes | None
     record: str
 
@@ -96,6 +98,7 @@ def choice_for(path: Path, dtype: str, axes: Axes, kind: Mapping[str, Any]) -> C
                 implementation=entry["implementation"],
                 config=Config(tuple(entry["config"].items())),
                 source_sha256=entry.get("source_sha256", ""),
+                code_sha256=entry.get("code_sha256", ""),
                 axes=tuned_on,
                 record=entry.get("record", ""),
             )
@@ -135,6 +138,7 @@ def keep(
         "trials": trials,
         "failed": failed,
         "source_sha256": record.source_sha256,
+        "code_sha256": record.code_sha256,
         "record": record.id,
         "tuned_at": record.created_at,
     }

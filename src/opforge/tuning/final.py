@@ -4,6 +4,7 @@ audited as a bench does it; then it is kept.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -219,7 +220,7 @@ def _judged(job: Job, first: Standing) -> Verdict:
         lambda: _asked(job, first),
         lambda verdict: explained(verdict) if short(verdict) else None,
         relief=job.make_room,
-        end=job.stop,
+        end=lambda: job.stop() or time.monotonic() >= job.until,
     )
 
 
