@@ -60,10 +60,30 @@ def test_what_was_not_asked_is_not_called_caught():
         for question in ("caught", "passes")
     }
     assert gpu_lanes.report(found, chosen, [], 0.0)[1]
+    found[f"{first} passes"] = {"holds": False, "words": "without bound Mismatch in special: NaN is lost"}
+    told, whole = gpu_lanes.report(found, chosen, [], 0.0)
+    assert not whole and f"still caught: {first}: without bound Mismatch in special" in told
     found[f"{second} caught"] = {"holds": False, "words": "the cheat itself does not work here"}
     told, whole = gpu_lanes.report(found, chosen, [], 0.0)
     assert not whole and f"through: {second}: the cheat itself" in told
     assert gpu_lanes.DEFECT.search("Broken: CompilationFailed: The compiler refused the source")
+
+
+@pytest.mark.parametrize(
+    ("server", "answer"),
+    [("import sys\nfor line in sys.stdin: print('[true, \"\", 0.0]', flush=True)", (True, "", 0.0)), ("", None)],
+    ids=["answers", "ends at once"],
+)
+def test_a_lane_that_has_ended_holds_no_file(tmp_path, monkeypatch, server, answer):
+    """An open pipe is a warning whenever it is collected, which is in somebody else's test."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "redteam_gpu.py").write_text(server)
+    monkeypatch.setattr(gpu_lanes, "ROOT", tmp_path)
+    lane = gpu_lanes.Lane("cpu", tmp_path / "log")
+    assert lane.ask(gpu_lanes.Task("rt_double", "torch_honest", "caught")) == answer
+    lane.end()
+    assert lane.process.returncode is not None
+    assert lane.process.stdin.closed and lane.process.stdout.closed and lane.log.closed
 
 
 def test_what_a_file_keeps_is_asked_again_for_other_sources(tmp_path):

@@ -30,14 +30,15 @@ def test_operators_keep_their_contracts_on_a_gpu(name):
     registry = load()
     function = function_of(name, Chooser(registry))
     operator = registry.operator(name)
-    gradient = registry.operator(operator.gradient) if operator.gradient else None
-    custom = getattr(torch.ops.opforge, name).default
-    found = {
-        clause.name: clause
-        for clause in check_function(
-            operator, function, custom, dtypes=["float32", "bfloat16"], device="cuda", gradient=gradient
-        )
-    }
+    clauses = check_function(
+        operator,
+        function,
+        getattr(torch.ops.opforge, name).default,
+        dtypes=["float32", "bfloat16"],
+        device="cuda",
+        gradient_operators=registry.gradient_operators(name),
+    )
+    found = {clause.name: clause for clause in clauses}
     asked = [clause for clause in found.values() if clause.name != "second device" or torch.cuda.device_count() > 1]
     assert {clause.standing for clause in asked} == {"held"}, [clause for clause in asked if clause.standing != "held"]
     if torch.cuda.device_count() < 2:

@@ -245,9 +245,14 @@ def passes_without(team: Team, cheat: Cheat) -> bool:
 
         answer = _in_child(inside, 2.0 if cheat.catalogue == "F1" else LOST_AFTER_S * 5)
         return answer == ("lost" if cheat.lost else "Pass")
+    return isinstance(verdict_without(team, cheat), Pass)
+
+
+def verdict_without(team: Team, cheat: Cheat) -> Verdict:
+    """The verdict on a cheat once its guard is taken away, which is the judge's or the runner's."""
     with circumstances(cheat) as base, lowered(cheat.guard):
         guards = base.without(cheat.guard) if cheat.guard in RUNNER else base
-        return isinstance(verdict_on(team, cheat, team.host(guards), cheat.guard), Pass)
+        return verdict_on(team, cheat, team.host(guards), cheat.guard)
 
 
 def try_all(team: Team, chosen: Sequence[Cheat], *, without: bool = True) -> Iterator[Outcome]:

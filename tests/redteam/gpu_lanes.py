@@ -27,7 +27,7 @@ from tests.redteam import cheats, on_gpu
 from tests.redteam.by_family import Met, by_family
 
 from opforge.backends.shared_code import source_sha256
-from opforge.core.verdict import Pass, Unsupported
+from opforge.core.verdict import Pass, Unsupported, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,15 +94,21 @@ def ask(team: cheats.Team, known: dict[tuple[str, str], cheats.Cheat], task: Tas
         return not words, words or "Pass"
     cheat = known[task.operator, task.name]
     if task.question == "passes":
-        passes = cheats.passes_without(team, cheat)
-        return passes, f"without {cheat.guard}"
+        verdict = cheats.verdict_without(team, cheat)
+        return isinstance(verdict, Pass), f"without {cheat.guard} {_told(verdict)}"
     with cheats.circumstances(cheat) as guards:
         verdict = cheats.verdict_on(team, cheat, team.host(guards))
-    reason = getattr(verdict, "reason", "") or getattr(verdict, "cause", "")
-    words = f"{type(verdict).__name__}: {reason[:160]}"
+    words = _told(verdict)
     if isinstance(verdict, Unsupported) or DEFECT.search(words):
         return False, f"the cheat itself does not work here: {words}"
     return not isinstance(verdict, Pass), words
+
+
+def _told(verdict: Verdict) -> str:
+    """A verdict in a line, with its case where it has one."""
+    reason = getattr(verdict, "reason", "") or getattr(verdict, "cause", "")
+    case = getattr(verdict, "case", None)
+    return f"{type(verdict).__name__}{f' in {case.name}' if case else ''}: {reason[:160]}"
 
 
 def serve(device: str) -> None:
@@ -150,13 +156,14 @@ class Lane:
         return None
 
     def end(self) -> None:
-        assert self.process.stdin is not None
+        assert self.process.stdin is not None and self.process.stdout is not None
         try:
             self.process.stdin.close()
             self.process.wait(8)
         except (OSError, subprocess.TimeoutExpired):
             os.killpg(self.process.pid, 9)
             self.process.wait()
+        self.process.stdout.close()
         self.log.close()
 
 
@@ -250,7 +257,8 @@ def report(
     found: dict[str, dict[str, Any]], chosen: Sequence[cheats.Cheat], honest: Sequence[Task], seconds: float
 ) -> tuple[str, bool]:
     """The table, and whether all is as it has to be."""
-    met, silent, needed, no_need, missing = [], [], 0, [], []
+    met, silent, needed, missing = [], [], 0, []
+    no_need: dict[str, str] = {}
     for cheat in chosen:
         place = f"{cheat.operator}/{cheat.name}"
         up = found.get(f"{place} cold" if cheat.mode == "cold" else f"{place} caught")
@@ -264,7 +272,7 @@ def report(
         elif down["holds"]:
             needed += 1
         else:
-            no_need.append(place)
+            no_need[place] = down["words"]
     refused = [task.name for task in honest if (entry := found.get(task.key())) is not None and not entry["holds"]]
     unasked = [task.name for task in honest if task.key() not in found]
     lines = [by_family(met)] if met else []
@@ -272,6 +280,7 @@ def report(
     lines += [
         f"cheats: {len(chosen)}; asked {len(met)}, caught {sum(item.caught for item in met)}; guards needed {needed}",
         f"guard not needed: {', '.join(no_need) or 'none'}",
+        *(f"  still caught: {place}: {words}" for place, words in no_need.items()),
         f"not asked: {', '.join(silent) or 'none'}; guard down not asked: {', '.join(missing) or 'none'}",
         f"honest kernels: {len(honest)}; refused: {', '.join(refused) or 'none'}; not asked: "
         f"{', '.join(unasked) or 'none'}",

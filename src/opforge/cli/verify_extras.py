@@ -157,7 +157,6 @@ def check_contracts(registry: Registry, names: Sequence[str], dtypes: Sequence[s
     for name in names:
         operator = registry.operator(name)
         function = function_of(name, chooser)
-        gradient = registry.operator(operator.gradient) if operator.gradient else None
         wanted = [dtype for dtype in operator.dtypes if not dtypes or dtype in dtypes]
         by_operator[name] = check_function(
             operator,
@@ -165,8 +164,7 @@ def check_contracts(registry: Registry, names: Sequence[str], dtypes: Sequence[s
             registered(name),
             dtypes=wanted,
             device=device,
-            gradient=gradient,
-            further=[registry.operator(other) for other in operator.further_gradients],
+            gradient_operators=registry.gradient_operators(name),
         )
     if json:
         print_json({name: [vars(clause) for clause in clauses] for name, clauses in by_operator.items()})

@@ -29,11 +29,6 @@ class Wiring:
     gives: tuple[int | None, ...]
     scalars: tuple[str, ...]
 
-    @property
-    def keeps_outputs(self) -> bool:
-        """Whether the forward operator's outputs must be kept for it."""
-        return any(kind == "output" for kind, _ in self.takes)
-
 
 def wire(forward: Operator, gradient: Operator) -> Wiring:
     """The wiring of `gradient` to `forward`. Raises UsageError for a tensor or scalar whose name says nothing."""

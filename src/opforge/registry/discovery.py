@@ -102,6 +102,14 @@ class Registry:
             self._loaded[name] = _load_definition(name, self.folders[name], self.folders)
         return self._loaded[name]
 
+    def gradient_operators(self, name: str) -> tuple[Operator, ...]:
+        """The operators that the definition of `name` names for its gradients; none where its reference is
+        differentiated.
+        """
+        operator = self.operator(name)
+        named = (operator.gradient, *operator.further_gradients)
+        return tuple(self.operator(other) for other in named if other is not None)
+
     def operators(self) -> Iterator[Operator]:
         """Every operator, in alphabetical order."""
         return (self.operator(name) for name in self.names())

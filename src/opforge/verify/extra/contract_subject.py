@@ -14,7 +14,8 @@ from opforge.runner import allocate, fill, fresh_seed
 from opforge.runner.launch import results
 from opforge.verify.cases.hidden import elements
 from opforge.verify.judging.elements import compare
-from opforge.verify.oracle.expectation import consult
+from opforge.verify.judging.run_case import too_noisy
+from opforge.verify.oracle.expectation import Expectation, consult
 
 
 class ClauseBroken(Exception):
@@ -29,9 +30,28 @@ class Open(Exception):
     """The operator does not promise this."""
 
 
+def share_of_bound(tensor: Any, expectation: Expectation, what: str) -> float:
+    """The largest error of a tensor, as a share of its bound. Raises ClauseBroken where an element is beyond it, or all
+    of them together are too far off.
+    """
+    errors = compare(tensor.detach().cpu(), expectation)
+    m = errors.metrics
+    if bool(errors.wrong.any()):
+        raise ClauseBroken(
+            f"{what}{list(m.worst_index)} is {m.worst_actual:.6g}, expected {m.worst_expected:.6g} within "
+            f"{m.worst_bound:.2g}"
+        )
+    if not errors.agrees:
+        raise ClauseBroken(f"{what}: {too_noisy(errors.noise or 0.0)}")
+    return m.worst_ratio
+
+
 @dataclass(kw_only=True)
 class Subject:
-    """A function, the operator that it computes, and where and in which dtype it is called."""
+    """A function, the operator that it computes, and where and in which dtype it is called.
+
+    gradient_operators   those that the definition names for its gradients; none where the reference is differentiated
+    """
 
     operator: Operator
     function: Callable[..., Any]
@@ -39,13 +59,7 @@ class Subject:
     dtype: str
     device: str
     compiler: str
-    gradient: Operator | None = None
-    further: tuple[Operator, ...] = ()
-
-    @property
-    def gradient_operators(self) -> tuple[Operator, ...]:
-        """Those that the definition names for its gradients."""
-        return () if self.gradient is None else (self.gradient, *self.further)
+    gradient_operators: tuple[Operator, ...]
 
     @property
     def case(self) -> Case:
@@ -99,13 +113,7 @@ class Subject:
         named = {spec.name: tensor.detach().cpu() for spec, tensor in zip(self.operator.inputs, tensors, strict=True)}
         truth = consult(self.operator, dataclasses.replace(case, axes=axes), self.dtype, named)
         for expectation, output in zip(truth.expectations, outputs, strict=True):
-            errors = compare(output.detach().cpu(), expectation)
-            if not errors.agrees:
-                m = errors.metrics
-                raise ClauseBroken(
-                    f"{what}: {m.output}{list(m.worst_index)} is {m.worst_actual:.6g}, expected "
-                    f"{m.worst_expected:.6g} within {m.worst_bound:.2g}"
-                )
+            share_of_bound(output, expectation, f"{what}: {expectation.output}")
 
     def floating(self, tensors: Sequence[Any]) -> list[Any]:
         if self.operator.overwritten:

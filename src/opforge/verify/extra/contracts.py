@@ -33,18 +33,17 @@ def check_function(
     *,
     dtypes: Sequence[str],
     device: str,
+    gradient_operators: Sequence[Operator],
     compiler: str = "inductor",
-    gradient: Operator | None = None,
-    further: Sequence[Operator] = (),
 ) -> tuple[Clause, ...]:
     """Every clause for one operator.
 
-    function   called as users call it: tensors in the operator's order, then scalars by name
-    custom     the registered custom operator behind it (torch.ops.NAMESPACE.NAME.default), for opcheck
-    compiler   the backend torch.compile is given
-    gradient   the operator that the definition names for its gradients: finite differences are asked about its
-               reference then
-    further    those that it names for the gradients of further inputs: likewise
+    function             called as users call it: tensors in the operator's order, then scalars by name
+    custom               the registered custom operator behind it (torch.ops.NAMESPACE.NAME.default), for opcheck
+    gradient_operators   those that the definition names for its gradients (Registry.gradient_operators): they say what
+                         is right, within which bound, and finite differences are asked about their references. It has
+                         no default: left out where there are some, a right gradient is refused
+    compiler             the backend torch.compile is given
     """
     if operator.list_axes:
         return (Clause(name="lists", standing="open", detail="its inputs are lists of tensors"),)
@@ -56,8 +55,7 @@ def check_function(
             dtype=dtype,
             device=device,
             compiler=compiler,
-            gradient=gradient,
-            further=tuple(further),
+            gradient_operators=tuple(gradient_operators),
         )
         for dtype in dtypes
     ]
@@ -218,8 +216,9 @@ def _second_stream(subject: Subject) -> str:
     tensors = subject.inputs()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        # work in front of it: a kernel launched on another stream would overtake, and read what is not there yet
-        late = [tensor * 0 for tensor in tensors]
+        # work in front of it: a kernel launched on another stream would overtake, and read what is not there yet.
+        # Zeros of their own dtype: a mask times 0 is whole numbers
+        late = [torch.zeros_like(tensor) for tensor in tensors]
         torch.cuda._sleep(20_000_000)
         for target, source in zip(late, tensors, strict=True):
             target.copy_(source)
