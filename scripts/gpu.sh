@@ -6,8 +6,9 @@
 #   OPERATORS      these alone
 #   NAME           of the file of records, before .jsonl.gz (default: the device's name)
 #   LIMIT          seconds for one slice, everything in it (default: none)
-#   BUDGET         seconds of measuring for each row (default: 0.25)
+#   BUDGET         seconds of measuring for each row (default: 0.12)
 #   GRID=1         the operators' shape classes too
+#   ANY_VERSION=1  a whole verification of the same code stands, also one by an earlier definition or verifier
 #   TESTS=0        leaves the tests out
 #   OPFORGE_SITE   a folder of Python packages to use beside the system's (TileLang, SQLAlchemy, …), for machines without an index
 #   PYTHON         the interpreter (default: .venv's if there is one, else python3)
@@ -33,7 +34,8 @@ done
 [ "$(left)" -le 1000 ] && room=$(($(left) - 15)) || room=$(left)
 for ((gpu = 0; gpu < gpus; gpu++)); do
     # shellcheck disable=SC2086
-    CUDA_VISIBLE_DEVICES=$gpu "$python" scripts/renew.py --device cuda --limit "$room" --budget "${BUDGET:-0.25}" --share "$gpu/$gpus" ${GRID:+--grid} \
+    CUDA_VISIBLE_DEVICES=$gpu "$python" scripts/renew.py --device cuda --limit "$room" --budget "${BUDGET:-0.12}" --share "$gpu/$gpus" ${GRID:+--grid} \
+        ${ANY_VERSION:+--any-version} \
         ${OPERATORS:+--operators $OPERATORS} < /dev/null 2>&1 | tee "$out/renewed-$gpu.txt" &
 done
 wait

@@ -27,21 +27,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from opforge.backends import Missing, backend
-from opforge.backends.program_hash import program_sha256
-from opforge.backends.shared_code import source_sha256
+from opforge.backends.program_hash import is_of
 from opforge.cli.progress import Watcher, tracing
 from opforge.core.errors import EnvironmentLacks, OpforgeError
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
 from opforge.core.timing_terms import CALL
-from opforge.core.verdict import Inaccurate, Pass
+from opforge.core.verdict import Inaccurate, Pass, Proof
 from opforge.machine import detect
 from opforge.registry import Registry, load
 from opforge.runner import Isolated
 from opforge.store import Store
 from opforge.timing import Plan
-from opforge.trial.verified_before import VerifiedKey, proven
+from opforge.trial.verified_before import VerifiedKey, inaccurate_before, proven
 from opforge.verify import BRIEF
 from opforge.workbench import BenchOptions, bench, verify_all, workloads_for
 from opforge.workbench.rehearsal import rehearse
@@ -111,19 +110,13 @@ def main() -> int:
     except EnvironmentLacks as error:
         print(error, file=sys.stderr)
         return 3
-    hashes: dict[tuple[str, str], str] = {}
     cache = "warm" if asked.device == "cpu" else "cold"
 
     def current(operator: str, record: Record) -> bool:
         if record.timing is not None and record.timing.terms != CALL:
             return False
         key = (operator, record.implementation)
-        if key not in hashes:
-            hashes[key] = source_sha256(registry.implementation(*key).source)
-        if hashes[key] == record.source_sha256:
-            return True
-        code = record.code_sha256
-        return bool(code) and program_sha256(registry.implementation(*key)) == code
+        return is_of(registry.implementation(*key), record.source_sha256, record.code_sha256)
 
     def able(operator: str) -> list[str]:
         return [item.name for item in able_here(registry, operator, asked)]
@@ -172,11 +165,13 @@ def able_here(registry: Registry, operator: str, asked: argparse.Namespace) -> l
     ]
 
 
-def standing(store: Store, registry: Registry, operator: str, asked: argparse.Namespace) -> dict[VerifiedKey, Pass]:
+def standing(store: Store, registry: Registry, operator: str, asked: argparse.Namespace) -> dict[VerifiedKey, Proof]:
     """What of an operator need not be verified again."""
     if asked.again:
         return {}
-    return proven(store, registry, [operator], detect(asked.device).name, any_version=asked.any_version)
+    model = detect(asked.device).name
+    right = proven(store, registry, [operator], model, any_version=asked.any_version)
+    return {**right, **(inaccurate_before(store, registry, operator, model) if asked.any_version else {})}
 
 
 def prepare_side_by_side(mine: list[Batch], asked: argparse.Namespace) -> None:

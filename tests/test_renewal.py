@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from opforge.core.verdict import Crash, Pass, Statement
+from opforge.core.operator import Case
+from opforge.core.verdict import Crash, Inaccurate, Mismatch, Pass, Statement
 from opforge.registry import load
 from opforge.store import Store, read_file, read_lines
 from opforge.trial import verified_before as proven_of
@@ -146,3 +147,43 @@ def test_a_verification_stands_until_code_cases_or_verifier_change(recorded, tmp
     stale = Statement(name=proven_of.VERSION, holds=True, detail="0" * 16)
     assert not stands(other(4, verdict=dataclasses.replace(verdict, statements=(stale,))))
     assert not stands(other(5, device="another"))
+
+
+def test_a_baseline_that_was_found_inaccurate_is_not_found_so_again(recorded, tmp_path, monkeypatch):
+    """It costs 4 to 10 s of each operator and dtype, and nobody chooses it. What a workload found says nothing of the
+    cases, and a newer verdict, another source or another toolchain ask again.
+    """
+    registry = load(())
+    baseline = next(item for item in registry.implementations("mean_var") if item.name == "torch_eager")
+    assert baseline.inaccurate
+    monkeypatch.setattr(proven_of, "versions", lambda: {"torch": "2.11.0"})
+    found = Mismatch(
+        case=Case(name="offset", axes={}, why="w"), dtype="float32", output="y", index=(0,), expected=1.0, actual=2.0,
+        tolerance=0.1, wrong=1, total=1, law=None, cause="", metrics=None, isolation="", window=None,
+    )  # fmt: skip
+    today = dataclasses.replace(
+        recorded,
+        operator="mean_var",
+        implementation=baseline.name,
+        backend=baseline.backend,
+        dtype="float32",
+        trial=False,
+        config=baseline.default,
+        source_sha256=proven_of.source_sha256(baseline.source),
+        environment=dataclasses.replace(recorded.environment, facts={"version.torch": "2.11.1"}),
+        verdict=Inaccurate(reason=baseline.inaccurate, found=found),
+        timing=None,
+    )
+
+    def known(*changes):
+        with Store.open(tmp_path / f"{len(list(tmp_path.iterdir()))}.sqlite") as store:
+            store.add([dataclasses.replace(today, id=f"{n:032x}", **change) for n, change in enumerate(changes)])
+            return list(proven_of.inaccurate_before(store, registry, "mean_var", today.device))
+
+    assert known({}) == [("mean_var", "torch_eager", "float32")]
+    workload = registry.operator("mean_var").workloads[0].name
+    of_workload = dataclasses.replace(found, case=dataclasses.replace(found.case, name=workload))
+    assert not known({"verdict": Inaccurate(reason="r", found=of_workload)})
+    assert not known({}, {"verdict": recorded.verdict, "created_at": "2999-01-01T00:00:00.000+00:00"})
+    assert not known({"source_sha256": "0" * 64})
+    assert not known({"environment": dataclasses.replace(today.environment, facts={"version.torch": "2.10.0"})})

@@ -18,13 +18,13 @@ from pathlib import Path
 from opforge import verify
 from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import COMPARED_AS_IS, Implementation
 from opforge.core.operator import Operator
 from opforge.core.record import Record
-from opforge.core.verdict import Pass, Statement
+from opforge.core.verdict import Inaccurate, Pass, Statement
 from opforge.machine.versions import versions
 from opforge.registry import Registry
-from opforge.store import Installation, Store
+from opforge.store import Installation, Store, compatible, fact_of
 from opforge.trial.adequacy_gate import decisive
 
 VerifiedKey = tuple[str, str, str]
@@ -88,6 +88,32 @@ def proven(
                     record, verdict, {record.workload, *(workload.name for workload in operator.workloads)}
                 )
     return passes
+
+
+def inaccurate_before(store: Store, registry: Registry, name: str, model: str) -> dict[VerifiedKey, Inaccurate]:
+    """The baselines of an operator that need not be found inaccurate again on a model of device: by the newest record
+    of each in its dtype, where that says so of a case, is of the source that is there now and was found with a
+    compatible toolchain. They are nobody's choice, and each workload judges them again.
+    """
+    here, workloads = versions(), {workload.name for workload in registry.operator(name).workloads}
+    baselines = {
+        item.name: item for item in registry.implementations(name) if item.inaccurate and item.backend in COMPARED_AS_IS
+    }
+    known: dict[VerifiedKey, Inaccurate] = {}
+    for record in store.query(operator=name, device=model) if baselines else ():
+        item = baselines.get(record.implementation)
+        if item is None or record.config != item.default or record.trial:
+            continue
+        key = (name, record.implementation, record.dtype)
+        known.pop(key, None)
+        if (
+            isinstance(record.verdict, Inaccurate)
+            and record.verdict.found.case.name not in workloads
+            and record.source_sha256 == source_sha256(item.source)
+            and not compatible(record.backend, fact_of(record).versions, here)
+        ):
+            known[key] = record.verdict
+    return known
 
 
 def _program(implementations: Mapping[str, Implementation], name: str) -> str:

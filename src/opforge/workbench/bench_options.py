@@ -12,7 +12,7 @@ from opforge.core.own_shapes import workload_named
 from opforge.core.record import Record
 from opforge.core.shape_classes import shape_grid
 from opforge.core.timing_terms import CALL
-from opforge.core.verdict import Pass
+from opforge.core.verdict import Proof
 from opforge.registry import Registry
 from opforge.timing import Plan
 from opforge.trial.verified_before import VerifiedKey
@@ -55,7 +55,7 @@ class BenchOptions:
     effort: Effort = BRIEF
     terms: tuple[str, ...] = (CALL,)
     plan: Plan = field(default_factory=Plan)
-    proven: Mapping[VerifiedKey, Pass] = field(default_factory=dict)
+    proven: Mapping[VerifiedKey, Proof] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
