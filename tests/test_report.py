@@ -834,6 +834,16 @@ def test_the_verdict_table_shows_the_newest_of_each_and_what_failed():
     assert report.verdict_table(records[3:]).startswith("No verdicts. Make some with: opforge verify --all")
 
 
+def test_points_of_a_search_are_in_no_table():
+    """Tuned once, a point that failed is no verdict on its implementation, and its time is no config's."""
+    from opforge.cli.report import table_of
+
+    records = sample_records()
+    points = [dataclasses.replace(item, id=item.id[::-1], created_at="2099-01-01", trial=True) for item in records]
+    for wanted in ({"verdicts": True}, {"ratios": "own"}, {"each": True}, {}):
+        assert table_of([*records, *points], **wanted) == table_of(records, **wanted) != table_of(points, **wanted)
+
+
 def test_a_later_quick_pass_hides_neither_a_failure_of_the_same_source_nor_a_verification_of_more_cases():
     """A bench verifies a selection of the cases before it times; that these pass takes nothing back of what a whole
     verification found.

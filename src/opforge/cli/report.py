@@ -127,10 +127,11 @@ def table_of(
     adopted: Mapping[str, Collection[str]] | None = None,
 ) -> str:
     """The Markdown table that `--table` prints, by the options beside it; records whose ids are in `changed` are
-    marked. `adopted` says for which other
-    sources a record was adopted, by its id."""
+    marked. `adopted` says for which other sources a record was adopted, by its id. Points of a search are in none: they
+    were judged on their workload alone, and are nobody's config yet."""
     from opforge.report import benchmark_table, implementation_table, ratio_table, verdict_table
 
+    records = [record for record in records if not record.trial]
     if verdicts:
         return verdict_table(records, changed, adopted)
     if ratios:
