@@ -11,9 +11,10 @@ import pytest
 from opforge.core.verdict import Pass
 from opforge.registry import load
 from opforge.runner import Isolated
+from opforge.store import Store
 from opforge.timing import Plan
 from opforge.verify.cases.hidden import QUICK
-from opforge.workbench import BenchOptions, bench, environment_of
+from opforge.workbench import BenchOptions, bench, environment_of, steps
 
 
 @pytest.mark.campaign
@@ -163,3 +164,13 @@ def test_a_hopeless_time_is_audited_briefly_and_only_beside_one_that_stands(monk
 def nobody_is_ruled_out(job, workload, dtype, points):
     yield from ()
     return []
+
+
+def test_qualify_asks_on_a_cpu_who_may_win_there(tmp_path):
+    """TileLang's C target has one thread and a slow compiler: it is not asked beside C++."""
+    registry = load([])
+    backends = {item.name: item.backend for item in registry.implementations("softmax")}
+    with Store.open(tmp_path / "records.sqlite") as store:
+        (step,) = steps(registry, ["softmax"], (), "cpu", store)
+    assert "tilelang" in backends.values()
+    assert {backends[name] for name in step.options.implementations} == {"torch", "cpp"}

@@ -38,6 +38,11 @@ TIMED_BY = Plan(samples=10, budget_s=0.05)
 intervals say when not.
 """
 
+NO_RIVAL_OF_CPP = ("tilelang",)
+"""Backends that are not asked on a CPU where C++ is: TileLang's C target has one thread, and its compiler takes 7 s for
+each kernel. It was the fastest in 2 rows of docs/results-cpu.md, one of them matmul with tf32's rounding.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -87,6 +92,8 @@ def _step(registry: Registry, operator: Operator, dtype: str, device: str, store
         for item in registry.implementations(operator.name)
         if item.backend not in COMPARED_WITH and isinstance(backend(item.backend).execution_mode(device), Native)
     ]
+    if device == "cpu" and any(item.backend == "cpp" for item in items):
+        items = [item for item in items if item.backend not in NO_RIVAL_OF_CPP]
     if not any(item.backend != "torch" for item in items):
         return None
     sources = {item.name: source_sha256(item.source) for item in items}
