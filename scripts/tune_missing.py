@@ -10,8 +10,9 @@ Wanted are every operator, in bfloat16, float16 and float32 as far as it has the
 work (on a CPU those for laptops). A choice stands where it is of the program that is there now. A slice goes on where
 the last one ended: what was chosen is passed over, and a search that was cut off has its journal. The two workloads of
 an operator and dtype are one process, which gets --each seconds for each of them at most. With --near 1.5 an
-implementation whose newest time on record for each of these workloads, on the device or on --known, is more than 1.5
-times the least is not searched: its default would have to gain that much. Exit code 1 where something is missing still.
+implementation whose least time on record for each of these workloads, on the device or on --known, is more than 1.5
+times that of the fastest is not searched: its default would have to gain that much. Exit code 1 where something is
+missing still.
 """
 
 from __future__ import annotations
@@ -136,24 +137,25 @@ def searches(wanted: Sequence[Cell]) -> list[Search]:
 
 
 def near(store: Store, registry: Registry, search: Search, device: str, ratio: float) -> tuple[str, ...]:
-    """The implementations whose newest time on record is within `ratio` of the least for one of a search's workloads,
-    in its dtype, else in another, else for any workload; none, which means all, where nobody who can be tuned is on
-    record.
+    """The implementations whose least time on record is within `ratio` of the least of all for one of a search's
+    workloads, in its dtype, else in another, else for any workload; none, which means all, where nobody who can be
+    tuned is on record. The newest may be of a point of a search, and slow.
     """
     known = {item.name: item for item in registry.implementations(search.operator) if item.backend not in COMPARED_WITH}
-    newest: dict[tuple[str, str], dict[str, float]] = {}
+    least: dict[tuple[str, str], dict[str, float]] = {}
     for entry in store.series(search.operator, device=device, timed=True):
         if entry.implementation in known and entry.median_s is not None and not entry.suspect:
-            newest.setdefault((entry.workload, entry.dtype), {})[entry.implementation] = entry.median_s
+            times = least.setdefault((entry.workload, entry.dtype), {})
+            times[entry.implementation] = min(entry.median_s, times.get(entry.implementation, entry.median_s))
     steps = (
         [(name, search.dtype) for name in search.workloads],
-        [place for place in newest if place[0] in search.workloads],
-        list(newest),
+        [place for place in least if place[0] in search.workloads],
+        list(least),
     )
     for places in steps:
         found = {
             name
-            for times in (newest.get(place, {}) for place in places)
+            for times in (least.get(place, {}) for place in places)
             for name, seconds in times.items()
             if seconds <= ratio * min(times.values())
         }

@@ -3,33 +3,15 @@
 import pytest
 import torch
 
+from contract_clauses import clauses
 from opforge.core.gradient import wire
-from opforge.dispatch import Chooser, Function
 from opforge.registry import load
 from opforge.verify.extra.contract_gradients import gradients
 from opforge.verify.extra.contract_subject import ClauseBroken, Subject
-from opforge.verify.extra.contracts import check_function
 
 SECOND = {"opcheck", "torch.compile(fullgraph=True)"}
 """What does not hold of the gradients of packed sequences: differentiated once more they read offsets on the host."""
 HERE = ("gradcheck", "opcheck", "torch.compile(fullgraph=True)", "vmap", "values and memory (float32)")
-
-
-def standings(name):
-    registry = load([])
-    operator = registry.operator(name)
-    own = Function(operator, Chooser(registry))
-    custom = getattr(torch.ops.opforge, name).default
-    found = check_function(
-        operator,
-        own,
-        custom,
-        device="cpu",
-        compiler="aot_eager",
-        gradient_operators=registry.gradient_operators(name),
-        dtypes=["float32"],
-    )
-    return {clause.name: clause for clause in found}
 
 
 @pytest.mark.campaign
@@ -46,7 +28,7 @@ def standings(name):
     ],
 )
 def test_contracts_hold(name):
-    found = standings(name)
+    found = clauses(name, dtypes=["float32"])
     known = SECOND if name == "attention_varlen_backward" else set()
     broken = {clause.name: clause.detail for clause in found.values() if clause.standing == "broken"}
     assert set(broken) == known, broken

@@ -7,30 +7,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from contract_clauses import clauses
 from opforge.core.verdict import Pass
-from opforge.dispatch import Chooser, Function
 from opforge.registry import load
 from opforge.testing import conformance, parametrize, situations
 from opforge.verify.extra.contract_gradients import gradients
 from opforge.verify.extra.contract_subject import ClauseBroken, Subject
-from opforge.verify.extra.contracts import check_function
-
-
-def clauses(name, function=None, **options):
-    registry = load()
-    operator = registry.operator(name)
-    own = Function(operator, Chooser(registry))
-    custom = getattr(torch.ops.opforge, name).default
-    found = check_function(
-        operator,
-        function or own,
-        custom,
-        device="cpu",
-        compiler="aot_eager",
-        gradient_operators=registry.gradient_operators(name),
-        **options,
-    )
-    return {clause.name: clause for clause in found}
 
 
 @pytest.mark.parametrize(
@@ -234,16 +216,6 @@ def test_a_guest_s_failure_fails_the_test_with_its_evidence(guest):
 @pytest.mark.parametrize("name", ["softmax", "matmul", "layernorm", "attention"])
 def test_contracts_hold_on_a_gpu(name):
     """Capture in a CUDA graph, and work on the caller's stream behind what was given to it before."""
-    registry = load()
-    operator = registry.operator(name)
-    function = Function(operator, Chooser(registry))
-    found = check_function(
-        operator,
-        function,
-        getattr(torch.ops.opforge, name).default,
-        dtypes=["float32", "float16"],
-        device="cuda",
-        gradient_operators=registry.gradient_operators(name),
-    )
-    assert [clause for clause in found if clause.standing == "broken"] == []
-    assert {clause.name: clause.standing for clause in found}["CUDA graph"] == "held"
+    found = clauses(name, dtypes=["float32", "float16"], device="cuda")
+    assert [clause for clause in found.values() if clause.standing == "broken"] == []
+    assert found["CUDA graph"].standing == "held"

@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from contract_clauses import clauses
 from opforge.core.implementation import Config
 from opforge.core.verdict import Broken, Mismatch, Pass
-from opforge.dispatch import Chooser, function_of
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
-from opforge.verify.extra.contracts import check_function
 from opforge.verify.extra.sanitize import sanitized
 from opforge.verify.judging.huge import STATEMENT, Huge
 
@@ -27,18 +26,7 @@ PLANTED = Path(__file__).parent / "redteam" / "home_gpu"
 @pytest.mark.parametrize("name", ["softmax", "vector_add"])
 def test_operators_keep_their_contracts_on_a_gpu(name):
     """As their users call them: captured, on a stream of their own, compiled, under vmap."""
-    registry = load()
-    function = function_of(name, Chooser(registry))
-    operator = registry.operator(name)
-    clauses = check_function(
-        operator,
-        function,
-        getattr(torch.ops.opforge, name).default,
-        dtypes=["float32", "bfloat16"],
-        device="cuda",
-        gradient_operators=registry.gradient_operators(name),
-    )
-    found = {clause.name: clause for clause in clauses}
+    found = clauses(name, dtypes=["float32", "bfloat16"], device="cuda")
     asked = [clause for clause in found.values() if clause.name != "second device" or torch.cuda.device_count() > 1]
     assert {clause.standing for clause in asked} == {"held"}, [clause for clause in asked if clause.standing != "held"]
     if torch.cuda.device_count() < 2:

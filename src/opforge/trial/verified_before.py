@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from opforge import verify
-from opforge.backends.program_hash import program_sha256
+from opforge.backends.program_hash import is_of, program_sha256
 from opforge.backends.shared_code import source_sha256
 from opforge.core.implementation import COMPARED_AS_IS, Implementation
 from opforge.core.operator import Operator
@@ -92,8 +92,8 @@ def proven(
 
 def inaccurate_before(store: Store, registry: Registry, name: str, model: str) -> dict[VerifiedKey, Inaccurate]:
     """The baselines of an operator that need not be found inaccurate again on a model of device: by the newest record
-    of each in its dtype, where that says so of a case, is of the source that is there now and was found with a
-    compatible toolchain. They are nobody's choice, and each workload judges them again.
+    of each in its dtype, where that says so of a case, is of the program that is there now and was found with
+    a compatible toolchain. They are nobody's choice, and each workload judges them again.
     """
     here, workloads = versions(), {workload.name for workload in registry.operator(name).workloads}
     baselines = {
@@ -109,7 +109,7 @@ def inaccurate_before(store: Store, registry: Registry, name: str, model: str) -
         if (
             isinstance(record.verdict, Inaccurate)
             and record.verdict.found.case.name not in workloads
-            and record.source_sha256 == source_sha256(item.source)
+            and is_of(item, record.source_sha256, record.code_sha256)
             and not compatible(record.backend, fact_of(record).versions, here)
         ):
             known[key] = record.verdict
