@@ -101,6 +101,17 @@ def test_short_kernels_are_batched_until_the_clock_is_fine_enough():
     assert found.median_s == pytest.approx(10e-6)
 
 
+@pytest.mark.parametrize(("call_s", "batches"), [(0.1e-3, range(5, 11)), (3e-3, range(1, 3))])
+def test_a_sample_is_no_longer_than_planned_and_no_two_turns_need_be_alike(call_s, batches):
+    """Of longer samples more are interrupted where somebody else has the processors at times, and the median of all is
+    one of the slower among the rest.
+    """
+    machine = Machine(lambda call: call_s)
+    run(machine, dataclasses.replace(DEFAULT, samples=200))
+    drawn = [question.batch for question in machine.asked if getattr(question, "lead", 0)]
+    assert set(drawn) <= set(batches) and len(set(drawn)) > 1
+
+
 def test_memory_beside_time():
     """A kernel that is fast because it takes a gigabyte is another kernel."""
     _, found = run(Machine(lambda call: 1e-3))
