@@ -22,10 +22,10 @@ from opforge.runner.arena import Arena
 from opforge.runner.dispatch_trace import traced
 from opforge.runner.guards import ALL, Limits
 from opforge.runner.interpreted_stores import Stores
-from opforge.runner.messages import Samples
+from opforge.runner.messages import Sample, Samples
 from opforge.runner.tamper_detection import replaced, snapshot
 from opforge.runner.write_ledger import Ledger
-from opforge.trial import audit
+from opforge.trial import audit, in_row
 from opforge.trial.unseen_content import write
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
@@ -292,6 +292,29 @@ def test_a_call_by_itself_is_held_against_those_in_a_row(batch, apart_s, row_s, 
 
     candidate = SimpleNamespace(ask=ask, launch=1, timer="cuda_graph", batch=batch)
     assert (audit.undivided(candidate, SimpleNamespace(median_s=row_s)) is None) == believed
+
+
+@pytest.mark.parametrize(
+    ("skips", "disturbed", "words"),
+    [(False, 0, None), (True, 0, "some of them do nothing"), (False, 2, None), (True, 2, "some of them do nothing")]
+    + [(skips, 99, "not timed: 1e-05 s were measured") for skips in (False, True)],
+)
+def test_rows_that_are_slow_because_of_somebody_else_accuse_nobody(skips, disturbed, words, monkeypatch):
+    """A call takes longer where another kernel comes between two of them, by far: it left out work before, or another
+    process has the device now. Rows as they were timed, taken in turn with the others, tell."""
+    pauses: list[float] = []
+    monkeypatch.setattr(in_row, "time", SimpleNamespace(sleep=pauses.append))
+
+    def ask(question):
+        busy = 2.0 if len(pauses) < disturbed else 1.0
+        return Samples(samples=(1e-5 * (max(busy, 1.9) if skips and question.places else busy),), batch=1, lead_s=0.0)
+
+    candidate = SimpleNamespace(ask=ask, launch=1, timer="cuda_graph")
+    question = Sample(launch=1, timer="cuda_graph", cache="warm", places=((0, b"a", b"b"),))
+    prepared = SimpleNamespace(reset=lambda: None)
+    found = in_row._slower_on_device(candidate, 1e-5, prepared, question, random.Random(1))
+    assert (words in found) if words else found is None
+    assert len(pauses) == min(disturbed, in_row.APART_TRIES - 1)
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "strided"])
