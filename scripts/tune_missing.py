@@ -11,8 +11,8 @@ work (on a CPU those for laptops). A choice stands where it is of the program th
 the last one ended: what was chosen is passed over, and a search that was cut off has its journal. The two workloads of
 an operator and dtype are one process, which gets --each seconds for each of them at most. With --near 1.5 an
 implementation whose least time on record for each of these workloads, on the device or on --known, is more than 1.5
-times that of the fastest is not searched: its default would have to gain that much. Exit code 1 where something is
-missing still.
+times that of the fastest is not searched: its default would have to gain that much. Who has no time is searched. Exit
+code 1 where something is missing still.
 """
 
 from __future__ import annotations
@@ -50,10 +50,14 @@ LARGEST = 2
 SHOWN = 2
 LEAST_S = 20.0
 """With less time left no search is begun."""
-BULKY_BYTES = 1 << 29
-"""A workload that moves more is searched beside others, but not beside another such: a search holds its operands, their
-truth in float64 and a copy for each kernel that may still win, some twenty times what a call moves (21 GB each for
-three of bias_add's seed_high_rank on an H100, which then waited for each other).
+ROOM = 40
+"""How many times what a call moves a search takes of a device at its peak: its operands, their truth in float64, a copy
+for each kernel that may still win, and judging. (Three of bias_add's seed_high_rank, 1 GB each, filled an H100's 80 GB
+and waited for each other; dropout's t5_11b_ff beside two of them found no room on an H200.)
+"""
+SQUARE, SQUARE_BYTES = "attention", 80 * 10**9
+"""What operators with names that begin so may take, whatever they move: the truth of attention over 16384 keys, whose
+scores are in float64, and of its gradients took 78 GB.
 """
 
 
@@ -137,9 +141,10 @@ def searches(wanted: Sequence[Cell]) -> list[Search]:
 
 
 def near(store: Store, registry: Registry, search: Search, device: str, ratio: float) -> tuple[str, ...]:
-    """The implementations whose least time on record is within `ratio` of the least of all for one of a search's
-    workloads, in its dtype, else in another, else for any workload; none, which means all, where nobody who can be
-    tuned is on record. The newest may be of a point of a search, and slow.
+    """The implementations that may win a search by the records: each by its times at the search's workloads in its
+    dtype, where it has none there by those in another, else by those at any workload. Who was slower than `ratio` times
+    the fastest at all of them is left out. Who has no time at all is not: an untried kernel may be the best.
+    The least of an implementation's times counts, since the newest may be of a slow point of a search.
     """
     known = {item.name: item for item in registry.implementations(search.operator) if item.backend not in COMPARED_WITH}
     least: dict[tuple[str, str], dict[str, float]] = {}
@@ -152,16 +157,15 @@ def near(store: Store, registry: Registry, search: Search, device: str, ratio: f
         [place for place in least if place[0] in search.workloads],
         list(least),
     )
-    for places in steps:
-        found = {
-            name
-            for times in (least.get(place, {}) for place in places)
-            for name, seconds in times.items()
-            if seconds <= ratio * min(times.values())
-        }
-        if any(known[name].space and known[name].backend not in COMPARED_AS_IS for name in found):
-            return tuple(name for name in known if name in found)
-    return ()
+
+    def may_win(name: str) -> bool:
+        for places in steps:
+            behind = [times[name] / min(times.values()) for times in map(least.get, places) if times and name in times]
+            if behind:
+                return min(behind) <= ratio
+        return True
+
+    return tuple(filter(may_win, known))
 
 
 def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
@@ -169,31 +173,32 @@ def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
     together. A search that fails is said and costs no other.
     """
     began, registry = time.monotonic(), load()
-    todo: list[tuple[Search, bool]] = []
+    device = detect(given.device)
+    most = device.memory_bytes
+    todo: list[tuple[Search, int]] = []
     with Store.open(None) as store:
         for one in searches(wanted):
-            names = (
-                near(store, registry, one, given.known or detect(given.device).name, given.near) if given.near else ()
-            )
-            todo.append((replace(one, implementations=names), bulky(registry, one)))
+            names = near(store, registry, one, given.known or device.name, given.near) if given.near else ()
+            todo.append((replace(one, implementations=names), room(registry, one, most)))
     hands = [gpu for gpu in range(given.gpus) for _ in range(given.beside)]
-    turn, full = threading.Condition(), set[int]()
+    turn, held = threading.Condition(), Counter[int]()
     over: list[Search] = []
 
-    def next_for(gpu: int) -> tuple[Search, bool] | None:
-        """The next that fits beside what runs on a GPU, once one does; None where none is left."""
+    def next_for(gpu: int) -> tuple[Search, int] | None:
+        """The next that has room beside what runs on a GPU, once one does; None where none is left."""
         with turn:
             while todo:
-                place = next((at for at, (_, much) in enumerate(todo) if not (much and gpu in full)), None)
+                fits = (at for at, (_, much) in enumerate(todo) if not held[gpu] or held[gpu] + much <= most)
+                place = next(fits, None)
                 if place is not None:
-                    full.update([gpu] if todo[place][1] else [])
+                    held[gpu] += todo[place][1]
                     return todo.pop(place)
                 turn.wait()
             return None
 
-    def done(gpu: int, much: bool) -> None:
+    def done(gpu: int, much: int) -> None:
         with turn:
-            full.difference_update([gpu] if much else [])
+            held[gpu] -= much
             turn.notify_all()
 
     def work(gpu: int) -> None:
@@ -224,14 +229,15 @@ def run(wanted: Sequence[Cell], given: argparse.Namespace) -> None:
         print(f"not begun for want of time: {len(over)} searches", flush=True)
 
 
-def bulky(registry: Registry, search: Search) -> bool:
-    """Whether a search leaves another like it no room: see BULKY_BYTES."""
+def room(registry: Registry, search: Search, most: int) -> int:
+    """Bytes of a device's memory, of which there are `most`, that a search may take: see ROOM and SQUARE."""
     operator = registry.operator(search.operator)
-    return any(
-        operator.cost(item.axes, search.dtype, operator.scalar_values(item.scalars)).bytes > BULKY_BYTES
+    moved = max(
+        operator.cost(item.axes, search.dtype, operator.scalar_values(item.scalars)).bytes
         for item in operator.workloads
         if item.name in search.workloads
     )
+    return min(most, max(ROOM * moved, SQUARE_BYTES if operator.name.startswith(SQUARE) else 1))
 
 
 def finished(command: Sequence[str], gpu: int | None, left_s: float) -> list[str]:
