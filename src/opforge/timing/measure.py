@@ -84,8 +84,8 @@ class Plan:
     samples      how many to take at least, unless the budget ends first (never fewer than five)
     budget_s     seconds for each launch
     precision    stop once the 95 % interval of the median is this narrow, as a fraction of the median
-    sample_s     the duration of one sample: shorter kernels are batched up to it, so that the clock's grain is small. By
-                 the host's clock half of it to all of it, as drawn for each turn
+    sample_s     the duration of one sample: shorter kernels are batched up to it, so that the clock's grain is small.
+                 By the host's clock half of it to all of it, as drawn for each turn
     cache        "warm" or "cold" (cold needs a device whose cache can be flushed)
     energy_s     seconds for which each is called again, alone, while a counter of energy is read; 0.0: not asked
     """
