@@ -3,6 +3,7 @@
 python scripts/choices.py                                   every workload of results/nvidia-h200.jsonl.gz left out in
 turn, chosen by the others
 python scripts/choices.py --descriptor nvidia-h100          the same over the records of an H100
+python scripts/choices.py --tuned                           the choices of tuned/*.json, held against the records' times
 python scripts/choices.py --measure times.json              on a GPU: the implementations called directly on forty
 shapes (and, --grid, on the shape classes)
 python scripts/choices.py --times times.json                those forty, chosen by the records and, if they were timed,
@@ -397,6 +398,26 @@ def judged(chosen: Sequence[Chosen], title: str, each: bool = True) -> bool:
     return count > 0 and within[1.05] >= 0.95 * count and within[1.10] == count and slower == 0
 
 
+def as_tuned(call: Measured, device: str) -> Chosen | None:
+    """What `opforge tune` chose for a call, by times that the search did not take; None where it chose nothing, or only
+    one kernel has a time.
+    """
+    from opforge.registry import load
+    from opforge.registry.tuned_choices import choice_for, choices_path
+
+    operator = _REGISTRY.setdefault("registry", load()).operator(call.operator)
+    form, kind = operator.compute_dtype_of(call.dtype, call.scalars), operator.kind_of_call(call.scalars)
+    axes = operator.completed(call.axes, call.scalars)
+    chosen = choice_for(choices_path(operator, device), form, axes, kind)
+    if chosen is None or chosen.implementation not in call.ours or len(call.ours) == 1:
+        return None
+    times = call.in_a_row
+    best, torch_s = min(times, key=lambda name: times[name]), times.get("torch_eager", 0.0)
+    mine = times[chosen.implementation]
+    how = f"tuned on {dict(chosen.axes or {})}"
+    return Chosen(call, chosen.implementation, best, mine / times[best], mine / torch_s if torch_s else 0.0, how)
+
+
 def left_out(call: Measured, known: Iterable[Measured]) -> list[Measured]:
     """What is known without a call: its time in no dtype."""
     return [one for one in known if (one.operator, one.axes, one.layout) != (call.operator, call.axes, call.layout)]
@@ -438,6 +459,7 @@ def main() -> int:
     parser.add_argument("--records", type=Path, help="records to choose by (default: the device's in results/)")
     parser.add_argument("--times", type=Path, help="a file that --measure wrote")
     parser.add_argument("--measure", type=Path, help="time the forty shapes and write this file")
+    parser.add_argument("--tuned", action="store_true", help="judge the choices of tuned/*.json")
     parser.add_argument("--grid", action="store_true", help="with --measure: the shape classes too")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--descriptor", help="the device that the times are of (default: nvidia-h200, or the file's)")
@@ -460,6 +482,9 @@ def main() -> int:
         calls, classes = from_times(given.times)
         title = f"shapes of {given.times.name} that are in no record"
     calls = [call for call in calls if not given.operator or call.operator in given.operator]
+    if given.tuned:
+        tuned = [item for call in calls if (item := as_tuned(call, device)) is not None]
+        return int(not judged(tuned, f"choices of opforge tune, by the times of {file.name}"))
     siblings = siblings_of(device)
     ways: list[tuple[str, Elsewhere]] = [("by its own times alone", {})]
     if siblings:
