@@ -368,15 +368,21 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
         siblings = [item for times in of_family().values() for item in times if item.implementation in names]
     model = FamilyModel(operator, implementations, seen, siblings=siblings, family=of_family)
     fit = [item for item in implementations if item.name in call.ours]
-    times = call.in_a_row
-    own = {name: value for name, value in times.items() if not name.startswith("torch")}
-    if len(fit) < 2 or not own:
+    if len(fit) < 2:
         return None
     found = pick(model, fit, place(call, device))
+    return beside_the_best(call, found.implementation.name, found.words)
+
+
+def beside_the_best(call: Measured, name: str, how: str) -> Chosen | None:
+    """What a choice costs; None where none of opforge's own kernels has a time."""
+    times = call.in_a_row
+    own = {name: value for name, value in times.items() if not name.startswith("torch")}
+    if not own:
+        return None
     best = min(own, key=lambda name: own[name])
     torch = next((value for name, value in times.items() if name.startswith("torch")), float("inf"))
-    took = times[found.implementation.name]
-    return Chosen(call, found.implementation.name, best, took / own[best], took / torch, found.words)
+    return Chosen(call, name, best, times[name] / own[best], times[name] / torch, how)
 
 
 def judged(chosen: Sequence[Chosen], title: str, each: bool = True) -> bool:
@@ -411,11 +417,7 @@ def as_tuned(call: Measured, device: str) -> Chosen | None:
     chosen = choice_for(choices_path(operator, device), form, axes, kind)
     if chosen is None or chosen.implementation not in call.ours or len(call.ours) == 1:
         return None
-    times = call.in_a_row
-    best, torch_s = min(times, key=lambda name: times[name]), times.get("torch_eager", 0.0)
-    mine = times[chosen.implementation]
-    how = f"tuned on {dict(chosen.axes or {})}"
-    return Chosen(call, chosen.implementation, best, mine / times[best], mine / torch_s if torch_s else 0.0, how)
+    return beside_the_best(call, chosen.implementation, f"tuned on {dict(chosen.axes or {})}")
 
 
 def left_out(call: Measured, known: Iterable[Measured]) -> list[Measured]:

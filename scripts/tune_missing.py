@@ -56,8 +56,8 @@ for each kernel that may still win, and judging. (Three of bias_add's seed_high_
 and waited for each other; dropout's t5_11b_ff beside two of them found no room on an H200.)
 """
 SQUARE, SQUARE_BYTES = "attention", 80 * 10**9
-"""What operators with names that begin so may take, whatever they move: the truth of attention over 16384 keys, whose
-scores are in float64, and of its gradients took 78 GB.
+"""A family whose truth has a square of scores in float64, and what its searches may take, whatever they move: gradients
+over 16384 keys took 78 GB.
 """
 
 
@@ -237,7 +237,7 @@ def room(registry: Registry, search: Search, most: int) -> int:
         for item in operator.workloads
         if item.name in search.workloads
     )
-    return min(most, max(ROOM * moved, SQUARE_BYTES if operator.name.startswith(SQUARE) else 1))
+    return min(most, max(ROOM * moved, SQUARE_BYTES if registry.family(operator.name) == SQUARE else 1))
 
 
 def finished(command: Sequence[str], gpu: int | None, left_s: float) -> list[str]:

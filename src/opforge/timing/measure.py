@@ -139,9 +139,8 @@ class Candidate:
         long as another: calls that are not timed, then the samples, fewer where a call takes long. How many calls go
         before is drawn too: beside a process that shares a core, which of the two has it changes every few
         milliseconds, and samples that always come as long after a beginning are always of the same phase. A sample is
-        at most as long as was planned: of longer ones more are interrupted, and their median is too high (beside a busy
-        core three sets of silu_mul in torch took 1.08 to 3.34 times a plain loop with samples of 1 to 2 ms, and 1.00 to
-        1.07 times with 0.5 to 1 ms). Raises MeasurementFailed.
+        at most as long as was planned, or two calls: of longer ones more are interrupted, and their median is too high
+        (docs/timing.md#how-opforge-is-measured-itself). Raises MeasurementFailed.
         """
         if self.timer != "host":
             return self.take(count, cache, clock, lead=1)
