@@ -22,7 +22,14 @@ from opforge.timing import (
     holm,
     sentence,
 )
-from opforge.timing.paired_statistics import bootstrap_median, mann_whitney, place, sign_test
+from opforge.timing.paired_statistics import (
+    bootstrap_median,
+    mann_whitney,
+    place,
+    sign_test,
+    student_p,
+    student_quantile,
+)
 from opforge.workbench import parse_side
 from opforge.workbench.sides import folder_at
 from simulated import make_home, noisy
@@ -104,6 +111,39 @@ def test_processes_must_agree():
     once = compare("a", "b", [*lucky, *[1.05e-3] * 90], [*steady, *[1e-3] * 90], blocks=(15, 15, 90))
     assert once.outcome == UNSURE
     assert "do not agree" in once.notes[-1]
+
+
+def test_processes_that_lie_apart_by_chance_raise_no_more_alarms_than_they_may():
+    """Each pair of processes is faster or slower by its own luck, the pairs within it all alike: 1 alarm in 100 is
+    allowed, and each of four by the same word, as luck has it one time in eight, is not enough.
+    """
+    generator, alarms = random.Random(9), 0
+    for _ in range(200):
+        medians = [generator.gauss(0, 0.03) for _ in range(4)]
+        mine = [1e-3 * math.exp(middle + generator.gauss(0, 0.003)) for middle in medians for _ in range(15)]
+        alarms += compare("a", "b", mine, [1e-3] * 60, blocks=(15,) * 4).outcome in (FASTER, SLOWER)
+    assert alarms <= 4
+
+
+def test_processes_that_lie_apart_hide_no_difference_that_is_larger():
+    """10 % is found in eight pairs of processes that differ by 3 % of themselves, and its p is that of the eight."""
+    generator, found = random.Random(10), []
+    for _ in range(50):
+        medians = [0.1 + generator.gauss(0, 0.03) for _ in range(8)]
+        mine = [1e-3 * math.exp(middle + generator.gauss(0, 0.003)) for middle in medians for _ in range(15)]
+        found.append(compare("a", "b", mine, [1e-3] * 120, blocks=(15,) * 8))
+    assert sum(one.outcome == SLOWER for one in found) >= 48
+    assert min(one.p for one in found) > 1e-9
+
+
+def test_students_t_is_scipys():
+    """Own code against a library's."""
+    stats = pytest.importorskip("scipy.stats")
+    for freedom in (1, 2, 3, 4, 7, 8, 30):
+        for t in (0.0, 0.5, 2.0, 9.0):
+            assert student_p(t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-6, abs=1e-9)
+        for p in (0.2, 0.005):
+            assert student_quantile(p, freedom) == pytest.approx(stats.t.ppf(1 - p / 2, freedom), rel=1e-6)
 
 
 def test_a_spike_on_one_side_changes_nothing():

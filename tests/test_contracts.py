@@ -4,14 +4,17 @@ operators.
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
+from torch.autograd.gradcheck import GradcheckError
 
 from contract_clauses import clauses
 from opforge.core.verdict import Pass
 from opforge.registry import load
 from opforge.testing import conformance, parametrize, situations
-from opforge.verify.extra.contract_gradients import gradients
+from opforge.verify.extra.contract_gradients import gradcheck, gradients
 from opforge.verify.extra.contract_subject import ClauseBroken, Subject
 
 
@@ -82,6 +85,53 @@ def test_a_scaled_gradient_is_found():
 
     found = clauses("softmax", Scaled.apply, dtypes=["float32"])
     assert found["values and memory (float32)"].standing == "held" and found["gradients (float32)"].standing == "broken"
+
+
+def off_by_a_hundredth(gradient):
+    """The gradient operator with a reference that is one percent too large."""
+
+    def reference(*tensors, **scalars):
+        found = gradient.reference(*tensors, **scalars)
+        return tuple(one * 1.01 for one in found) if isinstance(found, tuple) else found * 1.01
+
+    return dataclasses.replace(gradient, reference=reference)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "softmax",
+        "log_softmax",
+        "rmsnorm",
+        "layernorm",
+        "cross_entropy",
+        "gelu",
+        "silu_mul",
+        "attention_varlen",
+        pytest.param("attention", marks=pytest.mark.campaign),
+    ],
+)
+def test_finite_differences_find_a_reference_that_is_off(name):
+    """Rows of one column and sequences without keys, whose gradients are zero, would let it through."""
+    registry = load([])
+    operator, right = registry.operator(name), registry.gradient_operators(name)
+    assert right
+
+    def asked(gradient_operators):
+        subject = Subject(
+            operator=operator,
+            function=None,
+            custom=None,
+            dtype="float32",
+            device="cpu",
+            compiler="",
+            gradient_operators=gradient_operators,
+        )
+        return gradcheck(subject)
+
+    assert asked(right)
+    with pytest.raises(GradcheckError):
+        asked(tuple(map(off_by_a_hundredth, right)))
 
 
 def broken_gradient(function):

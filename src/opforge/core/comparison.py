@@ -15,9 +15,11 @@ class Comparison:
 
     outcome         FASTER, SLOWER or SAME, said of `a`; UNSURE where the pairs cannot tell
     ratio        median of time of a / time of b over the pairs: below 1, a is faster
-    low, high    bootstrap interval of that median at `confidence`
+    low, high    bootstrap interval of that median at `confidence`, of these pairs; what other processes would say is in
+                 the outcome
     band         dead band: a ratio within 1/(1+band) .. 1+band is no difference
-    p            sign test of "the median ratio lies inside the band"; what corrections for many comparisons work on
+    p            sign test of "the median ratio lies inside the band", or the t test over the blocks' medians where
+                 that is the larger; what corrections for many comparisons work on
     rank_p       Mann-Whitney on the two sets of samples, as a cross-check: it knows nothing of the pairs
     samples_a_s, samples_b_s   seconds per call, pair by pair, in the order taken
     blocks       pairs taken in each pair of processes, in order; () where all came from one

@@ -63,7 +63,9 @@ class Subject:
 
     @property
     def case(self) -> Case:
-        """The smallest plain case with at least 16 elements and no axis of one, or the nearest to that."""
+        """The smallest plain case with at least 16 elements, no axis of one and none without dimensions, or the nearest
+        to that.
+        """
         plain = [
             case
             for case in self.operator.cases
@@ -75,10 +77,30 @@ class Subject:
 
         def rank(case: Case) -> tuple[int, bool, int]:
             ones = sum(extent < 2 for spec in self.operator.inputs for extent in full_shape(spec.shape, case.axes))
-            return ones, elements(self.operator, case) < 16, elements(self.operator, case)
+            return (
+                ones + sum(size == () for size in case.axes.values()),
+                elements(self.operator, case) < 16,
+                elements(self.operator, case),
+            )
 
         ranked = sorted(plain or self.operator.cases, key=rank)
         return dataclasses.replace(ranked[0], layout="contiguous", seed=fresh_seed())
+
+    def small(self, least: int = 5) -> Case:
+        """That case with each free axis as short as the constraints let it be, `least` at the shortest: with every
+        parameter and every axis there, and few enough elements for one call each.
+        """
+        operator, case = self.operator, self.case
+        scalars = operator.scalar_values(case.scalars)
+        for name in operator.free_axes:
+            size = case.axes[name]
+            for short in range(least, max(size, default=0) if isinstance(size, tuple) else size):
+                cut = tuple(min(short, one) for one in size) if isinstance(size, tuple) else short
+                axes = operator.completed({**case.axes, name: cut}, scalars)
+                if operator.violated(axes, self.dtype, scalars) is None:
+                    case = dataclasses.replace(case, axes=axes)
+                    break
+        return case
 
     @property
     def scalars(self) -> dict[str, Any]:
