@@ -108,7 +108,7 @@ def off_by_a_hundredth(gradient):
         "gelu",
         "silu_mul",
         "attention_varlen",
-        pytest.param("attention", marks=pytest.mark.campaign),
+        pytest.param("attention", marks=pytest.mark.slow),
     ],
 )
 def test_finite_differences_find_a_reference_that_is_off(name):
