@@ -10,6 +10,7 @@ from opforge.core.device import Ceiling, DeviceSpec
 from opforge.core.operator import Cost
 from opforge.core.timing import Timing
 from opforge.machine import descriptors
+from opforge.report.roof_chart import roofs
 from opforge.roofline import achieved, bound, compute_rate, suspect
 
 GB = 10**9
@@ -167,6 +168,22 @@ def test_a_better_product_of_matrices_than_the_librarys_is_not_suspect_below_the
     work = cost(1000, 1000, 10**12)
     assert suspect(work, timing(10**12 / 90e12), spec, "bfloat16", "matrix") is None
     assert "TFLOP/s in bfloat16 is more" in suspect(work, timing(10**12 / 101e12), spec, "bfloat16", "matrix")
+
+
+def test_a_processor_is_granted_what_its_threads_reach_alone():
+    """Beside four busy processes two threads together were measured at what one does, 152 GFLOP/s, and a product that
+    had both processors for a moment, 274, was called suspect (2 cores, Xeon, 2026-11-27). Twice of one is a limit all
+    the same, and one thread's figure is no roof.
+    """
+    busy = ceiling("matrix_float32", 152e9, "FLOP/s")
+    spec = device(busy, kind="cpu", units=2, nominal_flops_per_s={})
+    work = cost(1000, 1000, 10**9)
+    assert suspect(work, timing(1e9 / 274e9), spec, "float32", "matrix") is not None
+    told = replace(spec, ceilings=(busy, ceiling("matrix_float32_one_thread", 152e9, "FLOP/s")))
+    assert suspect(work, timing(1e9 / 274e9), told, "float32", "matrix") is None
+    assert "GFLOP/s in float32 is more" in suspect(work, timing(1e9 / 390e9), told, "float32", "matrix")
+    assert compute_rate(told, "float32", "matrix").value == 152e9
+    assert [roof.name for roof in roofs(told, ("float32",)) if not roof.memory] == ["matrix_float32"]
 
 
 def test_less_than_an_empty_launch_is_suspect():

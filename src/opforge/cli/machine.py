@@ -37,11 +37,12 @@ def machine(
     if spec.nominal_bytes_per_s:
         typer.echo(f"  vendor     memory {units.bytes_per_s(spec.nominal_bytes_per_s)}  ({spec.source})")
     here = {ceiling.name for ceiling in load_ceilings(spec)}
+    wide = max((len(ceiling.name) for ceiling in spec.ceilings), default=0)
     for ceiling in spec.ceilings:
         figure = {"B/s": units.bytes_per_s, "FLOP/s": units.flops_per_s, "s": units.seconds}[ceiling.unit](
             ceiling.value
         )
         typer.echo(
-            f"  {'measured' if ceiling.name in here else 'known':<10} {ceiling.name:<16} {figure:<14} {ceiling.how}, "
-            f"{ceiling.measured_at[:10]}"
+            f"  {'measured' if ceiling.name in here else 'known':<10} {ceiling.name:<{wide}} {figure:<14} "
+            f"{ceiling.how}, {ceiling.measured_at[:10]}"
         )

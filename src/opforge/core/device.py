@@ -34,6 +34,10 @@ SAME_CODE = (
 """What two devices share that run the same code in the same waves: their memories and clocks may differ."""
 
 
+ONE_THREAD = "_one_thread"
+"""How the name of a processor's ceiling ends that is of a single thread, in its own processor time."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ceiling:
     """One measured limit of a machine: bytes/s or FLOP/s, with when and how it was measured."""

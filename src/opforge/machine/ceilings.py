@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.core.device import Ceiling, DeviceSpec
+from opforge.core.device import ONE_THREAD, Ceiling, DeviceSpec
 from opforge.core.errors import EnvironmentLacks
 from opforge.machine import host_hardware
 from opforge.machine.catalogue import detect
@@ -33,6 +33,8 @@ class _Running:
     probe: Probe
     batch: int = 1
     samples_s: list[float] = field(default_factory=list)
+    alone_s: list[float] = field(default_factory=list)
+    """Those of one thread, in processor time."""
 
 
 def measure_ceilings(
@@ -75,10 +77,10 @@ def measure_ceilings(
                 for turn in running:
                     share = max(done / ROUNDS, min(1.0, (clock() - start) / max(budget_s, 1e-9)))
                     say(f"{turn.probe.name}, round {done + 1}", min(0.99, 0.1 + 0.9 * share))
-                    turn.samples_s.append(_long_sample(device, turn, used))
+                    (turn.alone_s if alone else turn.samples_s).append(_long_sample(device, turn, used))
             done += 1
     say("keeping the result", 1.0)
-    save_ceilings(spec, _better(known, [_ceiling(device, turn) for turn in running]))
+    save_ceilings(spec, _better(known, [ceiling for turn in running for ceiling in _ceilings(device, turn)]))
     return detect(device)
 
 
@@ -185,14 +187,23 @@ def _silent(words: str, fraction: float) -> None:
     return None
 
 
-def _ceiling(device: str, turn: _Running) -> Ceiling:
-    probe = turn.probe
+def _ceilings(device: str, turn: _Running) -> Iterator[Ceiling]:
+    """What the device reaches; of arithmetic also what one thread of a processor does in its own time, which says what
+    all of them might reach where others had the processors.
+    """
+    samples = [*turn.samples_s, *turn.alone_s]
+    yield _ceiling(device, turn, turn.probe.name, samples, turn.probe.about)
+    if turn.alone_s and turn.probe.unit == "FLOP/s":
+        yield _ceiling(device, turn, f"{turn.probe.name}{ONE_THREAD}", turn.alone_s, f"{turn.probe.about}, one thread")
+
+
+def _ceiling(device: str, turn: _Running, name: str, samples_s: Sequence[float], about: str) -> Ceiling:
     return Ceiling(
-        name=probe.name,
-        value=probe.value(min(turn.samples_s)),
-        unit=probe.unit,
+        name=name,
+        value=turn.probe.value(min(samples_s)),
+        unit=turn.probe.unit,
         measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        how=f"{probe.about}; fastest of {len(turn.samples_s)} samples of {turn.batch} "
+        how=f"{about}; fastest of {len(samples_s)} samples of {turn.batch} "
         f"{'run' if turn.batch == 1 else 'runs'}; {_conditions(device)}",
     )
 

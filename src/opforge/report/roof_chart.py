@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opforge.core import units
-from opforge.core.device import DeviceSpec
+from opforge.core.device import ONE_THREAD, DeviceSpec
 from opforge.core.dtypes import DTYPES
 from opforge.core.record import Record
 from opforge.report import svg
@@ -49,7 +49,7 @@ def roofs(device: DeviceSpec, dtypes: Sequence[str]) -> tuple[Roof, ...]:
     """
     lines = []
     cached = []
-    for ceiling in device.ceilings:
+    for ceiling in (one for one in device.ceilings if not one.name.endswith(ONE_THREAD)):
         unit = ceiling.unit.lower()
         memory = unit.startswith(("b/", "byte"))
         named = [name for name in DTYPES if ceiling.name.endswith(name)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from opforge.core import units
-from opforge.core.device import DeviceSpec
+from opforge.core.device import ONE_THREAD, DeviceSpec
 from opforge.core.operator import Cost
 from opforge.core.timing import Timing
 from opforge.roofline.rates import MEASURED, READ_SHARE, compute_rate, memory_rate
@@ -103,8 +103,9 @@ def suspect(cost: Cost, timing: Timing, spec: DeviceSpec, dtype: str, unit: str 
     - the traffic that no cache can have saved, at the fastest memory ceiling of any mix, by more than MARGIN. A cold
       cache saves writes at most, a warm one anything up to its size;
     - the arithmetic, at the vendor's peak or the measured rate by MARGIN, whichever is faster; by UNCERTAIN_MARGIN
-      where no vendor's peak is known. Vector arithmetic on 16-bit values is granted twice the rate: it may be packed in
-      pairs.
+      where no vendor's peak is known. A processor is granted what its threads reach if each is as fast as one alone:
+      what all of them together do is too low where it was measured while others had the processors. Vector arithmetic
+      on 16-bit values is granted twice the rate: it may be packed in pairs.
     """
     seconds = timing.median_s
     reasons = [
@@ -149,8 +150,10 @@ def _too_much_arithmetic(cost: Cost, seconds: float, spec: DeviceSpec, dtype: st
     if rate is None or rate.source != MEASURED:
         return None
     peak = _vendor_peak(spec, dtype, unit)
+    one = spec.ceiling(rate.name + ONE_THREAD)
+    known = max(rate.value, one.value * spec.units if one else 0.0)
     packed = 2.0 if unit == "vector" and dtype in ("float16", "bfloat16") else 1.0
-    limit = packed * (max(MARGIN * rate.value, peak) if peak else UNCERTAIN_MARGIN * rate.value)
+    limit = packed * (max(MARGIN * known, peak) if peak else UNCERTAIN_MARGIN * known)
     reached = cost.flops / seconds
     if reached <= limit:
         return None
