@@ -51,11 +51,10 @@ FEW = 0.05
 """The share of rows that may be unanswerable."""
 OTHERS = 0.25
 """Processors that others keep busy from which on a part says more of what runs beside than of the timing."""
-SETS, MORE, TIMES, BUDGET_S = 3, 4, 3, 0.64
-"""Sets of processes that every operator is asked in; further ones for an operator of which a row does not hold, and how
-often they are added (beside a busy core a ratio's sets differ by 8 % of it, so a median over seven is off by 3 and one
-over fifteen by 2); the seconds that ours are measured for in each: the least with which turns are as long as those of
-`opforge bench` (timing.measure's TURNS of TURN_S).
+SETS, MORE, BUDGET_S = 3, 4, 0.64
+"""Sets of processes that every operator is asked in, and further ones for an operator of which a row does not hold; the
+seconds that ours are measured for in each: the least with which turns are as long as those of `opforge bench`
+(timing.measure's TURNS of TURN_S).
 """
 BRIEF_S = 0.2
 """The seconds that a quick look measures for."""
@@ -307,8 +306,8 @@ def by_backends(start: Start, quick: bool, part: Part) -> list[Row]:
 def asked_in_sets(
     sides: Mapping[str, Sides], wanted: Sequence[tuple[str, str]], start: Start, quick: bool, part: Part
 ) -> list[Row]:
-    """The rows of every operator. In full, an operator of which one does not hold is asked in MORE further sets, up to
-    TIMES times, and is judged by all of them together.
+    """The rows of every operator. In full, an operator of which one does not hold is asked in MORE further sets, and is
+    judged by all of them together.
     """
 
     def fresh(names: Iterable[str]) -> dict[str, Times]:
@@ -320,18 +319,15 @@ def asked_in_sets(
     for name in sides:
         sets: list[Times] = [one[name] for one in found]
         told = rows(name, sets, wanted)
-        for time_of_more in range(0 if quick else TIMES):
-            if all(row.holds(True) for row in told):
-                break
+        if not quick and not all(row.holds(True) for row in told):
 
-            def more(number: int, name: str = name, before: int = 2 * time_of_more) -> tuple[Any, float]:
+            def more(number: int, name: str = name) -> tuple[Any, float]:
                 return part(
-                    f"more of {name} {before + number}",
+                    f"more of {name} {number}",
                     lambda: [fresh([name])[name] for _ in range(MORE)],
                 )
 
-            sets += undisturbed(1, more)[0]
-            told = rows(name, sets, wanted)
+            told = rows(name, [*sets, *undisturbed(1, more)[0]], wanted)
         judged += told
     return judged
 
