@@ -23,8 +23,6 @@ value, which jumps from seed to seed.
 """
 CONTRADICTS = 0.01
 """The risk that a verdict may have: 1 - Rule.confidence."""
-BLOCK_LOOKS = 3
-"""How often a verdict is asked of blocks of pairs (workbench/compare.py). The error is shared out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +32,8 @@ class Rule:
     band         dead band: ratios within 1/(1+band) .. 1+band are no difference
     confidence   of the verdict, all looks together
     looks        pairs after which the verdict is asked for; it ends at the first that is sure
+    blocks       the same in blocks of pairs, each from two fresh processes: where equal processes lie apart by per
+                 cents, more of them tell, and not more pairs from the same ones
     sample_s     the least duration of one sample. Short ones are better than many calls in one: on a busy machine a
                  longer sample is more often interrupted, and a median forgives the interrupted ones only while they are
                  few
@@ -42,6 +42,7 @@ class Rule:
     band: float = 0.01
     confidence: float = 0.99
     looks: tuple[int, ...] = (30, 60, 120, 240)
+    blocks: tuple[int, ...] = (4, 8, 16)
     sample_s: float = 0.25e-3
 
     @property
@@ -53,6 +54,11 @@ class Rule:
         0.9975
         """
         return 1 - (1 - self.confidence) / len(self.looks)
+
+    @property
+    def block_confidence(self) -> float:
+        """The confidence of the interval over blocks at each look at them, shared out likewise."""
+        return 1 - (1 - self.confidence) / len(self.blocks)
 
 
 RULE = Rule()
@@ -96,7 +102,7 @@ def compare(
         )
     p = sign_test(logs, math.log1p(rule.band))
     if len(blocks) > 1:
-        least, most, chance = between_blocks(logs, blocks, 1 - (1 - rule.confidence) / BLOCK_LOOKS)
+        least, most, chance = between_blocks(logs, blocks, rule.block_confidence)
         p = max(p, chance)
         if outcome in (FASTER, SLOWER) and least <= 1 <= most:
             outcome, notes = (

@@ -44,10 +44,8 @@ from opforge.verify import BRIEF, CaseCache, PreparedCase
 from opforge.workbench.sides import Side, full_config, named, registry_of, toolchain_versions
 
 SHARED_BATCH = 4.0
-BLOCKS, PAIRS = (4, 8, 16), 15
-"""Blocks after which the verdict is asked for, and the pairs in each: where equal processes lie apart by per cents,
-more of them tell, and not more pairs from the same ones.
-"""
+PAIRS = 15
+"""Pairs in a block."""
 
 RULE = Rule()
 PLAN = Plan()
@@ -261,15 +259,15 @@ def _blocks(
     taken, order = _Pairs(), random.Random()
     blocks: list[int] = []
     drawn = order.randrange(2)
-    while len(blocks) < BLOCKS[-1]:
-        if len(blocks) > BLOCKS[0] and taken.spent_s > plan.budget_s:
+    while len(blocks) < rule.blocks[-1]:
+        if len(blocks) > rule.blocks[0] and taken.spent_s > plan.budget_s:
             taken.notes[
                 f"stopped after {len(taken.mine)} pairs: the time was up; raise --budget for a surer verdict"
             ] = None
             break
         _block(a, b, prepared, plan, order, taken, b_first=(len(blocks) + drawn) % 2 == 1)
         blocks.append(PAIRS)
-        if len(blocks) in BLOCKS and settled(
+        if len(blocks) in rule.blocks and settled(
             compare(a.name, b.name, taken.mine, taken.other, rule=rule, blocks=blocks)
         ):
             break
@@ -300,7 +298,7 @@ def _block(
     """One block: bind, warm, take the pairs, and see that both sides are still right on inputs they have not seen;
     after the first block, that what was timed is the work. Raises NotComparable.
 
-    b_first   b is bound and warmed before a: of equal sides the first one is slower by 0.5 to 1 % (two CPU cores)
+    b_first   b is bound and warmed before a: of equal sides the first one is slower by 0.3 to 0.5 % (two CPU cores)
     """
     first_block, done = not taken.mine, len(taken.mine)
     step = -1 if b_first else 1

@@ -17,6 +17,9 @@ from opforge.verify.judging.elements import compare
 from opforge.verify.judging.run_case import too_noisy
 from opforge.verify.oracle.expectation import Expectation, consult
 
+SHORTEST = 5
+"""To what an axis is cut: a row of one has a gradient of zero, whatever is wrong with it."""
+
 
 class ClauseBroken(Exception):
     """A promise that does not hold; the message says how."""
@@ -86,15 +89,16 @@ class Subject:
         ranked = sorted(plain or self.operator.cases, key=rank)
         return dataclasses.replace(ranked[0], layout="contiguous", seed=fresh_seed())
 
-    def small(self, least: int = 5) -> Case:
-        """That case with each free axis as short as the constraints let it be, `least` at the shortest: with every
-        parameter and every axis there, and few enough elements for one call each.
+    @property
+    def small(self) -> Case:
+        """That case with each free axis as short as the constraints let it be, SHORTEST at least: with every parameter
+        and every axis there, and few enough elements for one call each.
         """
         operator, case = self.operator, self.case
         scalars = operator.scalar_values(case.scalars)
         for name in operator.free_axes:
             size = case.axes[name]
-            for short in range(least, max(size, default=0) if isinstance(size, tuple) else size):
+            for short in range(SHORTEST, max(size, default=0) if isinstance(size, tuple) else size):
                 cut = tuple(min(short, one) for one in size) if isinstance(size, tuple) else short
                 axes = operator.completed({**case.axes, name: cut}, scalars)
                 if operator.violated(axes, self.dtype, scalars) is None:
