@@ -6,8 +6,8 @@ import torch
 from contract_clauses import clauses
 from opforge.core.gradient import wire
 from opforge.registry import load
-from opforge.verify.extra.contract_gradients import gradients
-from opforge.verify.extra.contract_subject import ClauseBroken, Subject
+from opforge.verify.extra.contract_gradients import DRAWS, gradients
+from opforge.verify.extra.contract_subject import ClauseBroken, Open, Subject
 
 SECOND = {"opcheck", "torch.compile(fullgraph=True)"}
 """What does not hold of the gradients of packed sequences: differentiated once more they read offsets on the host."""
@@ -103,10 +103,10 @@ def test_gradients_of_packed_sequences_are_those_of_the_oracle_differentiated():
             assert (one - other).abs().max() < 1e-12, scalars
 
 
-def gradients_hold(off):
+def gradients_hold(off, kind=Subject):
     """Whether the clause of gradients holds of the references themselves, in bfloat16, of outputs that a kernel's own
     16-bit factors moved by half a unit before they were rounded. off   by what share of themselves the outputs that are
-    kept are larger than those that are returned"""
+    kept are larger than those that are returned; kind   whose inputs they are"""
     registry = load([])
     operator, scalars = registry.operator("attention_varlen"), {}
     gradient = registry.operator(operator.gradient)
@@ -132,7 +132,7 @@ def gradients_hold(off):
                 for at in range(len(wide))
             )
 
-    subject = Subject(
+    subject = kind(
         operator=operator,
         function=lambda *tensors, **_: Honest.apply(*tensors),
         custom=None,
@@ -142,7 +142,7 @@ def gradients_hold(off):
         gradient_operators=(gradient,),
     )
     scalars.update(subject.scalars)
-    gradients(subject)
+    return gradients(subject)
 
 
 @pytest.mark.campaign
@@ -154,3 +154,28 @@ def test_gradients_of_outputs_that_were_rounded_otherwise_hold():
         gradients_hold(0.0)
     with pytest.raises(ClauseBroken, match="gradient"):
         gradients_hold(2.0**-6)
+
+
+class NothingMeets(Subject):
+    """Its first draws are packed sequences that have queries or keys, none of them both: every gradient is zero."""
+
+    blind = 2
+
+    def inputs(self, case=None):
+        *floating, q_ends, k_ends = super().inputs(case)
+        if self.blind:
+            self.blind -= 1
+            queries, keys = q_ends[-1], k_ends[-1]
+            q_ends, k_ends = torch.zeros_like(q_ends), torch.zeros_like(k_ends)
+            q_ends[1:], k_ends[2:] = queries, keys
+        return [*floating, q_ends, k_ends]
+
+
+def test_a_draw_whose_outputs_depend_on_nothing_is_drawn_again():
+    """One in two hundred is such: the reference has no gradient of it to give, and no error would be found by it."""
+    assert "bounds" in gradients_hold(0.0, NothingMeets)
+    with pytest.raises(ClauseBroken, match="gradient"):
+        gradients_hold(2.0**-6, NothingMeets)
+    never = type("Never", (NothingMeets,), {"blind": DRAWS})
+    with pytest.raises(Open, match="no output depended"):
+        gradients_hold(0.0, never)

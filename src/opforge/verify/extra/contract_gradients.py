@@ -25,6 +25,11 @@ from opforge.verify.oracle.expectation import Expectation, consult, half_ulp, re
 
 GRADIENT_FACTOR = 16.0
 
+DRAWS = 8
+"""How many draws are made for one whose outputs depend on an input: packed sequences may be such that none has both
+queries and keys, one draw in some two hundred.
+"""
+
 
 def gradients(subject: Subject) -> str:
     """Whether each floating-point input gets its gradient, for random gradients of all outputs. Raises ClauseBroken,
@@ -32,10 +37,8 @@ def gradients(subject: Subject) -> str:
     """
     import torch
 
-    tensors = subject.inputs()
+    tensors, wide, followed = _drawn(subject)
     leaves = subject.floating(tensors)
-    if not leaves:
-        raise Open("no input is declared differentiable")
     for leaf in leaves:
         leaf.requires_grad_(True)
     outputs = subject.call(tensors)
@@ -47,7 +50,10 @@ def gradients(subject: Subject) -> str:
     got = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
     taken, returned, incoming = ([tensor.detach().cpu() for tensor in row] for row in (tensors, outputs, seeds))
     stated = _by_operators(subject, taken, returned, incoming)
-    differentiated = _by_reference(subject, taken, incoming)
+    # by differentiating the reference; None where no output depends on an input
+    differentiated: tuple[Any, ...] = torch.autograd.grad(
+        followed, wide, [seed.double() for seed in incoming], allow_unused=True
+    )
     names = [spec.name for spec, tensor in zip(subject.operator.inputs, tensors, strict=True) if tensor.requires_grad]
     worst = 0.0
     for name, mine, true in zip(names, got, differentiated, strict=True):
@@ -84,20 +90,24 @@ def _by_operators(
     return found
 
 
-def _by_reference(subject: Subject, taken: Sequence[Any], incoming: Sequence[Any]) -> tuple[Any, ...]:
-    """The gradient of each floating-point input by differentiating the reference in float64; None where it has none."""
-    import torch
-
-    wide = [tensor.detach().double() if tensor.is_floating_point() else tensor for tensor in taken]
-    leaves = subject.floating(wide)
-    for leaf in leaves:
-        leaf.requires_grad_(True)
-    made = subject.operator.reference(*wide, **subject.scalars)
-    outputs = made if isinstance(made, tuple) else (made,)
-    found: tuple[Any, ...] = torch.autograd.grad(
-        outputs, leaves, [seed.double() for seed in incoming], allow_unused=True
-    )
-    return found
+def _drawn(subject: Subject) -> tuple[list[Any], list[Any], tuple[Any, ...]]:
+    """Fresh inputs, those that are differentiable in float64 on the CPU, and the outputs of the reference made of them:
+    the first of DRAWS of which one depends on them. Raises Open where no input is differentiable, or no draw is such.
+    """
+    for _ in range(DRAWS):
+        tensors = subject.inputs()
+        copies = [tensor.cpu().clone() for tensor in tensors]
+        given = [tensor.double() if tensor.is_floating_point() else tensor for tensor in copies]
+        leaves = subject.floating(given)
+        if not leaves:
+            raise Open("no input is declared differentiable")
+        for leaf in leaves:
+            leaf.requires_grad_(True)
+        made = subject.operator.reference(*given, **subject.scalars)
+        outputs = made if isinstance(made, tuple) else (made,)
+        if any(output.requires_grad for output in outputs):
+            return tensors, leaves, outputs
+    raise Open(f"no output depended on an input in {DRAWS} draws")
 
 
 def _of_inputs_alone(subject: Subject, name: str, mine: Any, true: Any) -> Expectation:
