@@ -106,9 +106,9 @@ def test_guards_tell_who_wrote_where(guest):
     whole = arena.bytes()
     arena.tensor("y").fill_(1.0)
     assert arena.violations(before) == []
-    whole[slots["y"].offset + slots["y"].span_bytes + 5] = 0
+    whole[slots["y"].offset + slots["y"].span_bytes + 5] ^= 0xFF
     assert arena.violations(before) == ["1 bytes were written past the end of y"]
-    whole[slots["y"].offset + slots["y"].span_bytes + 5] = 0xFF
+    whole[slots["y"].offset + slots["y"].span_bytes + 5] ^= 0xFF
     whole[slots["x"].offset] ^= 1
     assert "input x was modified" in arena.violations(before)[0]
     assert GUARD_BYTES >= 4096

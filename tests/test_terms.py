@@ -45,7 +45,7 @@ def test_a_kernel_is_called_as_the_front_door_calls_it_and_makes_its_result():
     into = bound("relu", "cpp_bits", {"x": X}, {"y": there}, {"shape": (64, 48)})
     assert into.terms == OUT
     call = into.on(CALL)
-    assert call is not None and call.terms == CALL and call.result_bytes == 64 * 48 * 4
+    assert call is not None and call.terms == CALL and call.made == (64 * 48 * 4,)
     call.ready()
     call.run()
     first = call.read()["y"]

@@ -56,6 +56,7 @@ from opforge.runner.messages import (
 )
 from opforge.runner.placement import Placement
 from opforge.runner.protocol import answered, question_of
+from opforge.runner.result_memory import two_places
 from opforge.runner.tamper_detection import Snapshot, replaced, snapshot
 from opforge.runner.write_ledger import Ledger
 
@@ -80,6 +81,8 @@ class Executor:
         self.placements: dict[int, Placement] = {}
         self.rotations: dict[int, sampling.Rotation] = {}
         self.held: dict[int, list[Mapping[str, Any]]] = {}
+        self.settled = -1
+        self.taken: list[Any] = []
         self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
         self.sharing: dict[int, int] = {}
         self.next = 0
@@ -367,9 +370,12 @@ class Executor:
     def sample(self, question: Sample, fds: Sequence[int]) -> Samples | Unfit | Unlike:
         """Samples in seconds per call, by the clock the parent chose."""
         launch, arena, whole = self.launches[question.launch]
-        self.held.pop(question.launch, None)
+        freed = self.held.pop(question.launch, None)
         if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
+        if whole.device.type == "cpu" and (freed or self.settled != question.launch):
+            self.taken.clear()
+            self.taken, self.settled = two_places(launch.made), question.launch
         try:
             return sampling.sample(
                 self.rotations[question.launch],
@@ -392,7 +398,7 @@ class Executor:
         """Bytes that one call takes beyond the arena, at its peak; None where it cannot be told."""
         launch, _, whole = self.launches[question.launch]
         extra = sampling.extra_bytes(launch.run, whole, self.peak_reset)
-        return Extra() if extra is None else Extra(bytes=max(0, extra - launch.result_bytes))
+        return Extra() if extra is None else Extra(bytes=max(0, extra - sum(launch.made)))
 
     def work(self, question: DeviceWork, fds: Sequence[int]) -> Work | Unfit:
         """What the device does for a number of calls in a row."""
@@ -428,6 +434,7 @@ class Executor:
         _, arena, whole = self.launches.pop(number)
         large = arena.size >= WORTH_PINNING
         self.held.pop(number, None)
+        self.taken.clear()
         self.rotations.pop(number)
         self.binders.pop(number, None)
         placement = self.placements.pop(number)

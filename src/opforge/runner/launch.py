@@ -42,7 +42,7 @@ class Launch:
                   made again, and the memory that a result will be made in is filled with NaN as far as the allocator
                   gives it out again
     same          the same work where they have not changed: that memory gets what it holds
-    result_bytes  what a call that makes its result allocates for it
+    made          the bytes of each result that a call on the terms CALL makes
     """
 
     implementation: str
@@ -53,7 +53,7 @@ class Launch:
     other: Callable[[], Launch] | None = None
     ready: Callable[[], object] = lambda: None
     same: Callable[[], object] = lambda: None
-    result_bytes: int = 0
+    made: tuple[int, ...] = ()
 
     def on(self, terms: str) -> Launch | None:
         """This launch on other terms; None where there is no such way."""
@@ -275,11 +275,11 @@ def _returning(
         synchronize(inputs[0])
         return check_returned(operator, implementation.name, result[0], inputs, axes, dtype, scalars, guards)
 
-    size = sum(
+    made = tuple(
         math.prod(full_shape(spec.shape, axes)) * DTYPES[spec.dtype_for(dtype, scalars)].itemsize
         for spec in operator.fresh
     )
-    return Launch(implementation=implementation.name, run=run, read=read, terms=CALL, result_bytes=size)
+    return Launch(implementation=implementation.name, run=run, read=read, terms=CALL, made=made)
 
 
 def results(operator: Operator, inputs: Sequence[Any], fresh: Sequence[Any]) -> dict[str, Any]:
