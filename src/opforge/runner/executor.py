@@ -56,7 +56,7 @@ from opforge.runner.messages import (
 )
 from opforge.runner.placement import Placement
 from opforge.runner.protocol import answered, question_of
-from opforge.runner.result_memory import two_places
+from opforge.runner.result_memory import ResultMemory
 from opforge.runner.tamper_detection import Snapshot, replaced, snapshot
 from opforge.runner.write_ledger import Ledger
 
@@ -81,8 +81,7 @@ class Executor:
         self.placements: dict[int, Placement] = {}
         self.rotations: dict[int, sampling.Rotation] = {}
         self.held: dict[int, list[Mapping[str, Any]]] = {}
-        self.settled = -1
-        self.taken: list[Any] = []
+        self.results = ResultMemory()
         self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
         self.sharing: dict[int, int] = {}
         self.next = 0
@@ -292,9 +291,8 @@ class Executor:
         return Done()
 
     def run(self, question: Run, fds: Sequence[int]) -> Launched:
-        """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the tensor
-        operations
-        of PyTorch that a kernel of another backend called."""
+        """Take the arena's bytes as they are now, run once, put the outputs back. The answer counts the operations of
+        PyTorch that a kernel of another backend called."""
         number = question.launch
         launch, arena, whole = self.launches[number]
         if question.upload and whole.device.type != "cpu":
@@ -371,11 +369,10 @@ class Executor:
         """Samples in seconds per call, by the clock the parent chose."""
         launch, arena, whole = self.launches[question.launch]
         freed = self.held.pop(question.launch, None)
-        if question.upload and whole.device.type != "cpu":
+        if whole.device.type == "cpu":
+            self.results.settle(question.launch, launch.made, anew=bool(freed))
+        elif question.upload:
             whole.copy_(arena.bytes())
-        if whole.device.type == "cpu" and (freed or self.settled != question.launch):
-            self.taken.clear()
-            self.taken, self.settled = two_places(launch.made), question.launch
         try:
             return sampling.sample(
                 self.rotations[question.launch],
@@ -407,9 +404,7 @@ class Executor:
         return sampling.work(launch.run, question.count)
 
     def replay(self, question: Replay, fds: Sequence[int]) -> Done | Unfit:
-        """Capture the call in a CUDA graph, take the arena's bytes as they are now, replay the graph, put the outputs
-        back.
-        """
+        """Capture the call in a CUDA graph, take the arena's bytes as they are, replay it, put the outputs back."""
         launch, arena, whole = self.launches[question.launch]
         self.held.pop(question.launch, None)
         try:
@@ -434,7 +429,7 @@ class Executor:
         _, arena, whole = self.launches.pop(number)
         large = arena.size >= WORTH_PINNING
         self.held.pop(number, None)
-        self.taken.clear()
+        self.results.give_back()
         self.rotations.pop(number)
         self.binders.pop(number, None)
         placement = self.placements.pop(number)

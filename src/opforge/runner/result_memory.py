@@ -35,6 +35,27 @@ class _Mallinfo2(ctypes.Structure):
     )
 
 
+class ResultMemory:
+    """The heap of a process whose launches are timed one after the other."""
+
+    def __init__(self) -> None:
+        self.launch: int | None = None
+        self.taken: list[Any] = []
+
+    def settle(self, launch: int, made: Sequence[int], *, anew: bool) -> None:
+        """Two places for each result that a call of a launch makes, whose bytes are given, until another one is timed.
+        `anew`: what it had made was held, and is free now.
+        """
+        if anew or self.launch != launch:
+            self.give_back()
+            self.taken, self.launch = two_places(made), launch
+
+    def give_back(self) -> None:
+        """Nothing is taken from now on."""
+        self.taken.clear()
+        self.launch = None
+
+
 def two_places(sizes: Sequence[int]) -> list[Any]:
     """Take what is free in the heap, until results of so many bytes are made in two places each. What is returned is to
     be kept while calls are timed. Empty where the allocator is not glibc's, where memory is short, and where results
