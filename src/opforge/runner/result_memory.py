@@ -1,11 +1,12 @@
 """Where results are made while calls are timed: in two places, turn about.
 
 `y = f(x)` in a loop needs memory for two results, since the last one lives until the next is there. In how many places
-glibc's allocator makes them follows from what a process has allocated and freed before: two, three, or as many as have
-been freed. That is another working set for the same calls: silu of 3 MiB by one thread takes 2.43, 2.74 or 2.90 ms in
-two, three or four places (2 cores, Xeon, 2026-11-27). A worker has verified before it is timed, and has freed what it
-held: up to twenty places. So whatever else is free is taken for as long as calls are timed, and gaps are left of a
-result's size.
+glibc's allocator makes them follows from what a process has allocated and freed before: two, three, nine once. That is
+another working set for the same calls: silu of 3 MiB by one thread takes 2.43, 2.74 or 2.90 ms in two, three or four
+places (2 cores, Xeon, 2026-11-27). A worker has verified before it is timed, and frees what it held for that. So
+whatever else is free is taken for as long as calls are timed, and gaps are left of a result's size. Whether these are
+used is looked at with bare allocations: a call that makes small objects besides may still be in three
+(docs/timing.md#page-faults-and-ramps).
 """
 
 from __future__ import annotations
