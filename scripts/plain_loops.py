@@ -74,10 +74,12 @@ class Loops:
         theirs.close()
 
     def loop(self, *arguments: str) -> Loop:
-        """A plain loop of an operator's name, an implementation's, a workload's and a dtype."""
+        """A plain loop of an operator's name, an implementation's, a workload's and a dtype; and "cuda", for a GPU."""
         stdin, asks = os.pipe()
         answers, stdout = os.pipe()
-        socket.send_fds(self.socket, [json.dumps([*arguments, str(SAMPLES)]).encode()], [stdin, stdout])
+        socket.send_fds(
+            self.socket, [json.dumps([*arguments[:4], str(SAMPLES), *arguments[4:]]).encode()], [stdin, stdout]
+        )
         os.close(stdin)
         os.close(stdout)
         pid = self.socket.recv(32)

@@ -5,21 +5,29 @@ glibc's allocator makes them follows from what a process has allocated and freed
 another working set for the same calls: silu of 3 MiB by one thread takes 2.43, 2.74 or 2.90 ms in two, three or four
 places (2 cores, Xeon, 2026-11-27). A worker has verified before it is timed, and frees what it held for that. So
 whatever else is free is taken for as long as calls are timed, and gaps are left of a result's size. Whether these are
-used is looked at with bare allocations: a call that makes small objects besides may still be in three
-(docs/timing.md#page-faults-and-ramps).
+used is seen by the addresses of the results of the calls themselves, which make small objects besides, and by those of
+bare allocations where calls are long (docs/timing.md#page-faults-and-ramps).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from opforge.runner.launch import Launch
 
 SMALL_BYTES, LARGE_BYTES = 1 << 17, 1 << 26
 """Smaller results stay in a cache wherever they are made, and larger ones in none."""
 SLACK_BYTES = 100 << 10
 """A gap is so much larger than a result: an aligned request asks for more than it keeps."""
-TRIES, LOOKS = 24, 12
+AGAIN, TRIES, LOOKS, LONGER = 3, 16, 12, 48
+LONG_S, LOOKED_S = 0.005, 0.5
+"""The results of calls longer than LONG_S are not looked at. After LOOKED_S of looking it stays as it is."""
+
+Addresses = Callable[[], Sequence[int]]
+"""One call, and where it has made its results. They live until it is called again and has made the next ones."""
 
 
 class _Mallinfo2(ctypes.Structure):
@@ -43,13 +51,18 @@ class ResultMemory:
         self.launch: int | None = None
         self.taken: list[Any] = []
 
-    def settle(self, launch: int, made: Sequence[int], *, anew: bool) -> None:
-        """Two places for each result that a call of a launch makes, whose bytes are given, until another one is timed.
-        `anew`: what it had made was held, and is free now.
+    def settle(self, number: int, launch: Launch, *, anew: bool) -> None:
+        """Two places for each result that a call of a launch makes, until another one is timed. `anew`: what it had
+        made was held, and is free now.
         """
-        if anew or self.launch != launch:
+
+        def call() -> list[int]:
+            launch.run()
+            return [one.data_ptr() for one in launch.read().values() if one.nbytes >= SMALL_BYTES]
+
+        if anew or self.launch != number:
             self.give_back()
-            self.taken, self.launch = two_places(made), launch
+            self.taken, self.launch = two_places(launch.made, call), number
 
     def give_back(self) -> None:
         """Nothing is taken from now on."""
@@ -57,28 +70,68 @@ class ResultMemory:
         self.launch = None
 
 
-def two_places(sizes: Sequence[int]) -> list[Any]:
-    """Take what is free in the heap, until results of so many bytes are made in two places each. What is returned is to
-    be kept while calls are timed. Empty where the allocator is not glibc's, where memory is short, and where results
-    are small or large.
+def two_places(sizes: Sequence[int], call: Addresses | None = None) -> list[Any]:
+    """Take what is free in the heap, until results of so many bytes are made in two places each, by `call` where one is
+    given, and is short. What is returned is to be kept while calls are timed. Empty where the allocator is not glibc's,
+    where memory is short, and where results are small or large.
     """
     sizes = [size for size in sizes if size >= SMALL_BYTES]
     if not sizes or sum(sizes) > LARGE_BYTES or not hasattr(ctypes.CDLL(None), "mallinfo2"):
         return []
     import torch
 
+    look = call if call is not None and _is_short(call) else bare(sizes)
+    taken: list[Any] = []
+    until = time.perf_counter() + LOOKED_S
     try:
-        taken = _all_but_gaps(sizes)
-        for at in range(TRIES if taken else 0):
-            if places(sizes) <= 2 * len(sizes):
-                break
-            # what was cut off a gap is in use: one place less, and the next begins elsewhere
-            taken += [torch.empty(size + at * 4096, dtype=torch.uint8) for size in sizes]
-            _small_ones()
+        for begun in range(AGAIN):
+            taken.clear()
+            # begun again, the gaps are elsewhere
+            taken += [torch.empty(SMALL_BYTES * begun, dtype=torch.uint8)] if begun else []
+            taken += _all_but_gaps(sizes)
+            for at in range(TRIES):
+                # twice, and longer: what a call makes besides may be cut off a gap later
+                if time.perf_counter() > until or all(places(look, n) <= 2 * len(sizes) for n in (LOOKS, LONGER)):
+                    return taken
+                _small_ones()
+                # what was cut off a gap is in use: one place less, and the next begins elsewhere
+                taken += [torch.empty(size + at * 4096, dtype=torch.uint8) for size in sizes]
+                _small_ones()
     except RuntimeError:
         # PyTorch's word for memory that is not there
         return []
     return taken
+
+
+def places(call: Addresses, looks: int = LOOKS) -> int:
+    """In how many places calls make their results, when it has come round. What is overwritten stays where it is, and
+    is not made.
+    """
+    seen = [tuple(call()) for _ in range(LOOKS + looks)][LOOKS:]
+    moving = [turns for turns in zip(*seen, strict=True) if len(set(turns)) > 1]
+    return len({place for turns in moving for place in turns})
+
+
+def bare(sizes: Sequence[int]) -> Addresses:
+    """Allocations of so many bytes, and nothing else."""
+    import torch
+
+    made: list[Any] = []
+
+    def call() -> list[int]:
+        nonlocal made
+        # the last ones are freed when these are there
+        made = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        return [one.data_ptr() for one in made]
+
+    return call
+
+
+def _is_short(call: Addresses) -> bool:
+    call()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start <= LONG_S
 
 
 def _small_ones() -> None:
@@ -87,19 +140,6 @@ def _small_ones() -> None:
 
     small = [torch.empty(16 * (at % 8), dtype=torch.uint8) for at in range(256)]
     del small
-
-
-def places(sizes: Sequence[int]) -> int:
-    """In how many places results of so many bytes are made, when it has come round."""
-    import torch
-
-    seen: list[list[int]] = []
-    made: list[Any] = []
-    for _ in range(2 * LOOKS):
-        # the last ones are freed when these are there
-        made = [torch.empty(size, dtype=torch.uint8) for size in sizes]
-        seen.append([one.data_ptr() for one in made])
-    return len({place for now in seen[LOOKS:] for place in now})
 
 
 def _all_but_gaps(sizes: Sequence[int]) -> list[Any]:
