@@ -370,7 +370,7 @@ class Executor:
         launch, arena, whole = self.launches[question.launch]
         freed = self.held.pop(question.launch, None)
         if whole.device.type == "cpu":
-            self.results.settle(question.launch, launch, anew=bool(freed))
+            self.results.settle(question.launch, launch, arena, anew=bool(freed))
         elif question.upload:
             whole.copy_(arena.bytes())
         try:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from opforge.runner.arena import Arena
 from opforge.runner.launch import Launch
 
 SMALL_BYTES, LARGE_BYTES = 1 << 17, 1 << 26
@@ -51,9 +52,10 @@ class ResultMemory:
         self.launch: int | None = None
         self.taken: list[Any] = []
 
-    def settle(self, number: int, launch: Launch, *, anew: bool) -> None:
-        """Two places for each result that a call of a launch makes, until another one is timed. `anew`: what it had
-        made was held, and is free now.
+    def settle(self, number: int, launch: Launch, arena: Arena, *, anew: bool) -> None:
+        """Two places for each result that a call of a launch makes, until another one is timed. A call that overwrites
+        an input is not asked: it would be another call the next time. `anew`: what it had made was held, and is free
+        now.
         """
 
         def call() -> list[int]:
@@ -62,7 +64,8 @@ class ResultMemory:
 
         if anew or self.launch != number:
             self.give_back()
-            self.taken, self.launch = two_places(launch.made, call), number
+            overwrites = any(slot.becomes for slot in arena.slots)
+            self.taken, self.launch = two_places(launch.made, None if overwrites else call), number
 
     def give_back(self) -> None:
         """Nothing is taken from now on."""
@@ -97,19 +100,18 @@ def two_places(sizes: Sequence[int], call: Addresses | None = None) -> list[Any]
                 # what was cut off a gap is in use: one place less, and the next begins elsewhere
                 taken += [torch.empty(size + at * 4096, dtype=torch.uint8) for size in sizes]
                 _small_ones()
-    except RuntimeError:
-        # PyTorch's word for memory that is not there
+    except RuntimeError as error:
+        # PyTorch's word for memory that is not there; what else a call raises is its own
+        if "allocate memory" not in str(error):
+            raise
         return []
     return taken
 
 
 def places(call: Addresses, looks: int = LOOKS) -> int:
-    """In how many places calls make their results, when it has come round. What is overwritten stays where it is, and
-    is not made.
-    """
+    """In how many places calls make their results, when it has come round."""
     seen = [tuple(call()) for _ in range(LOOKS + looks)][LOOKS:]
-    moving = [turns for turns in zip(*seen, strict=True) if len(set(turns)) > 1]
-    return len({place for turns in moving for place in turns})
+    return len({place for now in seen for place in now})
 
 
 def bare(sizes: Sequence[int]) -> Addresses:
