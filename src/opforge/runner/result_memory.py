@@ -83,15 +83,20 @@ def two_places(sizes: Sequence[int], call: Addresses | None = None) -> list[Any]
         return []
     import torch
 
-    look = call if call is not None and _is_short(call) else bare(sizes)
     taken: list[Any] = []
+    look: Addresses | None = None
     until = time.perf_counter() + LOOKED_S
     try:
         for begun in range(AGAIN):
             taken.clear()
             # begun again, the gaps are elsewhere
-            taken += [torch.empty(SMALL_BYTES * begun, dtype=torch.uint8)] if begun else []
-            taken += _all_but_gaps(sizes)
+            first = [torch.empty(SMALL_BYTES * begun, dtype=torch.uint8)] if begun else []
+            found = _all_but_gaps(sizes)
+            if not found:
+                # what is mapped for each call is not the heap's
+                return []
+            taken += first + found
+            look = look or (call if call is not None and _is_short(call) else bare(sizes))
             for at in range(TRIES):
                 # twice, and longer: what a call makes besides may be cut off a gap later
                 if time.perf_counter() > until or all(places(look, n) <= 2 * len(sizes) for n in (LOOKS, LONGER)):
