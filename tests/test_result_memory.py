@@ -46,6 +46,18 @@ def test_results_are_made_in_two_places_whatever_has_been_freed():
     assert in_two >= 11
 
 
+def test_results_that_are_mapped_for_each_call_are_left_as_they_are():
+    """Blocks taken beside them cost a call 6 ms instead of 0.85, in five of seven sets of `make trust`."""
+    if sys.platform != "linux":
+        pytest.skip("glibc's allocator")
+    mapped = {"MALLOC_MMAP_MAX_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    asks = "from opforge.runner.result_memory import two_places; print(two_places([3 << 20]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", asks], env={**os.environ, **mapped}, capture_output=True, text=True, timeout=100
+    )
+    assert ran.stdout.split() == ["[]"], ran.stderr
+
+
 COUNTS = """
 import random
 import torch
