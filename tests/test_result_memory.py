@@ -42,7 +42,7 @@ def test_results_are_made_in_two_places_whatever_has_been_freed():
     assert ran.returncode == 0, ran.stderr
     crowded, in_two = map(int, ran.stdout.split())
     assert crowded  # there was something to do
-    # of 3,600 drawn so, all were; on a machine that is not known better, one was not
+    # of 2,700 drawn so, all were; on a machine that is not known better, one was not
     assert in_two >= 11
 
 
