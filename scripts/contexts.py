@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from plain_loops import Loop, Loops
-from trust_times import WITHIN, on_call
+from trust_times import WITHIN, bound
 
 from opforge.backends import backend
 from opforge.core.operator import Case
@@ -27,10 +27,9 @@ from opforge.core.timing import Untimed
 from opforge.core.verdict import Pass
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.runner.messages import Failed, LaunchBound, Run
+from opforge.runner.messages import Failed, Run
 from opforge.timing import Candidate, Plan, measure
-from opforge.timing.worker_requests import asker
-from opforge.verify import CaseCache, bind_blind, run_of
+from opforge.verify import CaseCache
 
 ASKED = {
     "softmax": "rows_4k",
@@ -42,7 +41,7 @@ ASKED = {
     "cross_entropy": "vocabulary_llama3",
     "matmul": "attention_out_llama3_8b",
 }
-"""Six operators between 4 and 270 MB, which miss a GPU's cache, and two that it holds."""
+"""Six calls of 100 to 270 MB, which miss a GPU's cache, and two of 2 and 6 MB, which it holds."""
 BACKENDS = {"cuda": ("torch", "compile", "triton", "cuda"), "cpu": ("torch", "compile", "cpp", "tilelang")}
 WAYS = ("alone", "beside idle rivals", "among", "plain beside all")
 BUDGET_S = 0.4
@@ -78,14 +77,8 @@ class Bench:
             found = {}
             for name in names:
                 item = self.registry.implementation(self.operator.name, name)
-                worker = self.host.worker(backend(item.backend).environment(self.device))
-                stack.callback(worker.close)
-                answer = bind_blind(run_of(cases, worker, item, prepared, None))
-                if not isinstance(answer, LaunchBound):
-                    raise RuntimeError(f"{name}: {answer}")
-                found[name] = Candidate(
-                    name=name, proof=PROOF, ask=asker(worker), launch=on_call(worker, answer.launch)
-                )
+                ask, launch = bound(stack, cases, prepared, item, backend(item.backend).environment(self.device))
+                found[name] = Candidate(name=name, proof=PROOF, ask=ask, launch=launch)
             prepared.reset()
             for one in found.values():
                 # what a caller has behind them: compilers that run at the first call, and the content
@@ -147,11 +140,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="where the times go")
     given = parser.parse_args()
     started, found, off = time.monotonic(), {}, 0
-    environment = {} if given.device != "cpu" else {"OMP_NUM_THREADS": "2"}
-    loops = Loops(environment)
     print(f"| operator, workload | implementation | plain loop, alone | {' | '.join(WAYS)} |")
     print("| --- | --- |" + " ---: |" * (1 + len(WAYS)))
-    with Isolated() as host:
+    with Isolated() as host, contextlib.closing(Loops({})) as loops:
         for name in given.operator or ASKED:
             if time.monotonic() - started > given.limit:
                 print(f"{name} and what follows was not asked: {given.limit:.0f} s are over")
@@ -168,7 +159,6 @@ def main() -> int:
                     flush=True,
                 )
             print(f"  by {', '.join(sorted(bench.timers))}", file=sys.stderr)
-    loops.close()
     if given.json:
         given.json.write_text(json.dumps(found, indent=1))
     print(f"{off} ratios are off by more than {WITHIN:.0%}; {time.monotonic() - started:.0f} s")

@@ -197,8 +197,7 @@ def one_set(
     from opforge.core.verdict import Pass
     from opforge.registry import load
     from opforge.timing import Candidate, Plan, measure
-    from opforge.timing.worker_requests import asker
-    from opforge.verify import CaseCache, bind_blind, run_of
+    from opforge.verify import CaseCache
 
     registry = load([])
     operator = registry.operator(operator_name)
@@ -227,10 +226,7 @@ def one_set(
                 stack.callback(loop.close)
         for side, (name, _) in sides.items():
             item = registry.implementation(operator_name, name)
-            worker = processes.host.worker(environments[side])
-            stack.callback(worker.close)
-            answer = bind_blind(run_of(cases, worker, item, prepared, None))
-            asks[side] = asker(worker), on_call(worker, answer.launch)
+            asks[side] = bound(stack, cases, prepared, item, environments[side])
         prepared.reset()
         for pair in plain.values():
             for loop in pair:
@@ -254,12 +250,23 @@ def one_set(
         return seen
 
 
-def on_call(worker: Any, launch: int) -> int:
-    """The launch as a caller gets it, where a worker can be asked for that."""
-    from opforge.runner.messages import Failure, Terms
+def bound(
+    stack: contextlib.ExitStack, cases: Any, prepared: Any, item: Any, environment: Mapping[str, str]
+) -> tuple[Any, int]:
+    """A new worker that ends with `stack`, and its launch of an implementation: how it is asked, and the number of the
+    launch as a caller gets it, where a worker can be asked for that. Raises RuntimeError where it is not bound.
+    """
+    from opforge.runner.messages import Failure, LaunchBound, Terms
+    from opforge.timing.worker_requests import asker
+    from opforge.verify import bind_blind, run_of
 
-    answer = worker.request(Terms(launch=launch, terms="call"))
-    return launch if isinstance(answer, Failure) else int(answer.launch)
+    worker = cases.host.worker(environment)
+    stack.callback(worker.close)
+    answer = bind_blind(run_of(cases, worker, item, prepared, None))
+    if not isinstance(answer, LaunchBound):
+        raise RuntimeError(f"{item.name}: {answer}")
+    on_call = worker.request(Terms(launch=answer.launch, terms="call"))
+    return asker(worker), answer.launch if isinstance(on_call, Failure) else int(on_call.launch)
 
 
 def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -> Iterator[tuple[str, str, str, bool]]:
