@@ -17,7 +17,7 @@ import random, torch
 from opforge.runner.result_memory import bare, places, two_places
 drawn = random.Random(7)
 crowded, in_two, taken = 0, 0, []
-for _ in range(12):
+for _ in range(24):
     sizes = [drawn.choice((1 << 18, 3 << 20, 5_000_000))] * drawn.choice((1, 2))
     kept = [torch.empty(drawn.randrange(10, 5000)) for _ in range(30)]
     freed = [torch.empty(drawn.choice((sizes[0], sizes[0] // 3)), dtype=torch.uint8) for _ in range(20)]
@@ -41,9 +41,9 @@ def test_results_are_made_in_two_places_whatever_has_been_freed():
     )
     assert ran.returncode == 0, ran.stderr
     crowded, in_two = map(int, ran.stdout.split())
-    assert crowded  # there was something to do
+    assert crowded >= 3  # there was something to do
     # of 2,700 drawn so, all were; on a machine that is not known better, one was not
-    assert in_two >= 11
+    assert in_two >= 23
 
 
 def test_results_that_are_mapped_for_each_call_are_left_as_they_are():
