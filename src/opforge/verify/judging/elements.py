@@ -10,7 +10,7 @@ from typing import Any
 
 from opforge.core.dtypes import DTYPES
 from opforge.core.verdict import Metrics
-from opforge.verify.oracle.expectation import Expectation, half_ulp
+from opforge.verify.oracle.expectation import TOGETHER, Expectation, half_ulp, parts_of
 from opforge.verify.oracle.integer_outputs import right_whole
 
 HISTOGRAM_DECADES = 8
@@ -47,15 +47,13 @@ def compare(actual: Any, expectation: Expectation) -> ElementErrors:
     largest finite value of the dtype, the same must stand in `actual`; where float32 cannot hold what is added up, any
     value that is not finite is right as well.
     """
-    expected, bound = expectation.expected, expectation.bound
     right, finite = _right(actual, expectation)
-    got = actual.detach().double()
     wrong = ~right
     heard = noise(actual, expectation)
     return ElementErrors(
         wrong=wrong,
         noise=heard,
-        measured=lambda: replace(_measure(expectation, got, expected, bound, finite, wrong), noise=heard),
+        measured=lambda: replace(_measure(expectation, actual.detach(), finite, wrong), noise=heard),
     )
 
 
@@ -71,15 +69,19 @@ def noise(actual: Any, expectation: Expectation) -> float | None:
 
     if expectation.typical is None:
         return None
-    got = actual.detach().to(torch.float64)
-    asked = torch.isfinite(expectation.expected) & torch.isfinite(got)
-    if expectation.beyond is not None:
-        asked &= ~expectation.beyond
-    share = ((got - expectation.expected) / expectation.typical)[asked]
-    if not share.numel():
+    count, squares = 0, 0.0
+    for part in parts_of(expectation.expected.shape, TOGETHER):
+        got, expected = actual.detach()[part].to(torch.float64), expectation.expected[part]
+        asked = torch.isfinite(expected) & torch.isfinite(got)
+        if expectation.beyond is not None:
+            asked &= ~expectation.beyond[part]
+        share = ((got - expected) / expectation.typical[part])[asked]
+        count += share.numel()
+        squares += float(share.square().sum())
+    if not count:
         return 0.0
-    elements: float = min(expectation.groups, share.numel())
-    return float(share.square().mean().sqrt()) / float(1 + 4 / elements**0.5)
+    elements: float = min(expectation.groups, count)
+    return math.sqrt(squares / count) / float(1 + 4 / elements**0.5)
 
 
 def place_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -107,13 +109,25 @@ def _right(actual: Any, expectation: Expectation) -> tuple[Any, Any]:
     """
     import torch
 
-    expected, bound = expectation.expected, expectation.bound
     if expectation.exact is not None:
         right = right_whole(actual, expectation)
         # an index that is right by the rule for ties has no distance from the reference's
         return right, right & (actual.detach().to(torch.int64) == expectation.exact)
-    form = DTYPES[expectation.dtype]
-    got = actual.detach().to(torch.float64)
+    right, finite = (torch.empty_like(expectation.expected, dtype=torch.bool) for _ in range(2))
+    for part in parts_of(right.shape, TOGETHER):
+        beyond = None if expectation.beyond is None else expectation.beyond[part]
+        right[part], finite[part] = _right_part(
+            actual.detach()[part], expectation.dtype, expectation.expected[part], expectation.bound[part], beyond
+        )
+    return right, finite
+
+
+def _right_part(actual: Any, dtype: str, expected: Any, bound: Any, beyond: Any) -> tuple[Any, Any]:
+    """As `_right`, of elements that are there at once."""
+    import torch
+
+    form = DTYPES[dtype]
+    got = actual.to(torch.float64)
     # beyond this a correctly rounded result is infinite; within the bound of it either is right
     limit = form.largest + form.largest * form.epsilon / 4
     overflows = torch.isfinite(expected) & (expected.abs() >= limit - bound)
@@ -124,63 +138,155 @@ def _right(actual: Any, expectation: Expectation) -> tuple[Any, Any]:
     right |= overflows & torch.isinf(got) & (got.sign() == expected.sign())
     right |= torch.isnan(expected) & torch.isnan(got)
     right |= torch.isinf(expected) & (got == expected)
-    if expectation.beyond is not None:
-        right |= expectation.beyond & ~torch.isfinite(got)
+    if beyond is not None:
+        right |= beyond & ~torch.isfinite(got)
     return right, finite
 
 
-def _measure(expectation: Expectation, got: Any, expected: Any, bound: Any, finite: Any, wrong: Any) -> Metrics:
+@dataclass(frozen=True, kw_only=True)
+class _Sums:
+    """What is added up over parts of an output: counts, sums, largest values, norms, the histogram of errors over their
+    bounds, and the worst element with its index.
+    """
+
+    count: int
+    normals: int
+    clipped: int
+    error: float
+    relative: float
+    product: float
+    max_abs: float
+    max_rel: float
+    max_ulp: float
+    norm_expected: float
+    norm_actual: float
+    norm_error: float
+    histogram: tuple[int, ...]
+    worst_ratio: float
+    worst_index: tuple[int, ...]
+
+    def __add__(self, other: _Sums) -> _Sums:
+        worse = other if other.worst_ratio > self.worst_ratio else self
+        return _Sums(
+            count=self.count + other.count,
+            normals=self.normals + other.normals,
+            clipped=self.clipped + other.clipped,
+            error=self.error + other.error,
+            relative=self.relative + other.relative,
+            product=self.product + other.product,
+            max_abs=max(self.max_abs, other.max_abs),
+            max_rel=max(self.max_rel, other.max_rel),
+            max_ulp=max(self.max_ulp, other.max_ulp),
+            norm_expected=math.hypot(self.norm_expected, other.norm_expected),
+            norm_actual=math.hypot(self.norm_actual, other.norm_actual),
+            norm_error=math.hypot(self.norm_error, other.norm_error),
+            histogram=tuple(map(sum, zip(self.histogram, other.histogram, strict=True))),
+            worst_ratio=worse.worst_ratio,
+            worst_index=worse.worst_index,
+        )
+
+
+def _sums(dtype: str, got: Any, expected: Any, bound: Any, finite: Any, wrong: Any) -> _Sums:
+    """Of elements that are there at once, all in float64."""
     import torch
 
-    elements = expected.numel()
-    both = finite & torch.isfinite(got)
-    e, a = expected[both], got[both]
-    error = (a - e).abs()
-    count = error.numel()
     # a result that rightly overflowed, or rightly did not, has no finite error to measure
     measured = finite & (wrong | torch.isfinite(got))
     ratio = torch.where(measured, (got - expected).abs() / bound.clamp(min=1e-300), torch.zeros_like(expected))
     # an element that is wrong without a finite error is infinitely wrong
     ratio = torch.where(wrong & ~(ratio > 1), torch.full_like(ratio, math.inf), ratio)
     ratio = torch.where(torch.isnan(ratio), torch.full_like(ratio, math.inf), ratio)
-    worst = int(ratio.argmax()) if elements else 0
-    index = place_of(worst, expected.shape) if elements else ()
-    # relative error where the expectation is a normal number; a relative error against zero says nothing
-    normal = e.abs() >= 2.0 ** DTYPES[expectation.dtype].min_exponent
-    relative = error[normal] / e.abs()[normal]
-    norm_e, norm_a = e.norm().item(), a.norm().item()
-    noise = error.norm().item()
+    worst = int(ratio.argmax()) if ratio.numel() else 0
     edges = torch.tensor(
         [10.0**-power for power in range(HISTOGRAM_DECADES - 2, -2, -1)], dtype=torch.float64, device=ratio.device
     )
     histogram = torch.bucketize(ratio.flatten(), edges).bincount(minlength=HISTOGRAM_DECADES + 1)
-    ulp = (error / (2 * half_ulp(e, expectation.dtype)).clamp(min=1e-300)) if count else error
+    both = finite & torch.isfinite(got)
+    e, a = expected[both], got[both]
+    error = (a - e).abs()
+    # relative error where the expectation is a normal number; a relative error against zero says nothing
+    normal = e.abs() >= 2.0 ** DTYPES[dtype].min_exponent
+    relative = error[normal] / e.abs()[normal]
+    ulp = (error / (2 * half_ulp(e, dtype)).clamp(min=1e-300)) if error.numel() else error
 
-    def of(values: Any, reduce: str) -> float:
-        return float(getattr(values, reduce)()) if values.numel() else 0.0
+    def most(values: Any) -> float:
+        return float(values.max()) if values.numel() else 0.0
 
-    quantiles = _quantiles(error, (0.5, 0.9, 0.99))
+    return _Sums(
+        count=error.numel(),
+        normals=relative.numel(),
+        clipped=int((torch.isfinite(expected) & (got.abs() >= DTYPES[dtype].largest)).sum()),
+        error=float(error.sum()),
+        relative=float(relative.sum()),
+        product=float((e * a).sum()),
+        max_abs=most(error),
+        max_rel=most(relative),
+        max_ulp=most(ulp),
+        norm_expected=float(e.norm()),
+        norm_actual=float(a.norm()),
+        norm_error=float(error.norm()),
+        histogram=tuple(int(n) for n in histogram),
+        worst_ratio=float(ratio.flatten()[worst]) if ratio.numel() else 0.0,
+        worst_index=place_of(worst, ratio.shape) if ratio.numel() else (),
+    )
+
+
+def _measure(expectation: Expectation, actual: Any, finite: Any, wrong: Any) -> Metrics:
+    """The metrics. Quantiles and KL divergence of more than TOGETHER elements are those of every n-th."""
+    import torch
+
+    expected, bound, dtype = expectation.expected, expectation.bound, expectation.dtype
+    elements = expected.numel()
+    found: _Sums | None = None
+    for part in parts_of(expected.shape, TOGETHER):
+        one = _sums(dtype, actual[part].double(), expected[part], bound[part], finite[part], wrong[part])
+        one = replace(one, worst_index=_whole_index(part, one.worst_index))
+        found = one if found is None else found + one
+    if found is None:
+        found = _sums(dtype, actual.double(), expected, bound, finite, wrong)
+    worst = found.worst_index
+    every = slice(None, None, -(-elements // TOGETHER) or 1)
+    got, e, allowed = (one.flatten()[every].double() for one in (actual, expected, bound))
+    both = finite.flatten()[every] & torch.isfinite(got)
+    got, e, allowed = got[both], e[both], allowed[both]
+    quantiles = _quantiles((got - e).abs(), (0.5, 0.9, 0.99))
+    norm_e, norm_a, noise = found.norm_expected, found.norm_actual, found.norm_error
+
+    def at(values: Any) -> float:
+        return float(values[worst]) if elements else 0.0
+
     return Metrics(
         output=expectation.output,
         elements=elements,
-        max_abs=of(error, "max"),
-        mean_abs=of(error, "mean"),
-        max_rel=of(relative, "max"),
-        mean_rel=of(relative, "mean"),
+        max_abs=found.max_abs,
+        mean_abs=found.error / max(1, found.count),
+        max_rel=found.max_rel,
+        mean_rel=found.relative / max(1, found.normals),
         l2_rel=noise / norm_e if norm_e else noise,
         quantiles_abs=(quantiles[0], quantiles[1], quantiles[2]),
-        cosine=float((e * a).sum() / (norm_e * norm_a)) if norm_e and norm_a else float(norm_e == norm_a),
+        cosine=found.product / (norm_e * norm_a) if norm_e and norm_a else float(norm_e == norm_a),
         sqnr_db=20 * math.log10(norm_e / noise) if noise and norm_e else math.inf,
-        max_ulp=of(ulp, "max"),
-        worst_ratio=float(ratio.flatten()[worst]) if elements else 0.0,
-        worst_index=index,
-        worst_expected=float(expected.flatten()[worst]) if elements else 0.0,
-        worst_actual=float(got.flatten()[worst]) if elements else 0.0,
-        worst_bound=float(bound.flatten()[worst]) if elements else 0.0,
-        histogram=tuple(int(n) for n in histogram),
-        kl=_kl(e, a, bound[both]),
-        clip_ratio=of((torch.isfinite(expected) & (got.abs() >= DTYPES[expectation.dtype].largest)).double(), "mean"),
+        max_ulp=found.max_ulp,
+        worst_ratio=found.worst_ratio,
+        worst_index=worst,
+        worst_expected=at(expected),
+        worst_actual=at(actual),
+        worst_bound=at(bound),
+        histogram=found.histogram,
+        kl=_kl(e, got, allowed),
+        clip_ratio=found.clipped / max(1, elements),
     )
+
+
+def _whole_index(part: Sequence[int | slice], index: tuple[int, ...]) -> tuple[int, ...]:
+    """The index, in the whole, of an element of one of its parts (`parts_of`)."""
+    if not part:
+        return index
+    *outer, along = part
+    assert isinstance(along, slice)
+    if not index:  # of a part without elements
+        return ()
+    return (*(place for place in outer if isinstance(place, int)), along.start + index[0], *index[1:])
 
 
 def _quantiles(values: Any, wanted: Sequence[float]) -> list[float]:

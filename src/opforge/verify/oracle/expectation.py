@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +15,15 @@ from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate
 from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Ties
 from opforge.core.own_words import in_case, its_own_words
-from opforge.core.rounding import finite
+from opforge.core.rounding import Errors, finite
 from opforge.core.shapes import full_shape
 from opforge.verify.oracle.integer_outputs import scores_of, settled
 from opforge.verify.oracle.tolerance_checks import check_returned
 
 # arithmetic is float32: GPUs and vector units may flush its subnormals to zero
 UNDERFLOW = 2.0 ** DTYPES["float32"].min_exponent
+TOGETHER = 2**26
+"""Elements of an output whose bounds are worked out at once: 512 MiB in float64, and ten times that on the way."""
 ORACLE_TOO = 2.0
 """Of a kernel in float64 the oracle is no better than the kernel: both may be off by as much."""
 
@@ -134,49 +138,111 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 )
                 continue
             expected = outputs[spec.name].to(torch.float64)
-            magnitude = magnitudes.get(spec.name, expected).abs().to(torch.float64)
             stored = spec.dtype_for(dtype, scalars)
-            typical, reached = None, expected
-            # what the kernel computes in; hardware may flush its subnormals to zero
-            arithmetic = DTYPES["float64" if stored == dtype == "float64" else "float32"]
-            underflow = 2.0**arithmetic.min_exponent
-            if spec.name in errors:
-                found = errors[spec.name]
-                error, typical = (
-                    finite(part).expand(expected.shape) * _finer(arithmetic) for part in (found.largest, found.typical)
-                )
-                magnitude = expected.abs() if found.reached is None else found.reached.expand(expected.shape)
-            else:
-                error = factor * DTYPES["float32"].epsilon * _finer(arithmetic) * length**0.5 * magnitude
-            if spec.name in rounded:
-                value, weight = rounded[spec.name]
-                once = half_ulp(value, stored) * weight.abs()
-                error = error + once
-                typical = None if typical is None else (typical.square() + once.square()).sqrt()
-                # what is stored between two passes may overflow there
-                overflows = (value.abs() >= DTYPES[stored].largest).double()
-                magnitude = magnitude.maximum(2 * arithmetic.largest * overflows)
-            if spec.name in rounded or spec.name in errors:
-                # what is stored at last may have been moved past a power of two, from where on a rounding may be twice
-                # as large
-                reached = expected.abs() + error
-            bound = error + roundings * half_ulp(reached, stored) + underflow
-            if typical is not None:
-                # a rounding counts whole: where results lie on a coarse grid all of them may be ties
-                typical = (typical.square() + (roundings * half_ulp(reached, stored)).square()).sqrt() + underflow
-            beyond = torch.isfinite(magnitude) & (magnitude > arithmetic.largest)
+            rule = _Rule(
+                stored=stored,
+                arithmetic=DTYPES["float64" if stored == dtype == "float64" else "float32"],
+                relative=factor * DTYPES["float32"].epsilon * length**0.5,
+                roundings=roundings,
+            )
+            bound, typical, beyond = _bounded(
+                rule, expected, magnitudes.get(spec.name), errors.get(spec.name), rounded.get(spec.name)
+            )
             expectations.append(
                 Expectation(
                     output=spec.name,
                     dtype=stored,
                     expected=expected,
                     bound=bound,
-                    beyond=beyond if bool(beyond.any()) else None,
+                    beyond=beyond,
                     typical=typical,
                     groups=max(1.0, expected.numel() / shared),
                 )
             )
     return Truth(inputs=wide, expectations=tuple(expectations))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """What bounds an output: the dtype it is stored in, what the kernel computes in, its error relative to the
+    magnitude, and how many times it is rounded to the stored dtype.
+    """
+
+    stored: str
+    arithmetic: DType
+    relative: float
+    roundings: float
+
+
+def _bounded(
+    rule: _Rule, expected: Any, magnitude: Any, errors: Errors | None, rounded: tuple[Any, Any] | None
+) -> tuple[Any, Any, Any]:
+    """An Expectation's bound, typical and beyond, element by element; of many elements a part at a time, since what is
+    worked out on the way takes ten times their memory.
+    """
+    import torch
+
+    shape = expected.shape
+    given = (magnitude, *((None,) * 3 if errors is None else (errors.largest, errors.typical, errors.reached)))
+    whole = [None if one is None else one.expand(shape) for one in (*given, *(rounded or (None, None)))]
+    if expected.numel() <= TOGETHER:
+        bound, typical, beyond = _bounded_part(rule, expected, *whole)
+    else:
+        bound = torch.empty_like(expected)
+        typical = None if errors is None else torch.empty_like(expected)
+        beyond = torch.empty_like(expected, dtype=torch.bool)
+        for part in parts_of(shape, TOGETHER):
+            found = _bounded_part(rule, expected[part], *(None if one is None else one[part] for one in whole))
+            bound[part], beyond[part] = found[0], found[2]
+            if typical is not None:
+                typical[part] = found[1]
+    return bound, typical, beyond if bool(beyond.any()) else None
+
+
+def _bounded_part(
+    rule: _Rule, expected: Any, magnitude: Any, largest: Any, typical: Any, reached: Any, value: Any, weight: Any
+) -> tuple[Any, Any, Any]:
+    """Of elements that are there at once: bound, typical (None where nobody says what errors are) and beyond."""
+    import torch
+
+    magnitude = (expected if magnitude is None else magnitude).abs().to(torch.float64)
+    arithmetic, stored, ending = rule.arithmetic, rule.stored, expected
+    # hardware may flush its subnormals to zero
+    underflow = 2.0**arithmetic.min_exponent
+    if largest is not None:
+        error, typical = (finite(one) * _finer(arithmetic) for one in (largest, typical))
+        magnitude = expected.abs() if reached is None else reached
+    else:
+        error = rule.relative * _finer(arithmetic) * magnitude
+    if value is not None:
+        once = half_ulp(value, stored) * weight.abs()
+        error = error + once
+        typical = None if typical is None else (typical.square() + once.square()).sqrt()
+        # what is stored between two passes may overflow there
+        overflows = (value.abs() >= DTYPES[stored].largest).double()
+        magnitude = magnitude.maximum(2 * arithmetic.largest * overflows)
+    if value is not None or largest is not None:
+        # what is stored at last may have been moved past a power of two, from where on a rounding may be twice as large
+        ending = expected.abs() + error
+    last = rule.roundings * half_ulp(ending, stored)
+    bound = error + last + underflow
+    if typical is not None:
+        # a rounding counts whole: where results lie on a coarse grid all of them may be ties
+        typical = (typical.square() + last.square()).sqrt() + underflow
+    return bound, typical, torch.isfinite(magnitude) & (magnitude > arithmetic.largest)
+
+
+def parts_of(shape: Sequence[int], most: int) -> Iterator[tuple[int | slice, ...]]:
+    """Indices that take every element of a tensor once, `most` of them at a time at most."""
+    inner = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    along = next((place for place, size in enumerate(inner) if size <= most), None)
+    if along is None:  # a number
+        yield ()
+        return
+    step = max(1, most // max(1, inner[along]))
+    for outer in itertools.product(*map(range, shape[:along])):
+        for first in range(0, shape[along], step):
+            yield (*outer, slice(first, first + step))
 
 
 def _finer(arithmetic: DType) -> float:
