@@ -7,11 +7,14 @@ import pytest
 
 from opforge.core.errors import NotNow
 from opforge.core.implementation import Config
+from opforge.core.timing import Untimed
 from opforge.core.verdict import Broken
 from opforge.registry import load
 from opforge.runner import Isolated
+from opforge.runner.device_clocks import NO_GRAPH
 from opforge.runner.messages import Failed
 from opforge.timing import Plan
+from opforge.trial import Setting
 from opforge.tuning import TuneOptions, job, room, tune
 from opforge.tuning.journal import FATAL, Journal
 from opforge.tuning.room import AGAIN, NoRoom, patiently, shortage
@@ -86,6 +89,27 @@ def test_a_point_that_finds_room_later_is_no_failure(tmp_path, monkeypatch):
     """A softmax was given to PyTorch because every kernel of ours "had failed" while others held the memory."""
     found, trials = searched(make_home(tmp_path), monkeypatch, 3)
     assert found.kept and found.failed == 0 and [trial.outcome for trial in trials] == ["timed"]
+
+
+def test_who_can_be_put_into_no_graph_is_timed_by_events_and_so_are_those_beside(tmp_path, monkeypatch):
+    """PyTorch's attention over packed sequences reads lengths on the host: choices were kept without its time."""
+    timed, clocks = Setting.timed, []
+
+    def graphs(setting, candidates, plan, timer=""):
+        clocks.append((timer, len(candidates)))
+        assert not any(candidate.samples for candidate in candidates)
+        found = timed(setting, candidates, plan, "host")
+        if timer == "cuda_event":
+            return found
+        return [
+            Untimed(reason=f"{NO_GRAPH}: it waits") if "torch_eager" in candidate.name else timing
+            for candidate, timing in zip(candidates, found, strict=True)
+        ]
+
+    monkeypatch.setattr(Setting, "timed", graphs)
+    found, trials = searched(make_home(tmp_path), monkeypatch, 0)
+    assert found.kept and found.failed == 0 and [trial.outcome for trial in trials] == ["timed"]
+    assert clocks[0] == ("", 1) and ("cuda_event", 1) in clocks
 
 
 def test_nothing_is_chosen_where_a_default_never_found_room(tmp_path, monkeypatch):

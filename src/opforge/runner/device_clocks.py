@@ -22,6 +22,9 @@ SECTOR_BYTES = 32
 PROBE_REPEATS = 25
 
 
+NO_GRAPH = "no CUDA graph could be captured"
+
+
 class ClockUnfit(Exception):
     """This clock cannot time this launch; the message says why."""
 
@@ -73,7 +76,7 @@ def captured(run: RunFunction, batch: int, alike: bool = True) -> RunFunction:
                 run()
                 counted.append(nodes_captured(stream.cuda_stream) if alike and batch > 1 else None)
     except RuntimeError as error:
-        raise ClockUnfit(f"no CUDA graph could be captured: {str(error).splitlines()[0][:160]}") from error
+        raise ClockUnfit(f"{NO_GRAPH}: {str(error).splitlines()[0][:160]}") from error
     known = [0, *(count for count in counted if count is not None)]
     each = {after - before for before, after in itertools.pairwise(known)}
     if len(each) > 1:

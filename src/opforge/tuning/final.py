@@ -105,12 +105,11 @@ def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[P
     _, far = within_reach(seconds_of) if not weights else ([], [])
     beyond = [item for item in parts if item.implementation.name in far]
     near = [item for item in parts if item.implementation.name not in far]
-    candidates = [item.candidate() for item in near]
-    timings = job.measure(candidates, FINAL_SAMPLES)
+    timed = job.measure(near, FINAL_SAMPLES)
     standing = sorted(
         (
             Standing(finalist=item, candidate=candidate, timing=timing)
-            for item, candidate, timing in zip(near, candidates, timings, strict=True)
+            for item, (candidate, timing) in zip(near, timed, strict=True)
             if isinstance(timing, Timing)
         ),
         key=lambda item: item.timing.median_s,

@@ -14,6 +14,7 @@ from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Broken, Crash, Pass, Proof, Timeout, Unsupported, Verdict
 from opforge.registry import Registry
+from opforge.runner.device_clocks import NO_GRAPH
 from opforge.timing import Candidate
 from opforge.trial import NotReady, Point, Ready, Setting, bind, check, compiled_now, leave, recorded
 from opforge.tuning.codes import CompiledCode
@@ -202,15 +203,21 @@ class Job:
         if self.setting.prepared.place.type != "cpu":
             give_back()
 
-    def measure(self, candidates: Sequence[Candidate], factor: float = 1.0) -> list[Timing | Untimed]:
-        """Timings, interleaved, in the order given; the clock that the first kernel got is everybody's."""
+    def measure(self, points: Sequence[Passed], factor: float = 1.0) -> list[tuple[Candidate, Timing | Untimed]]:
+        """Timings, interleaved, in the order given; the clock that the first kernel got is everybody's. Where calls of
+        one can be put into no CUDA graph all of these are timed by events: a rival without a time would be none.
+        """
         plan = self.options.plan
         plan = replace(plan, samples=round(plan.samples * factor), budget_s=plan.budget_s * factor)
+        candidates = [point.candidate() for point in points]
         with alone_on(self.options.device):
             timings = self.setting.timed(candidates, plan, self.timer)
-        if not self.timer and timings and isinstance(timings[0], Timing):
-            self.timer = timings[0].timer
-        return timings
+            if any(isinstance(one, Untimed) and one.reason.startswith(NO_GRAPH) for one in timings):
+                candidates = [point.candidate() for point in points]
+                timings = self.setting.timed(candidates, plan, "cuda_event")
+            elif not self.timer and timings and isinstance(timings[0], Timing):
+                self.timer = timings[0].timer
+        return list(zip(candidates, timings, strict=True))
 
     def tell(
         self,
@@ -307,9 +314,9 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
         failure = _verified(job, point)
         if failure is not None:
             return _failed(failure)
-        (mine,) = job.measure([point.candidate()])
+        ((_, mine),) = job.measure([point])
         return _untimed(job, mine) if isinstance(mine, Untimed) else _timed(job, point, mine, 1.0)
-    mine, other = job.measure([point.candidate(), incumbent.candidate()])
+    (_, mine), (_, other) = job.measure([point, incumbent])
     if isinstance(mine, Untimed):
         return _untimed(job, mine)
     ratio = mine.median_s / _seconds(other, incumbent)
@@ -332,7 +339,7 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
     ratio = _weighed(job, point, incumbent, ratio)
     if ratio < 1:
         # of many points the one that was lucky looks best: who seems faster is measured once more, and that counts
-        mine, other = job.measure([point.candidate(), incumbent.candidate()], SECOND_LOOK)
+        (_, mine), (_, other) = job.measure([point, incumbent], SECOND_LOOK)
         if isinstance(mine, Untimed):
             return _untimed(job, mine)
         point.timing = mine

@@ -203,7 +203,7 @@ class Trials:
         """
         for again in range(AGAIN + 1):
             self.patience.wait()
-            timings = self.job.measure([item.candidate() for item in passed], 2.0)
+            timings = [timing for _, timing in self.job.measure(passed, 2.0)]
             share = self.patience.disturbed()
             if not share or again == AGAIN or self.patience.left <= 0:
                 break
