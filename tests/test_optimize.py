@@ -549,6 +549,6 @@ def test_a_disturbed_time_does_not_take_the_place_of_a_shorter_one(share, kept):
 
     trials = Trials.__new__(Trials)
     trials.patience = SimpleNamespace(wait=lambda: None, disturbed=lambda: share, left=0.0)
-    trials.job = SimpleNamespace(measure=lambda candidates, factor: [timing(15e-3)])
+    trials.job = SimpleNamespace(measure=lambda points, factor: [(one.candidate(), timing(15e-3)) for one in points])
     item = SimpleNamespace(candidate=lambda: None, timing=timing(1e-3))
     assert trials.seconds([item]) == [kept] and item.timing.median_s == kept
