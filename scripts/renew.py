@@ -16,6 +16,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import subprocess
@@ -35,7 +36,7 @@ from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
 from opforge.core.timing_terms import CALL
 from opforge.core.verdict import Inaccurate, Pass, Proof
-from opforge.machine import detect, measure_ceilings
+from opforge.machine import detect, ensure_ceilings
 from opforge.registry import Registry, load
 from opforge.runner import Isolated
 from opforge.store import Store
@@ -148,10 +149,7 @@ def main() -> int:
                     f"{batch.oldest[:10] or '-'}"
                 )
             return 0
-        if not detect(asked.device).ceilings:
-            # without them no time is doubted, and no record has a roof
-            print(f"measuring what this {asked.device} can do at best (once; kept for later runs) …", flush=True)
-            measure_ceilings(asked.device)
+        ensure_ceilings(asked.device, functools.partial(print, flush=True))
         if asked.prepare_only:
             return prepare(store, registry, mine, asked, begun)
         if asked.prepare:

@@ -74,7 +74,7 @@ def test_a_warm_cache_is_measured_where_it_is_asked_for(monkeypatch, tmp_path, w
 
     monkeypatch.setattr(opforge.cli.bench, "device_to_time", lambda given: "cuda")
     monkeypatch.setattr(opforge.machine, "detect", lambda device: next(iter(opforge.machine.descriptors().values())))
-    monkeypatch.setattr(opforge.machine, "measure_ceilings", lambda device: None)
+    monkeypatch.setattr(opforge.machine, "ensure_ceilings", lambda device, say: None)
     monkeypatch.setattr(opforge.workbench, "bench", bench_of)
     with pytest.raises(Asked, match=cache):
         command_line(["bench"])(

@@ -592,3 +592,18 @@ def test_the_verb_measures_what_a_descriptor_only_knows_of_another_machine(cache
     assert "measured   copy" in said and "known      read" in said
     verb(device="cuda", again=False, json=False)
     assert asked == ["cuda"]
+
+
+def test_ceilings_are_measured_where_none_are_known_and_it_is_said_before(monkeypatch):
+    """`scripts/renew.py` took a thousand records of a machine it did not know: none had a roof, no time was doubted."""
+    from opforge.machine import ceilings
+
+    told = []
+    known = replace(descriptors()["nvidia-h200"], ceilings=())
+    monkeypatch.setattr(ceilings, "detect", lambda device: known)
+    monkeypatch.setattr(ceilings, "measure_ceilings", lambda device: told.append(("measured", device)))
+    ceilings.ensure_ceilings("cuda", told.append)
+    assert "this cuda" in told[0] and told[1:] == [("measured", "cuda")]
+    known = replace(known, ceilings=(Ceiling(name="copy", value=4e12, unit="B/s", measured_at="2026", how="here"),))
+    ceilings.ensure_ceilings("cuda", told.append)
+    assert len(told) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -119,7 +120,7 @@ def bench(
     from opforge.cli.progress import Watcher
     from opforge.cli.report_files import pasts_of, ways_of, write_reports
     from opforge.cli.tables import print_printed, print_table
-    from opforge.machine import detect, measure_ceilings
+    from opforge.machine import detect, ensure_ceilings
     from opforge.report import rows
     from opforge.timing import Plan
     from opforge.timing.energy import NoMeter, meter
@@ -170,10 +171,7 @@ def bench(
         report.mkdir(
             parents=True, exist_ok=True
         )  # a folder that cannot be made is better known before measuring than after
-    if not detect(where).ceilings:
-        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
-        with spans.span("ceilings", where):
-            measure_ceilings(where)
+    ensure_ceilings(where, partial(typer.echo, err=True))
     counter = meter(where) if stats else None
     if isinstance(counter, NoMeter):
         typer.echo(f"{counter.reason}.", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,7 +59,7 @@ def diagnose(
     from opforge.core.diagnosis import WRONG
     from opforge.forge.loop.choices import has_rules
     from opforge.inspect.counters import counters_at
-    from opforge.machine import detect, measure_ceilings
+    from opforge.machine import detect, ensure_ceilings
     from opforge.report.diagnosis_text import diagnosis_lines
     from opforge.verify import CaseCache
     from opforge.workbench.configs import with_settings
@@ -77,9 +78,7 @@ def diagnose(
     if counters and where == "cpu":
         raise UsageError("--counters are an accelerator's, and the device is cpu. Add --device cuda or --device npu.")
     given = counters_at(Path(counters)) if counters else None
-    if not detect(where).ceilings:
-        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
-        measure_ceilings(where)
+    ensure_ceilings(where, partial(typer.echo, err=True))
     host = make_host(in_process=False)
     try:
         with settings(context).open_store() as store:

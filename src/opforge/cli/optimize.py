@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +84,7 @@ def optimize(
     from opforge.forge.loop.choices import has_rules
     from opforge.forge.loop.optimize import LoopOptions, optimize as run_loop, replaced
     from opforge.forge.model_client import endpoint_from
-    from opforge.machine import detect, measure_ceilings
+    from opforge.machine import ensure_ceilings
     from opforge.report.optimization_log import LANGUAGES, optimization_log
 
     registry = settings(context).registry()
@@ -107,9 +108,7 @@ def optimize(
     work = workloads_to_time(definition, where, [workload] if workload else None, [kind])[0]
     if baseline not in ("start", "torch_eager"):
         registry.implementation(name, baseline)
-    if not detect(where).ceilings:
-        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
-        measure_ceilings(where)
+    ensure_ceilings(where, partial(typer.echo, err=True))
     host = make_host(in_process=False)
     found = []
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -40,16 +41,14 @@ def qualify(
     as by `opforge bench`. Exit code 1 if any verdict is a failure.
     """
     from opforge.cli.progress import Watcher
-    from opforge.machine import detect, measure_ceilings
+    from opforge.machine import ensure_ceilings
     from opforge.workbench import bench, steps
 
     registry = settings(context).registry()
     names = selected(registry, operators, not operators)
     where = device_to_time(device)
     known = dtypes(dtype)
-    if not detect(where).ceilings:
-        typer.echo(f"measuring what this {where} can do at best (once; kept for later runs) …", err=True)
-        measure_ceilings(where)
+    ensure_ceilings(where, partial(typer.echo, err=True))
     began, records, done, left = time.monotonic(), [], 0, 0
     host = make_host(False)
     try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from opforge.core import spans
 from opforge.core.device import ONE_THREAD, Ceiling, DeviceSpec
 from opforge.core.errors import EnvironmentLacks
 from opforge.machine import host_hardware
@@ -82,6 +83,16 @@ def measure_ceilings(
     say("keeping the result", 1.0)
     save_ceilings(spec, _better(known, [ceiling for turn in running for ceiling in _ceilings(device, turn)]))
     return detect(device)
+
+
+def ensure_ceilings(device: str, say: Callable[[str], None]) -> None:
+    """Measure the ceilings of this machine's `device` (a torch device type) where none are known, which `say` is told
+    before: without them no record has a roof, and no time can be doubted.
+    """
+    if not detect(device).ceilings:
+        say(f"measuring what this {device} can do at best (once; kept for later runs) …")
+        with spans.span("ceilings", device):
+            measure_ceilings(device)
 
 
 def renewed_ceilings(device: str) -> bool:

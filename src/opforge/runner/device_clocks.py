@@ -20,9 +20,8 @@ FLUSH_FACTOR = 2
 FLUSH_PASSES = 2
 SECTOR_BYTES = 32
 PROBE_REPEATS = 25
-
-
 NO_GRAPH = "no CUDA graph could be captured"
+"""How the reason begins of who cannot be timed by a graph, and may be by events."""
 
 
 class ClockUnfit(Exception):

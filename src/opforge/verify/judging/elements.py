@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -145,10 +146,11 @@ def _right_part(actual: Any, dtype: str, expected: Any, bound: Any, beyond: Any)
 
 @dataclass(frozen=True, kw_only=True)
 class _Sums:
-    """What is added up over parts of an output: counts, sums, largest values, norms, the histogram of errors over their
-    bounds, and the worst element with its index.
+    """What is added up over parts of an output, in their order: counts, sums, largest values, norms, the histogram of
+    errors over their bounds, and the worst element with its place in row-major order.
     """
 
+    elements: int
     count: int
     normals: int
     clipped: int
@@ -163,11 +165,12 @@ class _Sums:
     norm_error: float
     histogram: tuple[int, ...]
     worst_ratio: float
-    worst_index: tuple[int, ...]
+    worst: int
 
     def __add__(self, other: _Sums) -> _Sums:
-        worse = other if other.worst_ratio > self.worst_ratio else self
+        further = other.worst_ratio > self.worst_ratio
         return _Sums(
+            elements=self.elements + other.elements,
             count=self.count + other.count,
             normals=self.normals + other.normals,
             clipped=self.clipped + other.clipped,
@@ -181,8 +184,8 @@ class _Sums:
             norm_actual=math.hypot(self.norm_actual, other.norm_actual),
             norm_error=math.hypot(self.norm_error, other.norm_error),
             histogram=tuple(map(sum, zip(self.histogram, other.histogram, strict=True))),
-            worst_ratio=worse.worst_ratio,
-            worst_index=worse.worst_index,
+            worst_ratio=max(self.worst_ratio, other.worst_ratio),
+            worst=self.elements + other.worst if further else self.worst,
         )
 
 
@@ -213,6 +216,7 @@ def _sums(dtype: str, got: Any, expected: Any, bound: Any, finite: Any, wrong: A
         return float(values.max()) if values.numel() else 0.0
 
     return _Sums(
+        elements=ratio.numel(),
         count=error.numel(),
         normals=relative.numel(),
         clipped=int((torch.isfinite(expected) & (got.abs() >= DTYPES[dtype].largest)).sum()),
@@ -227,7 +231,7 @@ def _sums(dtype: str, got: Any, expected: Any, bound: Any, finite: Any, wrong: A
         norm_error=float(error.norm()),
         histogram=tuple(int(n) for n in histogram),
         worst_ratio=float(ratio.flatten()[worst]) if ratio.numel() else 0.0,
-        worst_index=place_of(worst, ratio.shape) if ratio.numel() else (),
+        worst=worst,
     )
 
 
@@ -236,16 +240,16 @@ def _measure(expectation: Expectation, actual: Any, finite: Any, wrong: Any) -> 
     import torch
 
     expected, bound, dtype = expectation.expected, expectation.bound, expectation.dtype
-    elements = expected.numel()
-    found: _Sums | None = None
-    for part in parts_of(expected.shape, TOGETHER):
-        one = _sums(dtype, actual[part].double(), expected[part], bound[part], finite[part], wrong[part])
-        one = replace(one, worst_index=_whole_index(part, one.worst_index))
-        found = one if found is None else found + one
-    if found is None:
-        found = _sums(dtype, actual.double(), expected, bound, finite, wrong)
-    worst = found.worst_index
-    every = slice(None, None, -(-elements // TOGETHER) or 1)
+    found = functools.reduce(
+        operator.add,
+        (
+            _sums(dtype, actual[part].double(), expected[part], bound[part], finite[part], wrong[part])
+            for part in parts_of(expected.shape, TOGETHER)
+        ),
+    )
+    elements = found.elements
+    worst = place_of(found.worst, expected.shape) if elements else ()
+    every = slice(None, None, max(1, -(-elements // TOGETHER)))
     got, e, allowed = (one.flatten()[every].double() for one in (actual, expected, bound))
     both = finite.flatten()[every] & torch.isfinite(got)
     got, e, allowed = got[both], e[both], allowed[both]
@@ -276,17 +280,6 @@ def _measure(expectation: Expectation, actual: Any, finite: Any, wrong: Any) -> 
         kl=_kl(e, got, allowed),
         clip_ratio=found.clipped / max(1, elements),
     )
-
-
-def _whole_index(part: Sequence[int | slice], index: tuple[int, ...]) -> tuple[int, ...]:
-    """The index, in the whole, of an element of one of its parts (`parts_of`)."""
-    if not part:
-        return index
-    *outer, along = part
-    assert isinstance(along, slice)
-    if not index:  # of a part without elements
-        return ()
-    return (*(place for place in outer if isinstance(place, int)), along.start + index[0], *index[1:])
 
 
 def _quantiles(values: Any, wanted: Sequence[float]) -> list[float]:

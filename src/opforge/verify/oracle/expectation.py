@@ -185,17 +185,14 @@ def _bounded(
     shape = expected.shape
     given = (magnitude, *((None,) * 3 if errors is None else (errors.largest, errors.typical, errors.reached)))
     whole = [None if one is None else one.expand(shape) for one in (*given, *(rounded or (None, None)))]
-    if expected.numel() <= TOGETHER:
-        bound, typical, beyond = _bounded_part(rule, expected, *whole)
-    else:
-        bound = torch.empty_like(expected)
-        typical = None if errors is None else torch.empty_like(expected)
-        beyond = torch.empty_like(expected, dtype=torch.bool)
-        for part in parts_of(shape, TOGETHER):
-            found = _bounded_part(rule, expected[part], *(None if one is None else one[part] for one in whole))
-            bound[part], beyond[part] = found[0], found[2]
-            if typical is not None:
-                typical[part] = found[1]
+    bound = torch.empty_like(expected)
+    typical = None if errors is None else torch.empty_like(expected)
+    beyond = torch.empty_like(expected, dtype=torch.bool)
+    for part in parts_of(shape, TOGETHER):
+        found = _bounded_part(rule, expected[part], *(None if one is None else one[part] for one in whole))
+        bound[part], beyond[part] = found[0], found[2]
+        if typical is not None:
+            typical[part] = found[1]
     return bound, typical, beyond if bool(beyond.any()) else None
 
 
@@ -233,13 +230,13 @@ def _bounded_part(
 
 
 def parts_of(shape: Sequence[int], most: int) -> Iterator[tuple[int | slice, ...]]:
-    """Indices that take every element of a tensor once, `most` of them at a time at most."""
-    inner = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
-    along = next((place for place, size in enumerate(inner) if size <= most), None)
-    if along is None:  # a number
+    """Indices that take every element of a tensor once, in row-major order, `most` of them at a time at most."""
+    if math.prod(shape) <= most:
         yield ()
         return
-    step = max(1, most // max(1, inner[along]))
+    inner = [math.prod(shape[place + 1 :]) for place in range(len(shape))]
+    along = next(place for place, size in enumerate(inner) if size <= most)
+    step = most // inner[along]
     for outer in itertools.product(*map(range, shape[:along])):
         for first in range(0, shape[along], step):
             yield (*outer, slice(first, first + step))
