@@ -1,5 +1,5 @@
 """A plain loop, for whoever doubts a time: one process, one clock, nothing of opforge's timing. For each line on stdin,
-the median of so many samples, in seconds per call. A sample is as many calls as take a millisecond; calls for 30 ms go
+the median of so many samples, in seconds per call. A sample is as many calls as take a millisecond; calls for 0.1 s go
 before them, since a user's loop goes on. Before that blocks are taken from the heap until results are made in two
 places: by what a process has freed it is two, three or four of them, and equal loops take unequal times. On a GPU the
 calls of a sample are one CUDA graph between two events, or where they cannot be captured, calls between two events.
@@ -20,7 +20,7 @@ from opforge.core.shapes import full_shape
 from opforge.registry import load
 from opforge.runner.launch import bind
 
-RAMP_S, SAMPLE_S, MOST = 0.03, 1e-3, 32
+RAMP_S, SAMPLE_S, MOST = 0.1, 1e-3, 32
 name, implementation, workload_name, dtype, count, *device = sys.argv[1:]
 on_gpu = device == ["cuda"]
 registry = load([])

@@ -190,7 +190,7 @@ def test_a_noisy_kernel_is_sampled_until_its_budget_is_spent():
 
 def test_every_sample_is_kept_in_order():
     """A verdict must be computable again from the record; an outlier that was dropped is gone."""
-    machine = Machine(lambda call: 50e-3 if 60 <= call < 64 else 1e-3)
+    machine = Machine(lambda call: 50e-3 if 160 <= call < 164 else 1e-3)
     _, found = run(machine, Plan(samples=30))
     assert max(found.samples_s) == pytest.approx(50e-3)
     assert found.samples_s.index(max(found.samples_s)) in found.outliers
@@ -201,6 +201,28 @@ def test_warm_up_is_not_sampled():
     """Ten slow first calls (compilation, page faults) belong to nobody's median."""
     _, found = run(Machine(lambda call: 20e-3 / (1 + call) if call < 10 else 1e-3))
     assert max(found.samples_s) < 3e-3
+
+
+@pytest.mark.parametrize("ramp", [0, 12, 60])
+def test_a_turn_begins_with_as_many_calls_as_the_caches_take_to_fill(ramp):
+    """Results of 26 MB take sixty calls to settle in a third-level cache: after 30 ms half of it was still ahead."""
+
+    class Emptied(Machine):
+        def ask(self, question):
+            self.since = 0
+            for _ in range(getattr(question, "lead", 0)):
+                self.now += self.call_s(self.calls)
+            return super().ask(question)
+
+        def slower(self, call):
+            self.since += 1
+            return 1e-3 * (1 + max(0.0, 1.2 * (1 - self.since / ramp)) if ramp else 1.0)
+
+    machine = Emptied(None)
+    machine.call_s = machine.slower
+    candidate, found = run(machine)
+    assert found.median_s == pytest.approx(1e-3, rel=0.03)
+    assert max(29, ramp) <= candidate.lead <= max(30, 3 * ramp)
 
 
 def test_a_worker_that_claims_more_than_was_spent_is_not_believed():

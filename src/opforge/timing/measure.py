@@ -59,6 +59,12 @@ anew, and threads find processors. A loop that goes on is what a user times."""
 RAMP = 25
 """Calls that a turn begins with at least, while they fit into the untimed part of a whole one. With a small budget
 turns were so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s)."""
+LONGEST_RAMP, LONGEST_RAMP_S, SETTLED, MIDDLE_OF, CONTENDED = 96, 0.2, 1.03, 8, 3
+"""How long a candidate's ramp is is told from calls in a row while it warms up, so many and of so many seconds at most:
+it is over where the middle of eight is within 3 % of what the last quarter takes. A third-level cache that holds what
+the second drops fills by and by: with results of 26 MB a call takes 2.1 ms at first, 1.1 at the fortieth, 1.05 from the
+eightieth on, and 30 ms are over at the fifteenth. After rivals, whose data must leave first, it takes up to three times
+as many (docs/timing.md#page-faults-and-ramps)."""
 TURNS = 16
 """The turns that a budget has room for at least: what the parent's clock says is held against them
 (timing.parent_clock).
@@ -161,13 +167,13 @@ class Candidate:
             )
         return list(answer.samples)
 
-    def plan_turns(self, call_s: float, plan: Plan) -> None:
-        """What a turn by the host's clock is, of calls that take so long."""
+    def plan_turns(self, call_s: float, plan: Plan, ramp: int = 0) -> None:
+        """What a turn by the host's clock is, of calls that take so long and whose ramp is so many of them."""
         self.call_s = call_s
         turn_s = min(TURN_S, plan.budget_s / TURNS)
         timed_s = (1 - UNTIMED) * turn_s
         lead_s = max(UNTIMED * turn_s, min(UNTIMED * TURN_S, RAMP * call_s))
-        self.lead = math.floor(lead_s / call_s)
+        self.lead = max(math.floor(lead_s / call_s), min(ramp, math.floor(LONGEST_RAMP_S / call_s)))
         self.stretch = max(1, min(ROUND, math.floor(timed_s / max(call_s, plan.sample_s))))
 
     def request(self, question: Sample, clock: Callable[[], float]) -> Samples:
@@ -340,16 +346,35 @@ def _energy(candidate: Candidate, wanted_s: float, meter: Meter, clock: Callable
 
 def _warm_up(candidate: Candidate, plan: Plan, clock: Callable[[], float]) -> None:
     """Single calls until they are stable, then batches until those are: caches, thread pools and clocks take their
-    time.
+    time. How much of it is seen between the two, by calls in a row, where turns are timed by the host's clock.
     """
-    for _ in range(2):
-        history: list[float] = []
-        while len(history) < 3 or max(history[-3:]) > WARM_AGREEMENT * min(history[-3:]):
-            history += candidate.take(1, plan.cache, clock)
-            if candidate.spent_s > plan.budget_s / 4:
-                break
-        candidate.batch = max(1, math.ceil(plan.sample_s / min(history)))
-    candidate.plan_turns(min(history), plan)
+    call_s, ramp = _stable(candidate, plan, clock), 0
+    count = min(LONGEST_RAMP, math.floor(min(LONGEST_RAMP_S, plan.budget_s / 4) / call_s))
+    if candidate.timer == "host" and count >= 2 * MIDDLE_OF:
+        in_row = candidate.take(count, plan.cache, clock)
+        call_s, ramp = min(in_row), CONTENDED * ramp_of(in_row)
+    candidate.batch = max(1, math.ceil(plan.sample_s / call_s))
+    call_s = min(call_s, _stable(candidate, plan, clock))
+    candidate.batch = max(1, math.ceil(plan.sample_s / call_s))
+    candidate.plan_turns(call_s, plan, ramp)
+
+
+def _stable(candidate: Candidate, plan: Plan, clock: Callable[[], float]) -> float:
+    """Seconds of the quickest call, once three samples in a row agree or a quarter of the budget is spent."""
+    history: list[float] = []
+    until = candidate.spent_s + plan.budget_s / 4
+    while len(history) < 3 or max(history[-3:]) > WARM_AGREEMENT * min(history[-3:]):
+        history += candidate.take(1, plan.cache, clock)
+        if candidate.spent_s > until:
+            break
+    return min(history)
+
+
+def ramp_of(calls_s: Sequence[float]) -> int:
+    """How many calls in a row a ramp takes: until the middle of MIDDLE_OF is within SETTLED of the last quarter's."""
+    settled_s = SETTLED * median(calls_s[-max(1, len(calls_s) // 4) :])
+    starts = range(len(calls_s) - MIDDLE_OF + 1)
+    return next((at for at in starts if median(calls_s[at : at + MIDDLE_OF]) <= settled_s), len(calls_s))
 
 
 def _try_clocks(candidate: Candidate, plan: Plan, possible: Sequence[str], clock: Callable[[], float]) -> ChosenTimer:
