@@ -59,7 +59,7 @@ anew, and threads find processors. A loop that goes on is what a user times."""
 RAMP = 25
 """Calls that a turn begins with at least, while they fit into the untimed part of a whole one. With a small budget
 turns were so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s)."""
-LONGEST_RAMP, LONGEST_RAMP_S, SETTLED, MIDDLE_OF, CONTENDED = 96, 0.2, 1.03, 8, 3
+LONGEST_RAMP, LONGEST_RAMP_S, SETTLED, MIDDLE_OF, CONTENDED = 96, 0.1, 1.03, 8, 3
 """How long a candidate's ramp is is told from calls in a row while it warms up, so many and of so many seconds at most:
 it is over where the middle of eight is within 3 % of what the last quarter takes. A third-level cache that holds what
 the second drops fills by and by: with results of 26 MB a call takes 2.1 ms at first, 1.1 at the fortieth, 1.05 from the
@@ -110,6 +110,7 @@ class Candidate:
     how to reach it, and on which terms (core.timing_terms) it was bound.
 
     inaccurate   its file says so, and it is there to be compared with
+    long         its turns are longer than others' for its ramp
     watch        begins to watch over memory that it shares with its rivals; what that returns says what was done to it
                  since
     """
@@ -125,6 +126,7 @@ class Candidate:
     batch: int = 1
     lead: int = 1
     stretch: int = ROUND
+    long: bool = False
     turns: int = 0
     timer: str = "host"
     spent_s: float = 0.0
@@ -173,7 +175,11 @@ class Candidate:
         turn_s = min(TURN_S, plan.budget_s / TURNS)
         timed_s = (1 - UNTIMED) * turn_s
         lead_s = max(UNTIMED * turn_s, min(UNTIMED * TURN_S, RAMP * call_s))
-        self.lead = max(math.floor(lead_s / call_s), min(ramp, math.floor(LONGEST_RAMP_S / call_s)))
+        self.lead, ramp = math.floor(lead_s / call_s), min(ramp, math.floor(LONGEST_RAMP_S / call_s))
+        self.long = ramp > self.lead
+        if self.long:
+            self.lead = ramp
+            timed_s = max(timed_s, (1 - UNTIMED) / UNTIMED * ramp * call_s)
         self.stretch = max(1, min(ROUND, math.floor(timed_s / max(call_s, plan.sample_s))))
 
     def request(self, question: Sample, clock: Callable[[], float]) -> Samples:
@@ -402,7 +408,9 @@ def _enough(candidate: Candidate, plan: Plan) -> bool:
     taken = len(candidate.samples)
     if candidate.spent_s >= plan.budget_s:
         # the parent's clock says nothing of fewer requests
-        asked = candidate.timer != "host" or candidate.turns >= REQUESTS or candidate.spent_s >= REQUESTS * TURN_S
+        asked = candidate.timer != "host" or candidate.turns >= REQUESTS
+        # whose turns are long by a ramp of its own has as many of them: none may choose to be asked less
+        asked = asked or (not candidate.long and candidate.spent_s >= REQUESTS * TURN_S)
         return taken >= FEWEST and asked
     if taken < plan.samples or (candidate.timer == "host" and candidate.turns < TURNS):
         return False
