@@ -1,8 +1,9 @@
 """A plain loop, for whoever doubts a time: one process, one clock, nothing of opforge's timing. For each line on stdin,
 the median of so many samples, in seconds per call. A sample is as many calls as take a millisecond; calls for 0.1 s go
-before them, since a user's loop goes on. Before that blocks are taken from the heap until results are made in two
-places: by what a process has freed it is two, three or four of them, and equal loops take unequal times. On a GPU the
-calls of a sample are one CUDA graph between two events, or where they cannot be captured, calls between two events.
+before them, since a user's loop goes on; a line may name other numbers of samples and seconds. Before that blocks are
+taken from the heap until results are made in two places: by what a process has freed it is two, three or four of them,
+and equal loops take unequal times. On a GPU the calls of a sample are one CUDA graph between two events, or where they
+cannot be captured, calls between two events.
 
 echo | python scripts/plain_loop.py softmax torch_eager lead=12x256,cols=256 float32 60
 echo | python scripts/plain_loop.py softmax torch_eager attention_llama3_8b bfloat16 60 cuda
@@ -88,18 +89,19 @@ def seconds(calls):
     return start.elapsed_time(end) / 1e3
 
 
-for _ in sys.stdin:
-    calls, ramp = 0, time.perf_counter() + RAMP_S
+for line in sys.stdin:
+    wanted, ramp_s = line.split() or (count, RAMP_S)
+    calls, ramp = 0, time.perf_counter() + float(ramp_s)
     while time.perf_counter() < ramp:
         launch.run()
         if on_gpu:
             torch.cuda.synchronize()
         calls += 1
-    batch = max(1, round(calls * SAMPLE_S / RAMP_S))
+    batch = max(1, round(calls * SAMPLE_S / float(ramp_s)))
     sample = several(batch)
     if on_gpu:
         # a graph of so few calls as fit into a sample with the host's waiting has microseconds of its start in it
         batch = max(batch, round(SAMPLE_S * batch / median(seconds(sample) for _ in range(5))))
         sample = several(batch)
         seconds(sample)
-    print(median(seconds(sample) / batch for _ in range(int(count))), flush=True)
+    print(median(seconds(sample) / batch for _ in range(int(wanted))), flush=True)

@@ -29,13 +29,15 @@ class Loop:
         self.pid = pid
         self.asks, self.answers = os.fdopen(asks, "w"), os.fdopen(answers)
 
-    def take(self) -> float:
-        """Seconds per call now. Raises RuntimeError when the loop has ended."""
+    def take(self, how: str = "") -> float:
+        """Seconds per call now; `how` is the line that the loop is asked by. Raises RuntimeError when the loop has
+        ended.
+        """
         from opforge.runner import processes
 
         processes.kill_group(self.pid, signal.SIGCONT)
         try:
-            self.asks.write("\n")
+            self.asks.write(f"{how}\n")
             self.asks.flush()
             said = self.answers.readline()
         except BrokenPipeError:

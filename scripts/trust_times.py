@@ -4,13 +4,17 @@ shares no code with them.
 A question about 5 % can't be asked in one process of each kind: pages lie elsewhere in the next one. So there are SETS
 of fresh processes, each with a worker and two plain loops for every side; the two loops are compared with each other as
 ours are with them. Where that comparison isn't 1 within the bound, neither can ours be: the row is "unanswerable here",
-and no pass.
+and no pass. Nor in one moment: what else runs on a machine's cores changes within tenths of a second, on quiet ones too
+where the other half of a core is a stranger's. So turns of ours and of a loop follow each other, each pair is a ratio,
+and what counts is the median of those of all sets.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,6 +26,8 @@ from typing import Any
 
 from plain_loops import Loop, Loops
 from trust_parts import PARTS
+
+from opforge.core.statistics import median_interval
 
 SHAPES = {
     "bias_add": "lead=256,tail=3072",
@@ -45,19 +51,39 @@ a question about 5 % where a working set just fits or just doesn't: with 36 MiB 
 
 BACKENDS = ("torch", "compile", "cpp", "tilelang")
 WITHIN, ROUGHLY = 0.05, 0.25
+BOUNDS = (1 - WITHIN, 1 + WITHIN)
 """What a ratio that ought to be 1 may be off by; and, in a quick look at a machine that others use too, what no set
 may agree that it is off by. What was wrong once were factors of 1.5 to 6."""
 FEW = 0.05
 """The share of rows that may be unanswerable."""
 OTHERS = 0.25
 """Processors that others keep busy from which on a part says more of what runs beside than of the timing."""
-SETS, MORE, BUDGET_S = 3, 4, 0.64
-"""Sets of processes that every operator is asked in, and further ones for an operator of which a row does not hold; the
-seconds that ours are measured for in each: the least with which turns are as long as those of `opforge bench`
-(timing.measure's TURNS of TURN_S).
-"""
-BRIEF_S = 0.2
-"""The seconds that a quick look measures for."""
+SAMPLE_S, RAMP, RAMP_S = 1e-3, 25, 0.1
+SETS, MOST = 3, 9
+"""Sets of processes that every operator is asked in, and at most, while a row of it is not decided."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long is asked.
+
+    budget_s   seconds for each of ours, alone and among the others, with what plain loops take in between
+    ramp_s     seconds of calls before a plain loop's samples; where calls take long RAMP of them, RAMP_S at most
+    samples    of a millisecond; where calls take longer so many fewer, but three
+    """
+
+    budget_s: float
+    ramp_s: float
+    samples: int
+
+    def asks(self, call_s: float) -> str:
+        """What a plain loop is asked for, as its line on stdin."""
+        samples = max(3, min(self.samples, round(self.samples * SAMPLE_S / call_s)))
+        return f"{samples} {max(self.ramp_s, min(RAMP_S, RAMP * call_s)):.3f}"
+
+
+FULL, BRIEF = Pace(2.4, 0.03, 10), Pace(0.5, 0.01, 3)
+"""In full a plain loop's turn is as long as one of ours, of which there are sixteen."""
 
 THREADS = {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}
 BOUND = {"OMP_PROC_BIND": "TRUE", "OMP_PLACES": "cores"}
@@ -77,35 +103,39 @@ from all others.
 
 Sides = Mapping[str, tuple[str, Mapping[str, str]]]
 """The implementation and the environment of each side, by name."""
-Times = dict[str, dict[str, float]]
-"""Seconds per call by side, and by how they were taken: "alone", "among" the other sides, in a "plain" loop, and in it
-"again", a second process.
-"""
+Moment = tuple[float, float, int]
+"""Seconds per call by our timing and by a plain loop right before, and which of two loops that was."""
+Times = dict[str, dict[str, list[Moment]]]
+"""The moments of one set of processes by side, "alone" and "among" the other sides."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
-    """One ratio that ought to be 1, of each set of processes, and the same of two plain loops."""
+    """One ratio that ought to be 1.
+
+    middle     of all sets
+    interval   of 95 % confidence
+    floor      the same of two plain loops: one over the other
+    ratios     of each set
+    plain_s    what each of the plain loops took
+    """
 
     what: str
+    middle: float
+    interval: tuple[float, float]
+    floor: float
     ratios: tuple[float, ...]
-    floors: tuple[float, ...]
     plain_s: tuple[float, ...]
-
-    @property
-    def middle(self) -> float:
-        """Its median over the sets."""
-        return median(self.ratios)
-
-    @property
-    def floor(self) -> float:
-        """The median over the sets of a plain loop against another."""
-        return median(self.floors)
 
     @property
     def answerable(self) -> bool:
         """Whether the plain loop agrees with itself."""
         return abs(self.floor - 1) <= WITHIN
+
+    @property
+    def decided(self) -> bool:
+        """Whether more sets would hardly change what is said of it: its interval lies on one side of each bound."""
+        return all((low <= bound) == (high <= bound) for low, high in [self.interval] for bound in BOUNDS)
 
     def holds(self, surely: bool) -> bool:
         """Whether it is 1 within WITHIN; `surely` False asks only that the sets do not agree that it is not, within
@@ -116,26 +146,55 @@ class Row:
         return min(self.ratios) <= 1 + ROUGHLY and max(self.ratios) >= 1 - ROUGHLY
 
     def __str__(self) -> str:
-        spread = max(self.plain_s) / min(self.plain_s) - 1
+        low, high = self.interval
         return (
-            f"{self.what} {self.middle:.3f} ({min(self.ratios):.3f} to {max(self.ratios):.3f}); two plain loops "
-            f"{self.floor:.3f} ({min(self.floors):.3f} to {max(self.floors):.3f}), the loops {min(self.plain_s):.3g} s "
-            f"and up to {spread:.0%} more"
+            f"{self.what} {self.middle:.3f} (95 %: {low:.3f} to {high:.3f}; {len(self.ratios)} sets, "
+            f"{min(self.ratios):.3f} to {max(self.ratios):.3f}); two plain loops {self.floor:.3f}, all of them "
+            f"{min(self.plain_s):.3g} s and up to {max(self.plain_s) / min(self.plain_s) - 1:.0%} more"
         )
 
 
 def rows(where: str, sets: Sequence[Times], wanted: Sequence[tuple[str, str]]) -> list[Row]:
     """The Rows of every side: for each of `wanted`, what to what."""
-    return [
-        Row(
-            what=f"{where} {side}: {of}/{to}",
-            ratios=tuple(one[side][of] / one[side][to] for one in sets),
-            floors=tuple(one[side]["again"] / one[side]["plain"] for one in sets),
-            plain_s=tuple(one[side][word] for one in sets for word in ("plain", "again")),
-        )
-        for side in sets[0]
-        for of, to in wanted
-    ]
+    found = []
+    for side in sets[0]:
+        loops = [
+            [plain_s for moments in one[side].values() for _, plain_s, which in moments if which == loop]
+            for one in sets
+            for loop in (0, 1)
+        ]
+        every = [moment for one in sets for moments in one[side].values() for moment in moments]
+        floor = over_plain([one for one in every if not one[2]])[0] - over_plain([one for one in every if one[2]])[0]
+        for of, to in wanted:
+            middle, low, high = ratio_of(sets, side, of, to)
+            found.append(
+                Row(
+                    what=f"{where} {side}: {of}/{to}",
+                    middle=math.exp(middle),
+                    interval=(math.exp(low), math.exp(high)),
+                    floor=math.exp(floor),
+                    ratios=tuple(math.exp(ratio_of([one], side, of, to)[0]) for one in sets),
+                    plain_s=tuple(map(median, loops)),
+                )
+            )
+    return found
+
+
+def over_plain(moments: Iterable[Moment]) -> tuple[float, float]:
+    """The logarithm of ours over the plain loop, the median over moments, and half of its interval of 95 %."""
+    logs = [math.log(ours / plain) for ours, plain, _ in moments]
+    low, high = median_interval(logs)
+    return median(logs), (high - low) / 2
+
+
+def ratio_of(sets: Sequence[Times], side: str, of: str, to: str) -> tuple[float, float, float]:
+    """The logarithm of a ratio, and the ends of its interval: over the plain loop, or of two such ratios."""
+    (middle, half), (less, other) = (
+        (0.0, 0.0) if word == "plain" else over_plain(moment for one in sets for moment in one[side][word])
+        for word in (of, to)
+    )
+    reach = math.hypot(half, other)
+    return middle - less, middle - less - reach, middle - less + reach
 
 
 class Processes:
@@ -183,12 +242,40 @@ Start = Callable[[], AbstractContextManager[Processes]]
 """What a set's processes come from: in full new ones, in a quick look those of all sets."""
 
 
-def one_set(
-    operator_name: str,
-    sides: Sides,
-    processes: Processes,
-    budget_s: float,
-) -> Times:
+class Beside:
+    """Asks a worker, and one of two plain loops of the same code before its turns: before each of them, or before every
+    second one. Of that one nothing is compared then: the one that is followed a turn of its own, as it does `alone`.
+    """
+
+    def __init__(self, ask: Any, loops: tuple[Loop, Loop], pace: Pace, alone: bool) -> None:
+        self.ask, self.loops, self.pace, self.alone = ask, loops, pace, alone
+        self.turns, self.which, self.plain_s = 0, random.randrange(2), SAMPLE_S
+        self.samples: list[float] = []
+        self.seen: list[Moment] = []
+
+    def __call__(self, question: Any) -> Any:
+        from opforge.runner.messages import Sample, Samples
+
+        turn = isinstance(question, Sample) and question.lead > 0
+        between = turn and not (self.alone and self.turns % 2)
+        if between:
+            self.which = 1 - self.which
+            self.plain_s = self.loops[self.which].take(self.pace.asks(self.plain_s))
+        answer = self.ask(question)
+        if turn and isinstance(answer, Samples):
+            self.turns += 1
+            self.samples += answer.samples
+            if not (between and self.alone):
+                self.seen.append((median(answer.samples), self.plain_s, self.which))
+        return answer
+
+    def moments(self, told_s: float) -> list[Moment]:
+        """What was seen, as far as the timing told what the samples say."""
+        scale = told_s / median(self.samples)
+        return [(ours_s * scale, plain_s, which) for ours_s, plain_s, which in self.seen]
+
+
+def one_set(operator_name: str, sides: Sides, processes: Processes, pace: Pace) -> Times:
     """The Times of fresh processes, one worker and two plain loops for each side, taken turn about."""
     from opforge.backends import backend
     from opforge.core.operator import Case
@@ -232,22 +319,19 @@ def one_set(
             for loop in pair:
                 loop.take()  # the first warms, and waits until it is bound
 
-        def timed(names: Sequence[str]) -> dict[str, float]:
-            candidates = [Candidate(name=side, proof=proof, ask=asks[side][0], launch=asks[side][1]) for side in names]
-            found = measure(candidates, Plan(budget_s=budget_s), overhead_s=0.0)
+        def timed(names: Sequence[str], word: str) -> dict[str, list[Moment]]:
+            asked = {side: Beside(asks[side][0], plain[side], pace, word == "alone") for side in names}
+            candidates = [Candidate(name=side, proof=proof, ask=asked[side], launch=asks[side][1]) for side in names]
+            found = measure(candidates, Plan(budget_s=pace.budget_s, precision=0.0), overhead_s=0.0)
             wrong = next((value for value in found.values() if isinstance(value, Untimed)), None)
             if wrong is not None:
                 raise RuntimeError(wrong.reason)
-            return {side: value.median_s for side, value in found.items() if isinstance(value, Timing)}
+            return {
+                side: asked[side].moments(value.median_s) for side, value in found.items() if isinstance(value, Timing)
+            }
 
-        together = timed(list(sides))
-        seen: Times = {}
-        for side in sides:
-            first = plain[side][0].take()
-            alone = timed([side])[side]
-            again, first = plain[side][1].take(), median((first, plain[side][0].take()))
-            seen[side] = {"alone": alone, "among": together[side], "plain": first, "again": again}
-        return seen
+        together = timed(list(sides), "among")
+        return {side: {"among": together[side], "alone": timed([side], "alone")[side]} for side in sides}
 
 
 def bound(
@@ -313,28 +397,27 @@ def by_backends(start: Start, quick: bool, part: Part) -> list[Row]:
 def asked_in_sets(
     sides: Mapping[str, Sides], wanted: Sequence[tuple[str, str]], start: Start, quick: bool, part: Part
 ) -> list[Row]:
-    """The rows of every operator. In full, an operator of which one does not hold is asked in MORE further sets, and is
-    judged by all of them together.
+    """The rows of every operator. In full, an operator of which one is not decided is asked in further sets, MOST in
+    all, and is judged by all of them together.
     """
 
     def fresh(names: Iterable[str]) -> dict[str, Times]:
         with start() as processes:
-            return {name: one_set(name, sides[name], processes, BRIEF_S if quick else BUDGET_S) for name in names}
+            return {name: one_set(name, sides[name], processes, BRIEF if quick else FULL) for name in names}
 
     found = undisturbed(SETS, lambda number: part(f"set {number}", lambda: fresh(sides)))
     judged: list[Row] = []
     for name in sides:
         sets: list[Times] = [one[name] for one in found]
-        told = rows(name, sets, wanted)
-        if not quick and not all(row.holds(True) for row in told):
+        while True:
+            told = rows(name, sets, wanted)
+            if quick or len(sets) >= MOST or all(row.decided for row in told):
+                break
 
-            def more(number: int, name: str = name) -> tuple[Any, float]:
-                return part(
-                    f"more of {name} {number}",
-                    lambda: [fresh([name])[name] for _ in range(MORE)],
-                )
+            def more(number: int, name: str = name, have: int = len(sets)) -> tuple[Any, float]:
+                return part(f"{name} set {have + 1} asked {number}", lambda: fresh([name])[name])
 
-            told = rows(name, [*sets, *undisturbed(1, more)[0]], wanted)
+            sets += undisturbed(1, more)
         judged += told
     return judged
 

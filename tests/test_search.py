@@ -2,6 +2,7 @@
 a good one sooner than chance does. Times are made up; nothing is compiled.
 """
 
+import dataclasses
 import itertools
 import random
 import re
@@ -18,7 +19,7 @@ from opforge.core.verdict import Unsupported
 from opforge.machine import device_named
 from opforge.registry import load
 from opforge.tuning.code_prior import CodePrior, CodeUse, cannot_launch
-from opforge.tuning.final import Standing, surely_faster, ties_kept
+from opforge.tuning.final import Standing, greedy, surely_faster, ties_kept
 from opforge.tuning.modelled import modelled_spaces
 from opforge.tuning.replay import measured_spaces, replay, trace_of
 from opforge.tuning.search import Search, valid_points
@@ -404,6 +405,18 @@ def test_a_tie_keeps_what_was_there():
     assert order(former, item(4, 0.9), item(8, 0.998), item(2, 1.0), item(1, 1.3)) == [4, 2, 8, 1]
     assert order(("gone", default), *clear) == [4, 1] and order(former) == []
     assert surely_faster(timed(1.0, 1.0), timed(1.2, 1.2)) and not surely_faster(timed(1.0), timed(1.005))
+
+
+def test_who_takes_most_of_a_device_is_no_choice_beside_who_takes_little():
+    """By time alone a caller would have got 83 GiB of scores for a gradient whose operands are one."""
+
+    def item(extra_bytes):
+        timing = dataclasses.replace(timed(1.0), extra_bytes=extra_bytes)
+        return Standing(finalist=None, candidate=None, timing=timing)
+
+    large, small, unknown = item(83 << 30), item(1 << 30), item(None)
+    assert greedy([large, small, unknown], 140 << 30) == [large]
+    assert greedy([large, small], 400 << 30) == greedy([large], 0) == []
 
 
 def test_what_a_point_costs_by_weights_is_what_it_costs_over_another():

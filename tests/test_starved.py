@@ -38,8 +38,9 @@ from opforge.runner import (
 from opforge.runner.channel import Late, receive, send
 from opforge.runner.executor import Executor
 from opforge.runner.guards import ALL
-from opforge.runner.messages import Bind, Failed
+from opforge.runner.messages import Bind, Failed, Spare
 from opforge.runner.protocol import asked
+from opforge.runner.sampling import Rotation
 from opforge.timing.worker_requests import look_at_clocks
 from opforge.trial import case_check
 from opforge.verify import CaseCache, verify
@@ -377,6 +378,17 @@ def test_a_device_that_others_have_filled_blames_no_kernel(earlier, words, kind)
     )
     answer = executor.handle(asked(question))
     assert (answer["status"], answer.get("later")) == (("lacks", True) if kind is NotNow else ("failed", None))
+
+
+def test_what_a_launch_keeps_for_the_next_sample_is_given_back_when_others_want_it(monkeypatch):
+    """A definition's graph held 114 GiB of a GPU while the choice that it might have been was looked for."""
+    executor, given = Executor(), []
+    place = SimpleNamespace(type="cuda")
+    executor.rotations[3] = Rotation(lambda: None, SimpleNamespace(device=place), lambda memory: memory)
+    executor.rotations[3].replays[1, 1] = lambda: None
+    monkeypatch.setattr("opforge.runner.sampling.give_back", given.append)
+    assert executor.handle(asked(Spare(launch=3)))["status"] == "ok"
+    assert not executor.rotations[3].replays and given == [place]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from opforge.core.verdict import Broken
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.runner.device_clocks import NO_GRAPH
-from opforge.runner.messages import Failed
+from opforge.runner.messages import Failed, Spare
 from opforge.timing import Plan
 from opforge.trial import Setting
 from opforge.tuning import TuneOptions, job, room, tune
@@ -54,6 +54,23 @@ def test_what_finds_no_room_is_asked_again_and_what_is_wrong_is_not():
         asked([NotNow("full")], end=lambda: True)
     with pytest.raises(NoRoom, match="short"):
         asked(["short"] * 3, patience_s=-1.0)
+
+
+def test_room_is_made_of_what_points_that_live_on_keep_for_the_next_sample():
+    """The best point, of 114 GiB, was not kept: the search's own graph of it left no room to judge it in."""
+    asked = []
+
+    def point(launch, parked):
+        candidate = SimpleNamespace(launch=launch, ask=asked.append)
+        return SimpleNamespace(parked=parked, candidate=lambda: candidate)
+
+    pool = SimpleNamespace()
+    one = SimpleNamespace(
+        finalists=[point(3, False), point(4, True)],
+        setting=SimpleNamespace(pool=pool, prepared=SimpleNamespace(place=SimpleNamespace(type="cpu"))),
+    )
+    job.Job.make_room(one)
+    assert asked == [Spare(launch=3)]
 
 
 def test_memory_that_a_kernel_asks_for_is_its_own_fault_on_an_empty_device(monkeypatch):

@@ -49,6 +49,7 @@ from opforge.runner.messages import (
     Run,
     Sample,
     Samples,
+    Spare,
     Terms,
     Unfit,
     Unlike,
@@ -101,24 +102,12 @@ class Executor:
         self.before = snapshot() if guards.snapshot and scratch is not None else Snapshot()
 
     def handle(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """The answer to one message, both as they are sent. Whatever a kernel raises becomes Failed."""
-        do: dict[str, Callable[[Any, Sequence[int]], Answer]] = {
-            Bind.do: self.bind,
-            Run.do: self.run,
-            Sample.do: self.sample,
-            Collect.do: self.collect,
-            Terms.do: self.terms,
-            Release.do: self.release,
-            Overhead.do: self.overhead,
-            LaunchCost.do: self.launch_cost,
-            Memory.do: self.memory,
-            DeviceWork.do: self.work,
-            Replay.do: self.replay,
-            GetContext.do: self.get_context,
-        }
+        """The answer to one message, both as they are sent: that of the method with the name that the question has.
+        Whatever a kernel raises becomes Failed.
+        """
         try:
             question = question_of(message)
-            answer = do[question.do](question, fds)
+            answer: Answer = getattr(self, question.do)(question, fds)
             changed = replaced(self.before)
             if changed:
                 answer = Failed(
@@ -281,7 +270,7 @@ class Executor:
             self.watched = implementation.source, config
             self.watch = DeviceWatch(implementation, config, device)
 
-    def get_context(self, question: GetContext, fds: Sequence[int]) -> Done:
+    def context(self, question: GetContext, fds: Sequence[int]) -> Done:
         """Get a device's context, and begin its first trace: none of the kernel's code runs yet."""
         import torch
 
@@ -427,7 +416,7 @@ class Executor:
         """Forget a launch and give its memory back."""
         number = question.launch
         _, arena, whole = self.launches.pop(number)
-        large = arena.size >= WORTH_PINNING
+        device = whole.device
         self.held.pop(number, None)
         self.results.give_back()
         self.rotations.pop(number)
@@ -439,11 +428,13 @@ class Executor:
                 self.mapped = arena
             else:
                 arena.close()
-        if large and whole.device.type != "cpu":
-            import torch
+        # a worker that is kept between workloads must not keep their memory
+        del whole
+        if arena.size >= WORTH_PINNING:
+            sampling.give_back(device)
+        return Done()
 
-            # others will want it: a worker that is kept between workloads must not keep their memory
-            del whole
-            torch.accelerator.synchronize()
-            torch.get_device_module().empty_cache()
+    def spare(self, question: Spare, fds: Sequence[int]) -> Done:
+        """Give back what a launch keeps for the next sample."""
+        self.rotations[question.launch].spare()
         return Done()

@@ -297,6 +297,16 @@ class Release(Question[Done]):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spare(Question[Done]):
+    """Give back the device's memory that a launch keeps for the next sample and can take again: graphs that were
+    captured, and what calls took for themselves.
+    """
+
+    do: ClassVar[str] = "spare"
+    launch: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample(Question[Samples]):
     """`count` samples of `batch` calls each, after `lead` calls that are not timed, by the clock `timer`.
 
@@ -396,6 +406,7 @@ QUESTIONS: Mapping[str, type[Question[Any]]] = {
         Collect,
         Terms,
         Release,
+        Spare,
         Sample,
         LaunchCost,
         Memory,

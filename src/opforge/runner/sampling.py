@@ -58,6 +58,11 @@ class Rotation:
             self.replays[key] = device_clocks.captured(run, batch, self.alike)
         return self.replays[key]
 
+    def spare(self) -> None:
+        """Give back the graphs, which are captured again when one is asked for, and what calls took."""
+        self.replays.clear()
+        give_back(self.whole.device)
+
     def flusher(self) -> RunFunction:
         """The flush of this device's cache, its buffer allocated once."""
         if self.flush is None:
@@ -187,6 +192,15 @@ def peak_reset() -> int | None:
         return os.open("/proc/self/clear_refs", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
         return None
+
+
+def give_back(device: Any) -> None:
+    """Return what this process holds of an accelerator's memory and no longer uses: others will want it."""
+    import torch
+
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+        torch.get_device_module().empty_cache()
 
 
 def extra_bytes(run: RunFunction, whole: Any, reset: int | None = None) -> int | None:

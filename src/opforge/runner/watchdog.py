@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from opforge.runner import processes
-from opforge.runner.messages import Bind, Collect, Question, Release, Replay, Run
+from opforge.runner.messages import Bind, Collect, Question, Release, Replay, Run, Spare
 
 HANG_S = 30.0
 """Seven times the slowest honest call of the operators' cases: 4 s on 2 cores, an interpreted one. A verification that
@@ -33,7 +33,7 @@ WORKING = 0.2
 NOT_AT_CALL = ("torch", "cpp", "cuda")
 """Backends that compile before any of the kernel's code runs, or nothing: that they compile in a call is not believed.
 """
-BOUNDED = (Bind.do, Run.do, Replay.do, Collect.do, Release.do)
+BOUNDED = (Bind.do, Run.do, Replay.do, Collect.do, Release.do, Spare.do)
 """Questions whose answer is waited for within the allowed time; the others say how long they take, and have the
 caller's limit.
 """

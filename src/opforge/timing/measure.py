@@ -57,8 +57,9 @@ bias_add of 12 MiB takes 1.21 ms, 1.08 at the fifth call, 0.97 at the sixteenth 
 C++ alike; 2 cores, EPYC with 32 MiB of cache, 2026-11-23): caches are filled
 anew, and threads find processors. A loop that goes on is what a user times."""
 RAMP = 25
-"""Calls that a turn begins with at least, while they fit into the untimed part of a whole one. With a small budget
-turns were so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s)."""
+"""Calls that a turn begins with at least, while they take no more than LONGEST_RAMP_S. With a small budget turns were
+so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s). Calls of 2.5 ms of
+one thread beside a busy core take 2.8 ms at the ninth and 2.5 at the twentieth (silu by TileLang)."""
 LONGEST_RAMP, LONGEST_RAMP_S, SETTLED, MIDDLE_OF, CONTENDED = 96, 0.1, 1.03, 8, 3
 """How long a candidate's ramp is is told from calls in a row while it warms up, so many and of so many seconds at most:
 it is over where the middle of eight is within 3 % of what the last quarter takes. A third-level cache that holds what
@@ -147,12 +148,15 @@ class Candidate:
         long as another: calls that are not timed, then the samples, fewer where a call takes long. How many calls go
         before is drawn too: beside a process that shares a core, which of the two has it changes every few
         milliseconds, and samples that always come as long after a beginning are always of the same phase. A sample is
-        at most as long as was planned, or two calls: of longer ones more are interrupted, and their median is too high
-        (docs/timing.md#how-opforge-is-measured-itself). Raises MeasurementFailed.
+        at most as long as was planned, or one call, and then how many there are is drawn: of longer ones more are
+        interrupted, and their median is too high (docs/timing.md#how-opforge-is-measured-itself). Raises
+        MeasurementFailed.
         """
         if self.timer != "host":
             return self.take(count, cache, clock, lead=1)
-        batch, count = self.shapes.randint((self.batch + 1) // 2, max(2, self.batch)), min(count, self.stretch)
+        batch, count = self.shapes.randint((self.batch + 1) // 2, self.batch), min(count, self.stretch)
+        if self.batch == 1:
+            count = self.shapes.randint((count + 1) // 2, max(2, count + count // 2))
         lead = self.shapes.randint(self.lead, self.lead + self.lead // 2)
         self.turns += 1
         answer = self.request(
@@ -174,7 +178,7 @@ class Candidate:
         self.call_s = call_s
         turn_s = min(TURN_S, plan.budget_s / TURNS)
         timed_s = (1 - UNTIMED) * turn_s
-        lead_s = max(UNTIMED * turn_s, min(UNTIMED * TURN_S, RAMP * call_s))
+        lead_s = max(UNTIMED * turn_s, min(LONGEST_RAMP_S, RAMP * call_s))
         self.lead, ramp = math.floor(lead_s / call_s), min(ramp, math.floor(LONGEST_RAMP_S / call_s))
         self.long = ramp > self.lead
         if self.long:

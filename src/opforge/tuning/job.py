@@ -12,15 +12,16 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Environment, Record
 from opforge.core.timing import Timing, Untimed
-from opforge.core.verdict import Broken, Crash, Pass, Proof, Timeout, Unsupported, Verdict
+from opforge.core.verdict import Broken, Pass, Proof, Unsupported, Verdict
 from opforge.registry import Registry
 from opforge.runner.device_clocks import NO_GRAPH
+from opforge.runner.messages import Spare
 from opforge.timing import Candidate
 from opforge.trial import NotReady, Point, Ready, Setting, bind, check, compiled_now, leave, recorded
 from opforge.tuning.codes import CompiledCode
 from opforge.tuning.compile_queue import Compilers
 from opforge.tuning.device_lock import alone_on
-from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Trial, TuneOptions
+from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Trial, TuneOptions, explained
 from opforge.tuning.room import NoRoom, patiently, shortage
 from opforge.tuning.strategies import Objectives
 from opforge.tuning.weighing import costs, over
@@ -101,6 +102,7 @@ class Job:
 
     stop            whether whoever waits wants no more points
     tried           what each timed point costs: implementation, config, objectives
+    finalists       the fastest point of each implementation until now
     untried         of whom the default, or the former choice, got no answer, and why: without it nothing is chosen
     began           by time.monotonic(): when the tuning began
     search_until, until   when the last point of this workload is begun, and when its share of the time ends
@@ -128,6 +130,7 @@ class Job:
     careful: bool = False
     timer: str = ""
     untried: dict[str, str] = field(default_factory=dict)
+    finalists: list[Passed] = field(default_factory=list)
     tried: list[tuple[str, Config, Objectives]] = field(default_factory=list)
     resumed: int = 0
     refused: int = 0
@@ -197,9 +200,13 @@ class Job:
         return alone_on(self.options.device, "-room")
 
     def make_room(self) -> None:
-        """Give back what this search holds of the device and can do without."""
+        """Give back what this search holds of the device and can do without, graphs of points that live on included."""
         if isinstance(self.setting.pool, SearchWorkers):
             self.setting.pool.shed()
+        for item in self.finalists:
+            candidate = None if item.parked else item.candidate()
+            if candidate is not None:
+                candidate.ask(Spare(launch=candidate.launch))
         if self.setting.prepared.place.type != "cpu":
             give_back()
 
@@ -279,6 +286,8 @@ def attempt(job: Job, implementation: Implementation, config: Config, incumbent:
                     return _failed(verdict)
         with job.room():
             (ready,) = bind(job.setting, [Point(implementation=implementation, config=config)])
+        if job.setting.prepared.place.type != "cpu":
+            give_back()
         if isinstance(ready, NotReady):
             return _failed(ready.verdict)
         kept, whole = False, False
@@ -431,16 +440,3 @@ def _untimed(job: Job, timing: Untimed) -> Attempt:
             isolation=setting.isolation,
         )
     )
-
-
-def explained(verdict: Verdict) -> str:
-    """Why a point has no time, in a line."""
-    if isinstance(verdict, Timeout):
-        return f"{type(verdict).__name__}: no answer within {verdict.limit_s:g} s"
-    said = next((text for name in ("reason", "cause", "stderr") if (text := getattr(verdict, name, ""))), "")
-    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
-    if not lines:
-        return type(verdict).__name__
-    # a compiler says what is wrong somewhere in the middle, a crash at the end
-    told = next((line for line in lines if "error" in line.lower()), lines[-1 if isinstance(verdict, Crash) else 0])
-    return f"{type(verdict).__name__}: {told}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from opforge.core.device import DeviceSpec
 from opforge.core.implementation import Config
 from opforge.core.record import Record
+from opforge.core.verdict import Crash, Timeout, Verdict
 from opforge.timing import Plan
 from opforge.tuning.strategies import Objectives
 
@@ -120,3 +121,16 @@ class Tuned:
     kept: bool
     why: str
     front: tuple[tuple[str, Config, Objectives], ...]
+
+
+def explained(verdict: Verdict) -> str:
+    """Why a point has no time, in a line."""
+    if isinstance(verdict, Timeout):
+        return f"{type(verdict).__name__}: no answer within {verdict.limit_s:g} s"
+    said = next((text for name in ("reason", "cause", "stderr") if (text := getattr(verdict, name, ""))), "")
+    lines = [line.strip() for line in str(said).splitlines() if line.strip()]
+    if not lines:
+        return type(verdict).__name__
+    # a compiler says what is wrong somewhere in the middle, a crash at the end
+    told = next((line for line in lines if "error" in line.lower()), lines[-1 if isinstance(verdict, Crash) else 0])
+    return f"{type(verdict).__name__}: {told}"

@@ -17,7 +17,7 @@ from opforge.registry.tuned_choices import Chosen
 from opforge.trial import leave
 from opforge.tuning.final import former_choice, hold_final
 from opforge.tuning.finalists import attempt_at
-from opforge.tuning.job import Job, Passed
+from opforge.tuning.job import Job
 from opforge.tuning.outcomes import FAILED, TIMED, Tuned, TuneOptions
 from opforge.tuning.space import eligible
 
@@ -32,7 +32,7 @@ def requalify(job: Job, earlier: Sequence[Record], write: bool) -> Tuned | None:
     before = former_choice(job)
     if before is None:
         return None
-    finalists: list[Passed] = []
+    finalists = job.finalists
     try:
         for implementation, config in contenders(job, before, earlier):
             passed = attempt_at(job, implementation, config)
@@ -41,7 +41,7 @@ def requalify(job: Job, earlier: Sequence[Record], write: bool) -> Tuned | None:
                 finalists.append(passed)
         outcome = hold_final(job, finalists, write)
     finally:
-        leave(job.setting, [item.ready for item in finalists])
+        leave(job.setting, [item.ready for item in finalists if not item.parked])
     return replace(outcome, why=f"{moved(job, before, outcome, earlier)}; {outcome.why}")
 
 

@@ -23,9 +23,9 @@ from opforge.tuning.codes import Codes, CompiledCode, CompileRefused
 from opforge.tuning.compile_queue import LATER, NOW, Compilers, beside_kernels
 from opforge.tuning.earlier import stage_of, traces_of
 from opforge.tuning.exchange import traces_in
-from opforge.tuning.job import Attempt, Job, Passed, attempt, explained
+from opforge.tuning.job import Attempt, Job, Passed, attempt
 from opforge.tuning.journal import Entry, Journal
-from opforge.tuning.outcomes import FAILED, SAME_CODE, TuneOptions
+from opforge.tuning.outcomes import FAILED, SAME_CODE, TuneOptions, explained
 from opforge.tuning.room import NoRoom
 from opforge.tuning.search import AHEAD, Search, valid_points
 from opforge.tuning.strategies import Failure, Measured, Outcome, Trace

@@ -261,7 +261,7 @@ def _workloads(operator: Operator, options: TuneOptions) -> tuple[Workload, ...]
 
 
 def _tune_workload(job: Job, spaces: Sequence[Space], write: bool) -> Tuned:
-    finalists: list[Passed] = []
+    finalists = job.finalists
     beside = beside_kernels(job.options.device)
     try:
         for space in spaces:
@@ -330,7 +330,8 @@ def _take_turns(job: Job, spaces: Sequence[Space], finalists: list[Passed]) -> N
     left = list(spaces)
     while left and not job.stop() and time.monotonic() < job.search_until:
         for space in left:
-            if space.incumbent is not None and space.incumbent.parked:
+            more = space.search.given < space.search.trials
+            if more and space.incumbent is not None and space.incumbent.parked:
                 space.incumbent = revived(job, space.incumbent, finalists) or space.incumbent
         left = _take_turn(
             job, [space for space in left if space.incumbent is None or not space.incumbent.parked], finalists
