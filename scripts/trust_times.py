@@ -405,7 +405,7 @@ def asked_in_sets(
         with start() as processes:
             return {name: one_set(name, sides[name], processes, BRIEF if quick else FULL) for name in names}
 
-    found = undisturbed(SETS, lambda number: part(f"set {number}", lambda: fresh(sides)))
+    found = undisturbed(2 if quick else SETS, lambda number: part(f"set {number}", lambda: fresh(sides)))
     judged: list[Row] = []
     for name in sides:
         sets: list[Times] = [one[name] for one in found]

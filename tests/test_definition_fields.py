@@ -26,6 +26,7 @@ from opforge.registry.pipelines import load_pipeline
 from opforge.runner import allocate, fill
 from opforge.verify import consult
 from opforge.verify.judging.run_case import _broken_law
+from opforge.verify.oracle.expectation import Aside
 
 SHIPPED = ("layernorm_dropout", "cross_entropy", "matmul", "quantize_fp8")
 MOST_CASES = 5
@@ -267,3 +268,13 @@ def test_a_law_that_its_own_reference_breaks_is_no_kernels_fault():
     outputs = {item.output: item.expected for item in truth.expectations}
     with pytest.raises(UsageError, match="law never of route does not hold for its own reference in case plain"):
         _broken_law(prepared, operator, outputs, "")
+
+
+def test_large_inputs_wait_in_the_hosts_memory_and_come_back_as_they_were():
+    """Three truths of one gradient, and inputs of 8.6 GB each, filled a GPU that its kernels were to be judged on."""
+    given = {"x": torch.rand(3, 4, dtype=torch.float64), "at": torch.arange(5)}
+    waiting = Aside(given)
+    assert list(waiting) == ["x", "at"] and len(waiting) == 2
+    assert all(
+        torch.equal(waiting[name], value) and waiting[name].device == value.device for name, value in given.items()
+    )

@@ -57,9 +57,8 @@ bias_add of 12 MiB takes 1.21 ms, 1.08 at the fifth call, 0.97 at the sixteenth 
 C++ alike; 2 cores, EPYC with 32 MiB of cache, 2026-11-23): caches are filled
 anew, and threads find processors. A loop that goes on is what a user times."""
 RAMP = 25
-"""Calls that a turn begins with at least, while they take no more than LONGEST_RAMP_S. With a small budget turns were
-so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s). Calls of 2.5 ms of
-one thread beside a busy core take 2.8 ms at the ninth and 2.5 at the twentieth (silu by TileLang)."""
+"""Calls that a turn begins with at least, while they fit into the untimed part of a whole one. With a small budget
+turns were so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s)."""
 LONGEST_RAMP, LONGEST_RAMP_S, SETTLED, MIDDLE_OF, CONTENDED = 96, 0.1, 1.03, 8, 3
 """How long a candidate's ramp is is told from calls in a row while it warms up, so many and of so many seconds at most:
 it is over where the middle of eight is within 3 % of what the last quarter takes. A third-level cache that holds what
@@ -178,7 +177,7 @@ class Candidate:
         self.call_s = call_s
         turn_s = min(TURN_S, plan.budget_s / TURNS)
         timed_s = (1 - UNTIMED) * turn_s
-        lead_s = max(UNTIMED * turn_s, min(LONGEST_RAMP_S, RAMP * call_s))
+        lead_s = max(UNTIMED * turn_s, min(UNTIMED * TURN_S, RAMP * call_s))
         self.lead, ramp = math.floor(lead_s / call_s), min(ramp, math.floor(LONGEST_RAMP_S / call_s))
         self.long = ramp > self.lead
         if self.long:
