@@ -51,16 +51,17 @@ a question about 5 % where a working set just fits or just doesn't: with 36 MiB 
 
 BACKENDS = ("torch", "compile", "cpp", "tilelang")
 WITHIN, ROUGHLY = 0.05, 0.25
-BOUNDS = (1 - WITHIN, 1 + WITHIN)
 """What a ratio that ought to be 1 may be off by; and, in a quick look at a machine that others use too, what no set
 may agree that it is off by. What was wrong once were factors of 1.5 to 6."""
+BOUNDS = (1 - WITHIN, 1 + WITHIN)
 FEW = 0.05
 """The share of rows that may be unanswerable."""
 OTHERS = 0.25
 """Processors that others keep busy from which on a part says more of what runs beside than of the timing."""
 SAMPLE_S, RAMP, RAMP_S = 1e-3, 25, 0.1
-SETS, MOST = 3, 9
-"""Sets of processes that every operator is asked in, and at most, while a row of it is not decided."""
+"""A plain loop's sample, and the calls that it makes before its samples, in so many seconds at most."""
+SETS, MOST, QUICK_SETS = 3, 9, 2
+"""Sets of processes that every operator is asked in; at most, while a row of it is not decided; and in a quick look."""
 
 
 @dataclass(frozen=True)
@@ -319,8 +320,8 @@ def one_set(operator_name: str, sides: Sides, processes: Processes, pace: Pace) 
             for loop in pair:
                 loop.take()  # the first warms, and waits until it is bound
 
-        def timed(names: Sequence[str], word: str) -> dict[str, list[Moment]]:
-            asked = {side: Beside(asks[side][0], plain[side], pace, word == "alone") for side in names}
+        def timed(names: Sequence[str], alone: bool) -> dict[str, list[Moment]]:
+            asked = {side: Beside(asks[side][0], plain[side], pace, alone) for side in names}
             candidates = [Candidate(name=side, proof=proof, ask=asked[side], launch=asks[side][1]) for side in names]
             found = measure(candidates, Plan(budget_s=pace.budget_s, precision=0.0), overhead_s=0.0)
             wrong = next((value for value in found.values() if isinstance(value, Untimed)), None)
@@ -330,8 +331,8 @@ def one_set(operator_name: str, sides: Sides, processes: Processes, pace: Pace) 
                 side: asked[side].moments(value.median_s) for side, value in found.items() if isinstance(value, Timing)
             }
 
-        together = timed(list(sides), "among")
-        return {side: {"among": together[side], "alone": timed([side], "alone")[side]} for side in sides}
+        together = timed(list(sides), alone=False)
+        return {side: {"among": together[side], "alone": timed([side], alone=True)[side]} for side in sides}
 
 
 def bound(
@@ -405,7 +406,7 @@ def asked_in_sets(
         with start() as processes:
             return {name: one_set(name, sides[name], processes, BRIEF if quick else FULL) for name in names}
 
-    found = undisturbed(2 if quick else SETS, lambda number: part(f"set {number}", lambda: fresh(sides)))
+    found = undisturbed(QUICK_SETS if quick else SETS, lambda number: part(f"set {number}", lambda: fresh(sides)))
     judged: list[Row] = []
     for name in sides:
         sets: list[Times] = [one[name] for one in found]

@@ -2,7 +2,6 @@
 a good one sooner than chance does. Times are made up; nothing is compiled.
 """
 
-import dataclasses
 import itertools
 import random
 import re
@@ -411,7 +410,7 @@ def test_who_takes_most_of_a_device_is_no_choice_beside_who_takes_little():
     """By time alone a caller would have got 83 GiB of scores for a gradient whose operands are one."""
 
     def item(extra_bytes):
-        timing = dataclasses.replace(timed(1.0), extra_bytes=extra_bytes)
+        timing = replace(timed(1.0), extra_bytes=extra_bytes)
         return Standing(finalist=None, candidate=None, timing=timing)
 
     large, small, unknown = item(83 << 30), item(1 << 30), item(None)

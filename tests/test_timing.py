@@ -24,7 +24,7 @@ from opforge.runner.device_clocks import rotation_size, union
 from opforge.runner.messages import OTHER, SAME, Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
 from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.conditions import Nvml, throttle_words, words
-from opforge.timing.measure import TURNS
+from opforge.timing.measure import ROUND, TURNS
 from opforge.timing.timers import TimerTrial, choose, clocks_of
 
 PROOF = Pass(
@@ -174,8 +174,10 @@ def test_memory_of_a_call_is_seen_in_a_worker_that_may_not_write(guest):
 
 def test_sampling_ends_when_the_median_is_known():
     """A steady kernel needs the turns that the parent's clock wants and no more, however large the budget."""
-    candidate, _ = run(Machine(lambda call: 1e-3), Plan(samples=30, budget_s=100.0))
+    candidate, found = run(Machine(lambda call: 1e-3), Plan(samples=30, budget_s=100.0))
     assert candidate.turns == TURNS
+    # how many samples of one call a turn has is drawn
+    assert TURNS * (ROUND + 1) // 2 <= len(found.samples_s) <= TURNS * (ROUND + ROUND // 2)
 
 
 def test_a_noisy_kernel_is_sampled_until_its_budget_is_spent():

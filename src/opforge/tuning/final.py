@@ -21,7 +21,7 @@ from opforge.timing.paired_statistics import Rule, compare
 from opforge.trial import believed, check, far_values, on_the_workload, unseen_contents
 from opforge.tuning.compiled_cases import compile_cases
 from opforge.tuning.finalists import attempt_at, park, revived
-from opforge.tuning.job import JITS, LARGE, Job, Passed
+from opforge.tuning.job import JITS, Job, Passed
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions, explained
 from opforge.tuning.room import NoRoom, patiently, shortage
 from opforge.tuning.space import eligible, within_reach
@@ -111,8 +111,7 @@ def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[P
     beyond = [item for item in parts if item.implementation.name in far]
     near = [item for item in parts if item.implementation.name not in far]
     for item in beyond if job.setting.pool.kept else ():
-        if not item.parked:
-            park(job, item)
+        park(job, item)
     timed = job.measure(near, FINAL_SAMPLES)
     standing = sorted(
         (
@@ -251,7 +250,7 @@ def _asked(job: Job, first: Standing) -> Verdict:
         return verdict
     job.proofs.full.setdefault(key, verdict)
     with job.room():
-        if job.setting.prepared.arena.size >= LARGE:
+        if job.large:
             # graphs lie there since the final, and are captured again where the audit asks for one
             job.make_room()
         verdict = on_the_workload(finalist.implementation, verdict, _checked(job, finalist, candidate))

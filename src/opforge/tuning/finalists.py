@@ -22,6 +22,8 @@ def attempt_at(job: Job, implementation: Implementation, config: Config) -> Pass
 
 def park(job: Job, item: Passed) -> None:
     """Give the process of a point that is far behind to others, with its memory."""
+    if item.parked:
+        return
     item.parked = True
     leave(job.setting, [item.ready], [item.ready])
     if isinstance(job.setting.pool, SearchWorkers):

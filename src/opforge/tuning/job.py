@@ -191,22 +191,21 @@ class Job:
         scalars = self.operator.scalar_values(self.workload.scalars)
         return costs(timing, verdict, self.operator.cost(self.workload.axes, self.dtype, scalars).bytes)
 
+    @property
+    def large(self) -> bool:
+        """Whether judging takes several times so much of a device's memory that one search at a time does it."""
+        return self.setting.prepared.place.type != "cpu" and self.setting.prepared.arena.size >= LARGE
+
     def room(self) -> contextlib.AbstractContextManager[None]:
-        """Held while a large workload is judged: that takes several times its memory, and one search at a time has
-        it.
-        """
-        if self.setting.prepared.place.type == "cpu" or self.setting.prepared.arena.size < LARGE:
-            return contextlib.nullcontext()
-        return alone_on(self.options.device, "-room")
+        """Held while a large workload is judged."""
+        return alone_on(self.options.device, "-room") if self.large else contextlib.nullcontext()
 
     def make_room(self) -> None:
         """Give back what this search holds of the device and can do without, graphs of points that live on included."""
         if isinstance(self.setting.pool, SearchWorkers):
             self.setting.pool.shed()
-        for item in self.finalists:
-            candidate = None if item.parked else item.candidate()
-            if candidate is not None:
-                candidate.ask(Spare(launch=candidate.launch))
+        for candidate in [item.candidate() for item in self.finalists if not item.parked]:
+            candidate.ask(Spare(launch=candidate.launch))
         if self.setting.prepared.place.type != "cpu":
             give_back()
 
