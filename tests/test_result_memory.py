@@ -7,10 +7,12 @@ import sys
 import pytest
 
 from opforge.core.operator import Case
+from opforge.core.timing_terms import CALL
 from opforge.registry import load
 from opforge.runner import Isolated, allocate
 from opforge.runner.messages import Bind, Failed, Run, Sample
 from opforge.runner.sandbox import KEPT_MEMORY
+from opforge.timing.worker_requests import asker, on_terms
 
 FREED = """
 import random, torch
@@ -59,6 +61,7 @@ def test_results_that_are_mapped_for_each_call_are_left_as_they_are():
 
 
 COUNTS = """
+LOOKED = 16
 import random
 import torch
 SEEN = []
@@ -74,14 +77,31 @@ def run(x, bias):
     y = x + bias
     SEEN.append(y.data_ptr())
     if len(SEEN) == 600:
-        raise RuntimeError(f"in {len(set(SEEN[-16:]))} places")
+        # so far apart that they have no memory in common: an end that shifts is no other place
+        places, end = 0, 0
+        for start in sorted(set(SEEN[-LOOKED:])):
+            if start > end:
+                places, end = places + 1, start + y.nbytes // 2
+        raise RuntimeError(f"in {places} places")
     return y
 """
 
 
 def test_a_worker_has_two_when_it_is_timed_after_it_was_verified(guest):
     """It has held results while others were made, and frees them all at the first sample."""
-    home = guest(eager=COUNTS)
+    answer = sampled(guest(eager=COUNTS), batches=[600])
+    assert isinstance(answer, Failed) and "in 2 places" in answer.reason
+
+
+def test_they_stay_two_from_one_request_to_the_next(guest):
+    """What a request allocates empties the caches of small blocks, and ends of results lay in them for good: of ten
+    turns eight had made their results in three places or four."""
+    answer = sampled(guest(eager=COUNTS.replace("LOOKED = 16", "LOOKED = 400")), batches=[19] * 40)
+    assert isinstance(answer, Failed) and "in 2 places" in answer.reason
+
+
+def sampled(home, batches):
+    """The last answer to requests for samples of so many calls each, after 24 runs."""
     case = Case(name="c", axes={"rows": 512, "cols": 500}, why="")
     arena = allocate(load([home]).operator("guest_add"), case, "float32")
     bind = Bind(
@@ -100,7 +120,13 @@ def test_a_worker_has_two_when_it_is_timed_after_it_was_verified(guest):
         bound = worker.request(bind, [arena.fd])
         for _ in range(24):
             worker.request(Run(launch=bound.launch))
-        answer = worker.request(Sample(launch=bound.launch, timer="host", cache="warm", batch=1, count=600))
-        assert isinstance(answer, Failed) and "in 2 places" in answer.reason
+        ask = asker(worker)
+        # in a loop the last result lives until the next is there
+        number = on_terms(ask, bound.launch, CALL)
+        for calls in batches:
+            answer = ask(Sample(launch=number, timer="host", cache="warm", batch=1, count=calls, lead=1))
+            if isinstance(answer, Failed):
+                break
         worker.close()
     arena.close()
+    return answer

@@ -246,4 +246,5 @@ def _follow_cache_folder() -> None:
         place = own / path.relative_to(shared)
         if path.is_file() and path.parent.name != "locks" and not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(path)
+            with contextlib.suppress(FileExistsError):  # another process was there first
+                place.symlink_to(path)

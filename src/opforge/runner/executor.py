@@ -357,9 +357,10 @@ class Executor:
     def sample(self, question: Sample, fds: Sequence[int]) -> Samples | Unfit | Unlike:
         """Samples in seconds per call, by the clock the parent chose."""
         launch, arena, whole = self.launches[question.launch]
-        freed = self.held.pop(question.launch, None)
+        # what was held is free before its place is looked at
+        freed = bool(self.held.pop(question.launch, None))
         if whole.device.type == "cpu":
-            self.results.settle(question.launch, launch, arena, anew=bool(freed))
+            self.results.settle(question.launch, launch, arena, anew=freed)
         elif question.upload:
             whole.copy_(arena.bytes())
         try:

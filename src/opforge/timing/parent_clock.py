@@ -73,9 +73,9 @@ def seconds_per_call(asked: Sequence[TimedRequest]) -> float | None:
     return slope[0] if slope is not None and slope[0] > 0 else None
 
 
-def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest]) -> str | None:
-    """Why these samples are not believed: calls take longer by the parent's clock than is claimed, by more than 10 %,
-    and by more than the machine's unrest can explain. None when they do not.
+def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agreement: float = AGREEMENT) -> str | None:
+    """Why these samples are not believed: calls take longer by the parent's clock than is claimed, by more than this
+    share of it, and by more than the machine's unrest can explain. None when they do not.
 
     >>> honest = [TimedRequest(calls=n, claimed_s=n * 1e-3, wall_s=n * 1e-3 + 2e-4) for n in range(10, 30)]
     >>> understated([1e-3] * 20, honest) is None
@@ -84,11 +84,22 @@ def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest]) -> st
     >>> understated([0.5e-3] * 20, half) is None
     False
     """
-    beyond = growth([(item.calls, item.wall_s - item.claimed_s) for item in asked])
+    beyond = _beyond(asked)
     claimed = median(samples_s) if samples_s else 0.0
-    if beyond is None or beyond[1] <= AGREEMENT * claimed:
+    if beyond is None or beyond[1] <= agreement * claimed:
         return None
     return (
         f"a call takes {units.seconds(claimed + beyond[0])} by this process's clock and {units.seconds(claimed)} "
         "by the worker's"
     )
+
+
+def seems_understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agreement: float = AGREEMENT) -> bool:
+    """Whether they seem to, surely or not."""
+    beyond = _beyond(asked)
+    return beyond is not None and beyond[0] > agreement * (median(samples_s) if samples_s else 0.0)
+
+
+def _beyond(asked: Sequence[TimedRequest]) -> tuple[float, float] | None:
+    """What requests grow by with each call beyond what is claimed for it, and by at least."""
+    return growth([(item.calls, item.wall_s - item.claimed_s) for item in asked])
