@@ -22,6 +22,10 @@ AGREEMENT = 0.1
 """The share of a claim that is not told from the way there and back: what two clocks of a GPU may disagree by as well
 (timing.timers).
 """
+GRAIN_S = 20e-9
+"""What is held against nobody: less than the call of an empty function. A graph without a kernel takes 0.7 ns a call by
+one clock and 2 by the other.
+"""
 RESAMPLES = 400
 """The bound is the lowest of them: one honest series in some hundreds is suspected, and then asked again, longer."""
 SURE = 0.999
@@ -86,7 +90,7 @@ def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agree
     """
     beyond = _beyond(asked)
     claimed = median(samples_s) if samples_s else 0.0
-    if beyond is None or beyond[1] <= agreement * claimed:
+    if beyond is None or beyond[1] <= max(GRAIN_S, agreement * claimed):
         return None
     return (
         f"a call takes {units.seconds(claimed + beyond[0])} by this process's clock and {units.seconds(claimed)} "
@@ -97,7 +101,8 @@ def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agree
 def seems_understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agreement: float = AGREEMENT) -> bool:
     """Whether they seem to, surely or not."""
     beyond = _beyond(asked)
-    return beyond is not None and beyond[0] > agreement * (median(samples_s) if samples_s else 0.0)
+    claimed = median(samples_s) if samples_s else 0.0
+    return beyond is not None and beyond[0] > max(GRAIN_S, agreement * claimed)
 
 
 def _beyond(asked: Sequence[TimedRequest]) -> tuple[float, float] | None:
