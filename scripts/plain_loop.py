@@ -9,7 +9,6 @@ echo | python scripts/plain_loop.py softmax torch_eager lead=12x256,cols=256 flo
 echo | python scripts/plain_loop.py softmax torch_eager attention_llama3_8b bfloat16 60 cuda
 """
 
-import ctypes
 import sys
 import time
 from statistics import median
@@ -21,11 +20,6 @@ from opforge.core.shapes import full_shape
 from opforge.registry import load
 from opforge.runner.launch import bind
 
-SMALL, CACHED = range(24, 249, 16), 7
-libc = ctypes.CDLL(None)
-libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-for spare in [libc.malloc(size) for size in SMALL for _ in range(192)][::2]:
-    libc.free(spare)
 RAMP_S, SAMPLE_S, MOST = 0.1, 1e-3, 32
 name, implementation, workload_name, dtype, count, *device = sys.argv[1:]
 on_gpu, where = device == ["cuda"], device[0] if device else "cpu"
@@ -49,17 +43,8 @@ launch = bind(operator, registry.implementation(name, implementation), inputs, o
 launch = launch.on("call") or launch if hasattr(launch, "on") else launch
 
 
-def fill():
-    """Fill the caches; what was in them goes back to its place."""
-    for size in SMALL:
-        blocks = [libc.malloc(size) for _ in range(2 * CACHED)]
-        for block in blocks[CACHED:] + blocks[:CACHED]:
-            libc.free(block)
-
-
 def places():
     """In how many places the results of calls are made, when it has come round."""
-    fill()
     seen = []
     for _ in range(24):
         launch.run()
@@ -68,7 +53,7 @@ def places():
 
 
 taken = []
-while not on_gpu and len(taken) < MOST and places() > (2 + 2 * len(taken) // MOST) * len(outputs):
+while not on_gpu and len(taken) < MOST and places() > 2 * len(outputs):
     taken.append([torch.empty(one.nbytes + 4096 * len(taken), dtype=torch.uint8) for one in outputs.values()])
     [torch.empty(16 * (at % 8), dtype=torch.uint8) for at in range(256)]
 
@@ -106,7 +91,6 @@ def seconds(calls):
 
 for line in sys.stdin:
     wanted, ramp_s = line.split() or (count, RAMP_S)
-    fill()
     calls, ramp = 0, time.perf_counter() + float(ramp_s)
     while time.perf_counter() < ramp:
         launch.run()

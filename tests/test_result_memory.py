@@ -3,16 +3,16 @@
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 from opforge.core.operator import Case
-from opforge.core.timing_terms import CALL
 from opforge.registry import load
 from opforge.runner import Isolated, allocate
+from opforge.runner.client import LocalWorker
 from opforge.runner.messages import Bind, Failed, Run, Sample
 from opforge.runner.sandbox import KEPT_MEMORY
-from opforge.timing.worker_requests import asker, on_terms
 
 FREED = """
 import random, torch
@@ -61,7 +61,6 @@ def test_results_that_are_mapped_for_each_call_are_left_as_they_are():
 
 
 COUNTS = """
-LOOKED = 16
 import random
 import torch
 SEEN = []
@@ -77,34 +76,46 @@ def run(x, bias):
     y = x + bias
     SEEN.append(y.data_ptr())
     if len(SEEN) == 600:
-        # so far apart that they have no memory in common: an end that shifts is no other place
-        places, end = 0, 0
-        for start in sorted(set(SEEN[-LOOKED:])):
-            if start > end:
-                places, end = places + 1, start + y.nbytes // 2
-        raise RuntimeError(f"in {places} places")
+        raise RuntimeError(f"in {len(set(SEEN[-16:]))} places")
     return y
 """
 
 
+def test_what_was_held_is_free_before_its_place_is_looked_at(guest):
+    """It was referred to until the request was over: 64 places of a result's size were free right after the look."""
+    arena, bind = bound_to(guest(eager="def run(x, bias):\n    return x + bias\n"))
+    worker, seen = LocalWorker(), []
+    launch = worker.request(bind, [arena.fd]).launch
+    for _ in range(3):
+        worker.request(Run(launch=launch))
+    held = [weakref.ref(one) for last in worker.executor.held[launch] for one in last.values()]
+    worker.executor.results.settle = lambda *what, anew: seen.append((anew, sum(one() is not None for one in held)))
+    worker.request(Sample(launch=launch, timer="host", cache="warm", batch=1, count=1))
+    # the last result is the launch's own too
+    assert len(held) == 3 and seen == [(True, 1)]
+    worker.close()
+    arena.close()
+
+
 def test_a_worker_has_two_when_it_is_timed_after_it_was_verified(guest):
     """It has held results while others were made, and frees them all at the first sample."""
-    answer = sampled(guest(eager=COUNTS), batches=[600])
-    assert isinstance(answer, Failed) and "in 2 places" in answer.reason
+    arena, bind = bound_to(guest(eager=COUNTS))
+    with Isolated() as host:
+        worker = host.worker({})
+        bound = worker.request(bind, [arena.fd])
+        for _ in range(24):
+            worker.request(Run(launch=bound.launch))
+        answer = worker.request(Sample(launch=bound.launch, timer="host", cache="warm", batch=1, count=600))
+        assert isinstance(answer, Failed) and "in 2 places" in answer.reason
+        worker.close()
+    arena.close()
 
 
-def test_they_stay_two_from_one_request_to_the_next(guest):
-    """What a request allocates empties the caches of small blocks, and ends of results lay in them for good: of ten
-    turns eight had made their results in three places or four."""
-    answer = sampled(guest(eager=COUNTS.replace("LOOKED = 16", "LOOKED = 400")), batches=[19] * 40)
-    assert isinstance(answer, Failed) and "in 2 places" in answer.reason
-
-
-def sampled(home, batches):
-    """The last answer to requests for samples of so many calls each, after 24 runs."""
+def bound_to(home):
+    """An arena for the guest's operator, and the request that binds it."""
     case = Case(name="c", axes={"rows": 512, "cols": 500}, why="")
     arena = allocate(load([home]).operator("guest_add"), case, "float32")
-    bind = Bind(
+    return arena, Bind(
         homes=(str(home),),
         operator="guest_add",
         implementation="torch_eager",
@@ -115,18 +126,3 @@ def sampled(home, batches):
         config=None,
         arena=arena.describe(),
     )
-    with Isolated() as host:
-        worker = host.worker({})
-        bound = worker.request(bind, [arena.fd])
-        for _ in range(24):
-            worker.request(Run(launch=bound.launch))
-        ask = asker(worker)
-        # in a loop the last result lives until the next is there
-        number = on_terms(ask, bound.launch, CALL)
-        for calls in batches:
-            answer = ask(Sample(launch=number, timer="host", cache="warm", batch=1, count=calls, lead=1))
-            if isinstance(answer, Failed):
-                break
-        worker.close()
-    arena.close()
-    return answer

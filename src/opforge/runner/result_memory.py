@@ -7,12 +7,6 @@ places (2 cores, Xeon, 2026-11-27). A worker has verified before it is timed, an
 whatever else is free is taken for as long as calls are timed, and gaps are left of a result's size. Whether these are
 used is seen by the addresses of the results of the calls themselves, which make small objects besides, and by those of
 bare allocations where calls are long (docs/timing.md#page-faults-and-ramps).
-
-What undoes it is the cache of small blocks that glibc keeps for each thread, seven of a size. An aligned request takes
-96 bytes more than it keeps and gives back the end; where the cache of that size is not full, the end goes there, and is
-in use for the heap: when the result is freed, its memory is too small for the next one. So these caches are full when
-calls begin (`fill_caches`, and the sampler's own), and there are spare small blocks elsewhere (SmallBlocks), or small
-objects would be cut off the gaps. Without that, three or four places were found in the middle of a turn's lead.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 from opforge.runner.arena import Arena
@@ -30,18 +23,11 @@ SMALL_BYTES, LARGE_BYTES = 1 << 17, 1 << 26
 """Smaller results stay in a cache wherever they are made, and larger ones in none."""
 SLACK_BYTES = 100 << 10
 """A gap is so much larger than a result: an aligned request asks for more than it keeps."""
-GAPS, TRIES, LOOKS, LONGER = (2, 2, 3, 4), 16, 12, 48
+AGAIN, TRIES, LOOKS, LONGER = 3, 16, 12, 48
 LONG_S, LOOKED_S = 0.005, 0.5
 """The results of calls longer than LONG_S are not looked at. After LOOKED_S of looking it stays as it is. Both of this
 thread's processor time: beside a busy core a call of 2.5 ms takes 5 now and then, and half a second was one try.
 """
-
-CACHED, CACHED_BYTES, FILLED = 7, range(24, 121, 16), 4
-"""How many blocks of a size glibc keeps for a thread, and the sizes of what is cut off an aligned request. They are
-filled before each of so many calls: what belongs to results that are alive comes into them when the next calls free it.
-"""
-SPARE = ((96, range(24, 249, 16)), (32, range(264, 1033, 16)), (12, (1500, 2000, 4000, 8000, 16000, 33000, 66000)))
-"""Spare blocks of each size: what a call and its request make besides results. 32 KiB are what samples come back in."""
 
 Addresses = Callable[[], Sequence[int]]
 """One call, and where it has made its results. They live until it is called again and has made the next ones."""
@@ -91,9 +77,8 @@ class ResultMemory:
 
 def two_places(sizes: Sequence[int], call: Addresses | None = None) -> list[Any]:
     """Take what is free in the heap, until results of so many bytes are made in two places each, by `call` where one is
-    given, and is short; in three or four where a call has memory of that size besides. What is returned is to be kept
-    while calls are timed. Empty where the allocator is not glibc's, where memory is short, and where results are small
-    or large.
+    given, and is short. What is returned is to be kept while calls are timed. Empty where the allocator is not glibc's,
+    where memory is short, and where results are small or large.
     """
     sizes = [size for size in sizes if size >= SMALL_BYTES]
     if not sizes or sum(sizes) > LARGE_BYTES or not hasattr(ctypes.CDLL(None), "mallinfo2"):
@@ -104,32 +89,23 @@ def two_places(sizes: Sequence[int], call: Addresses | None = None) -> list[Any]
     look: Addresses | None = None
     until = time.thread_time() + LOOKED_S
     try:
-        for begun, gaps in enumerate(GAPS):
+        for begun in range(AGAIN):
             taken.clear()
             # begun again, the gaps are elsewhere
             first = [torch.empty(SMALL_BYTES * begun, dtype=torch.uint8)] if begun else []
-            found, starts = _all_but_gaps(sizes, gaps)
+            found = _all_but_gaps(sizes)
             if not found:
                 # what is mapped for each call is not the heap's
                 return []
             taken += first + found
             look = look or (call if call is not None and _is_short(call) else bare(sizes))
-            for _ in range(2):
-                # what was alive, and no gap, is free after one call or the other
-                look()
-                taken += [one for one in _made(sizes) if one.data_ptr() not in starts]
             for at in range(TRIES):
                 # twice, and longer: what a call makes besides may be cut off a gap later
-                settled = all(places(look, looks) <= gaps * len(sizes) for looks in (LOOKS, LONGER))
-                if settled or time.thread_time() > until:
+                if time.thread_time() > until or all(places(look, n) <= 2 * len(sizes) for n in (LOOKS, LONGER)):
                     return taken
                 _small_ones()
-                if at < TRIES // 2:
-                    look()
-                    taken += [one for one in _made(sizes) if one.data_ptr() not in starts]
-                else:
-                    # what was cut off a gap is in use: one place less, and the next begins elsewhere
-                    taken += [torch.empty(size + at * 4096, dtype=torch.uint8) for size in sizes]
+                # what was cut off a gap is in use: one place less, and the next begins elsewhere
+                taken += [torch.empty(size + at * 4096, dtype=torch.uint8) for size in sizes]
                 _small_ones()
     except RuntimeError as error:
         # PyTorch's word for memory that is not there; what else a call raises is its own
@@ -141,22 +117,20 @@ def two_places(sizes: Sequence[int], call: Addresses | None = None) -> list[Any]
 
 def places(call: Addresses, looks: int = LOOKS) -> int:
     """In how many places calls make their results, when it has come round."""
-    for _ in range(FILLED):
-        fill_caches()
-        call()
-    fill_caches()
     seen = [tuple(call()) for _ in range(LOOKS + looks)][LOOKS:]
     return len({place for now in seen for place in now})
 
 
 def bare(sizes: Sequence[int]) -> Addresses:
     """Allocations of so many bytes, and nothing else."""
+    import torch
+
     made: list[Any] = []
 
     def call() -> list[int]:
         nonlocal made
         # the last ones are freed when these are there
-        made = _made(sizes)
+        made = [torch.empty(size, dtype=torch.uint8) for size in sizes]
         return [one.data_ptr() for one in made]
 
     return call
@@ -177,50 +151,9 @@ def _small_ones() -> None:
     del small
 
 
-def fill_caches() -> None:
-    """Fill this thread's caches of small blocks: with spare ones, and what was in them is given back to its place."""
-    libc = _libc()
-    for size in CACHED_BYTES:
-        blocks = [libc.malloc(size) for _ in range(2 * CACHED)]
-        # the first ones came out of the cache, and may be the ends of results
-        for block in (*blocks[CACHED:], *blocks[:CACHED]):
-            libc.free(block)
-
-
-class SmallBlocks:
-    """Spare small blocks: free ones between others that are in use, so that they stay as small as they are. They are
-    there until this object ends.
-    """
-
-    def __init__(self) -> None:
-        libc = _libc()
-        blocks = [libc.malloc(size) for count, sizes in SPARE for size in sizes for _ in range(2 * count)]
-        for block in blocks[::2]:
-            libc.free(block)
-        self.in_use, self.free = blocks[1::2], libc.free
-
-    def __del__(self) -> None:
-        for block in self.in_use:
-            self.free(block)
-
-
-@lru_cache(maxsize=1)
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
-    return libc
-
-
-def _made(sizes: Sequence[int]) -> list[Any]:
-    import torch
-
-    return [torch.empty(size, dtype=torch.uint8) for size in sizes]
-
-
-def _all_but_gaps(sizes: Sequence[int], number: int) -> tuple[list[Any], set[int]]:
-    """Blocks for all that is free, of SMALL_BYTES and more, but for so many gaps for each size, and where these begin.
-    Nothing where what is made does not come from the heap.
+def _all_but_gaps(sizes: Sequence[int]) -> list[Any]:
+    """Blocks for all that is free, of SMALL_BYTES and more, but for two gaps for each size. Empty where what is made
+    does not come from the heap.
     """
     import torch
 
@@ -238,10 +171,10 @@ def _all_but_gaps(sizes: Sequence[int], number: int) -> tuple[list[Any], set[int
         return False
 
     gaps: set[int] = set()
-    for size in (one for one in sizes for _ in range(number)):
+    for size in (one for one in sizes for _ in range(2)):
         if not at_the_end(size + SLACK_BYTES):
-            return [], gaps
+            return []
         gaps.add(taken[-1].data_ptr())
         at_the_end(SMALL_BYTES)
     _small_ones()
-    return [SmallBlocks(), *(block for block in taken if block.data_ptr() not in gaps)], gaps
+    return [block for block in taken if block.data_ptr() not in gaps]

@@ -6,7 +6,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -71,33 +70,14 @@ class Covered {
   volatile std::uint64_t pad_ = 0, numbers_[5] = {};
 };
 
-bool called(Object* callable) {
-  Object* result = PyObject_CallNoArgs(callable);
-  if (result != nullptr) Py_DecRef(result);
-  return result != nullptr;
-}
-
-// As runner/result_memory.py does, whose reasons these are: what a request has allocated has emptied some of them again.
-void fill_caches() {
-  constexpr int kCached = 7, kBlocks = 2 * kCached;
-  for (std::size_t size = 24; size <= 120; size += 16) {
-    void* volatile blocks[kBlocks];
-    for (void* volatile& block : blocks) block = std::malloc(size);
-    for (int at = 0; at < kBlocks; ++at) std::free(blocks[(at + kCached) % kBlocks]);
+bool called(Object* callable, const Covered& request, std::int64_t (Covered::*times)() const) {
+  for (std::int64_t at = 0; at < (request.*times)(); ++at) {
+    Object* result = PyObject_CallNoArgs(callable);
+    if (result == nullptr) return false;
+    Py_DecRef(result);
   }
-}
-
-// The calls before the samples: what belongs to results that are alive is freed by the first of them, and is not in the caches before.
-bool led(Object* run, const Covered& request) {
-  constexpr std::int64_t kFilled = 4;
-  for (std::int64_t at = 0; at < request.lead(); ++at) {
-    if (at < kFilled) fill_caches();
-    if (!called(run)) return false;
-  }
-  fill_caches();
   return true;
 }
-
 
 bool read_all(int descriptor, void* target, std::size_t size) {
   auto* bytes = static_cast<char*>(target);
@@ -148,18 +128,22 @@ extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Ob
   written = 0;
   // what a forward pass keeps of the inputs is made again wherever they were written
   const bool keeps = ready == same;
-  if (asked && !called(first)) return -1;
+  const auto make = [](Object* function) {
+    Object* result = PyObject_CallNoArgs(function);
+    if (result != nullptr) Py_DecRef(result);
+    return result != nullptr;
+  };
+  if (asked && !make(first)) return -1;
   const std::int64_t began = now_ns();
-  if (!led(run, *request)) return -1;
+  if (!called(run, *request, &Covered::lead)) return -1;
   const double led = 1e-9 * static_cast<double>(now_ns() - began);
   for (std::int64_t at = 0; at < request->count(); ++at) {
     if (request->places() != 0) {
       write(request->at, memory, request->contents[static_cast<std::size_t>(at)]);
-      if (keeps && !called(ready)) return -1;
+      if (keeps && !make(ready)) return -1;
     }
     const std::int64_t start = now_ns();
-    for (std::int64_t call = 0; call < request->batch(); ++call)
-      if (!called(run)) return -1;
+    if (!called(run, *request, &Covered::batch)) return -1;
     request->samples.push_back(1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(request->batch()));
   }
   for (std::size_t at = 0; at < request->samples.size(); ++at) seconds[at] = request->samples[at];
