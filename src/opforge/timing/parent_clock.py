@@ -22,10 +22,6 @@ AGREEMENT = 0.1
 """The share of a claim that is not told from the way there and back: what two clocks of a GPU may disagree by as well
 (timing.timers).
 """
-GRAIN_S = 20e-9
-"""What is held against nobody: less than the call of an empty function. A graph without a kernel takes 0.7 ns a call by
-one clock and 2 by the other.
-"""
 RESAMPLES = 400
 """The bound is the lowest of them: one honest series in some hundreds is suspected, and then asked again, longer."""
 SURE = 0.999
@@ -77,9 +73,17 @@ def seconds_per_call(asked: Sequence[TimedRequest]) -> float | None:
     return slope[0] if slope is not None and slope[0] > 0 else None
 
 
-def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agreement: float = AGREEMENT) -> str | None:
+def understated(
+    samples_s: Sequence[float],
+    asked: Sequence[TimedRequest],
+    agreement: float = AGREEMENT,
+    least_s: float = 0.0,
+    *,
+    surely: bool = True,
+) -> str | None:
     """Why these samples are not believed: calls take longer by the parent's clock than is claimed, by more than this
-    share of it, and by more than the machine's unrest can explain. None when they do not.
+    share of it and `least_s`, and by more than the machine's unrest can explain; `surely` False asks only whether they
+    seem to. None when they do not.
 
     >>> honest = [TimedRequest(calls=n, claimed_s=n * 1e-3, wall_s=n * 1e-3 + 2e-4) for n in range(10, 30)]
     >>> understated([1e-3] * 20, honest) is None
@@ -88,23 +92,11 @@ def understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agree
     >>> understated([0.5e-3] * 20, half) is None
     False
     """
-    beyond = _beyond(asked)
+    beyond = growth([(item.calls, item.wall_s - item.claimed_s) for item in asked])
     claimed = median(samples_s) if samples_s else 0.0
-    if beyond is None or beyond[1] <= max(GRAIN_S, agreement * claimed):
+    if beyond is None or beyond[1 if surely else 0] <= max(least_s, agreement * claimed):
         return None
     return (
         f"a call takes {units.seconds(claimed + beyond[0])} by this process's clock and {units.seconds(claimed)} "
         "by the worker's"
     )
-
-
-def seems_understated(samples_s: Sequence[float], asked: Sequence[TimedRequest], agreement: float = AGREEMENT) -> bool:
-    """Whether they seem to, surely or not."""
-    beyond = _beyond(asked)
-    claimed = median(samples_s) if samples_s else 0.0
-    return beyond is not None and beyond[0] > max(GRAIN_S, agreement * claimed)
-
-
-def _beyond(asked: Sequence[TimedRequest]) -> tuple[float, float] | None:
-    """What requests grow by with each call beyond what is claimed for it, and by at least."""
-    return growth([(item.calls, item.wall_s - item.claimed_s) for item in asked])
