@@ -88,7 +88,7 @@ def test_memory_between_the_elements_of_what_is_overwritten_is_guarded():
     case = next(case for case in operator.cases if case.layout == "strided")
     arena = allocate(operator, case, "float32")
     try:
-        before = arena.protected()
+        before = arena.bytes().clone()
         param = arena.tensor("param_out")
         param.fill_(7.0)
         assert arena.violations(before) == []

@@ -26,7 +26,7 @@ from opforge.registry.pipelines import load_pipeline
 from opforge.runner import allocate, fill
 from opforge.verify import consult
 from opforge.verify.judging.run_case import _broken_law
-from opforge.verify.oracle.expectation import Aside
+from opforge.verify.oracle.aside import Aside
 
 SHIPPED = ("layernorm_dropout", "cross_entropy", "matmul", "quantize_fp8")
 MOST_CASES = 5

@@ -40,7 +40,7 @@ def test_what_is_copied_from_one_guard_into_the_other_shows(dtype):
         for seed in range(6):
             arena = arena_of(dtype)
             arena.poison(seed, pattern)
-            before, whole = arena.protected(), arena.bytes()
+            before, whole = arena.bytes().clone(), arena.bytes()
             x, y = arena.slots
             past = 8 * 8
             source = whole[x.offset + x.span_bytes :][:past].clone()

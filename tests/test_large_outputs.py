@@ -1,15 +1,20 @@
 """Outputs of many elements are bounded and compared a part at a time, with the same verdict and the same numbers."""
 
+import dataclasses
 import math
+import weakref
 
 import pytest
 import torch
 
 from opforge.core.operator import Case
+from opforge.core.verdict import Checked
 from opforge.registry import load
 from opforge.runner import allocate, fill
+from opforge.verify.cases.case_cache import PreparedCase
 from opforge.verify.judging import elements
-from opforge.verify.oracle import expectation
+from opforge.verify.judging.run_case import judge
+from opforge.verify.oracle import aside, expectation
 
 
 @pytest.mark.parametrize("most", [1, 4, 7, 1000])
@@ -39,6 +44,7 @@ def _equal(one, other):
 
 
 WHOLE = 2**26
+FIELDS = ("expected", "bound", "typical", "beyond")
 
 
 @pytest.mark.parametrize("name", ["bias_add", "softmax", "layernorm_backward", "attention_bias_backward", "mean_var"])
@@ -48,8 +54,65 @@ def test_bounds_by_parts_are_those_of_the_whole(name, dtype, monkeypatch):
     for case in operator.cases[:3]:
         whole = _truth(operator, case, dtype, WHOLE, monkeypatch)
         for one, other in zip(whole, _truth(operator, case, dtype, 500, monkeypatch), strict=True):
-            for field in ("expected", "bound", "typical", "beyond"):
+            for field in FIELDS:
                 assert _equal(getattr(one, field), getattr(other, field)), (case.name, one.output, field)
+
+
+@pytest.mark.parametrize("name", ["softmax", "layernorm_backward", "attention_bias_backward"])
+def test_expectations_that_wait_in_the_hosts_memory_come_back_as_they_were(name, monkeypatch):
+    """Three truths of a gradient of 2^30 elements, 26 GB each, left a GPU no room for the kernels to be judged."""
+    operator = load([]).operator(name)
+    for case in operator.cases[:3]:
+        there = _truth(operator, case, "float16", WHOLE, monkeypatch)
+        with monkeypatch.context() as patched:
+            patched.setattr(expectation, "waits", lambda place, size: True)
+            waiting = _truth(operator, case, "float16", 500, monkeypatch)
+        assert isinstance(waiting, aside.Waiting) and len(waiting) == len(there)
+        for one, other in zip(there, waiting, strict=True):
+            assert (one.output, one.dtype, one.groups, one.ties) == (
+                other.output,
+                other.dtype,
+                other.groups,
+                other.ties,
+            )
+            for field in (*FIELDS, "exact", "scores"):
+                assert _equal(getattr(one, field), getattr(other, field)), (case.name, one.output, field)
+
+
+def test_one_expectation_at_a_time_comes_back_to_be_judged(monkeypatch):
+    """Those of all outputs together would take as much of a device as if none had waited."""
+    operator = load([]).operator("layernorm_backward")
+    monkeypatch.setattr(expectation, "waits", lambda place, size: True)
+    case = dataclasses.replace(operator.cases[0], seed=5)
+    arena = allocate(operator, case, "float32")
+    fetched_until_now, most = [], []
+    fetch = aside.Waiting.__getitem__
+
+    def fetched(self, at):
+        found = fetch(self, at)
+        fetched_until_now.append(weakref.ref(found))
+        most.append(sum(one() is not None for one in fetched_until_now))
+        return found
+
+    try:
+        arena.poison(5, 0)
+        fill(arena, operator, case, 5)
+        truth = expectation.consult(operator, case, "float32", arena.tensors("input"))
+        prepared = PreparedCase(
+            case=case,
+            dtype="float32",
+            arena=arena,
+            truth=truth,
+            pristine=arena.bytes().clone(),
+            place=torch.device("cpu"),
+        )
+        for right in truth.expectations:
+            arena.tensor(right.output).copy_(right.expected)
+        monkeypatch.setattr(aside.Waiting, "__getitem__", fetched)
+        assert isinstance(judge(prepared, operator, ""), Checked)
+    finally:
+        arena.close()
+    assert len(most) == len(operator.outputs) > 1 and max(most) == 1
 
 
 @pytest.mark.parametrize("wrong", [None, math.nan, math.inf, 3.0])

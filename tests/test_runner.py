@@ -85,9 +85,7 @@ def test_what_outputs_hold_may_stay_while_all_else_is_brought_back():
         ]
     )
     pristine = arena.bytes().clone()
-    case = PreparedCase(
-        case=None, dtype="float32", arena=arena, truth=None, pristine=pristine, guarded=None, place=None
-    )  # type: ignore[arg-type]
+    case = PreparedCase(case=None, dtype="float32", arena=arena, truth=None, pristine=pristine, place=None)  # type: ignore[arg-type]
     arena.bytes().bitwise_xor_(1)
     case.reset(outputs=False)
     y = next(slot for slot in arena.slots if slot.name == "y")
@@ -102,7 +100,7 @@ def test_guards_tell_who_wrote_where(guest):
     """A write past the end, before the start, or into an input is named after its buffer."""
     _, _, arena = prepared(guest(eager=HONEST))
     slots = {slot.name: slot for slot in arena.slots}
-    before = arena.protected()
+    before = arena.bytes().clone()
     whole = arena.bytes()
     arena.tensor("y").fill_(1.0)
     assert arena.violations(before) == []

@@ -77,7 +77,9 @@ def _judged_afterwards(prepared: Any, operator: Any, isolation: str, **kwargs: A
     from opforge.verify import consult, judge
 
     truth = consult(operator, prepared.case, prepared.dtype, prepared.arena.tensors("input"))
-    return judge(dataclasses.replace(prepared, truth=truth, guarded=prepared.arena.protected()), operator, isolation)
+    return judge(
+        dataclasses.replace(prepared, truth=truth, pristine=prepared.arena.bytes().clone()), operator, isolation
+    )
 
 
 @contextmanager

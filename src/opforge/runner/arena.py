@@ -33,6 +33,8 @@ END_BYTES = 1 << 14
 ALIGN_BYTES = 256
 PAGE_BYTES = mmap.PAGESIZE
 LINE_BYTES = 64
+TOGETHER_BYTES = 1 << 28
+"""Bytes that are compared at once."""
 SHIFTS = {"offset_16": 16, "offset_32": 32}
 PLACES = (*SHIFTS, "fenced", "ordinary")
 """Layouts that say where a contiguous tensor lies. Outputs lie so as well; elsewhere they are contiguous and
@@ -134,11 +136,6 @@ def seal(fd: int) -> None:
     if hasattr(fcntl, "F_ADD_SEALS"):
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-
-
-def _within(changed: Any, place: slice) -> int:
-    """How many of the changed bytes lie there."""
-    return int(((changed >= place.start) & (changed < place.stop)).sum())
 
 
 def _up(position: int, step: int) -> int:
@@ -250,16 +247,6 @@ class Arena:
             found |= {slot.becomes: view(whole, slot) for slot in self.slots if slot.becomes}
         return found
 
-    def protected(self) -> Any:
-        """A copy of the bytes no kernel may change: everything but the outputs."""
-        whole = self.bytes().clone()
-        for slot in self.slots:
-            if slot.role == "output":
-                whole[slot.offset : slot.offset + slot.span_bytes] = 0
-            elif slot.becomes:
-                view(whole, slot).zero_()  # what lies between its elements is nobody's
-        return whole
-
     def around_outputs(self) -> Iterator[slice]:
         """All bytes, in order, but those of outputs. An output with gaps between its elements is left in."""
         start = 0
@@ -270,32 +257,53 @@ class Arena:
         yield slice(start, self.size)
 
     def violations(self, before: Any) -> list[str]:
-        """What changed outside the outputs since `before = protected()`: sentences that name the buffer."""
-        after = self.protected()
+        """What changed outside the outputs since all bytes were as in `before`: sentences that name the buffer. Nothing
+        is copied but inputs that are overwritten with gaps between their elements.
+        """
+        damaged: list[str] = []
+        last, total = 0, 0
+        for slot in sorted(self.slots, key=lambda slot: slot.offset):
+            place = slice(slot.offset, slot.offset + slot.span_bytes)
+            total += self._changed(before, slice(last, place.start))
+            last = place.stop
+            if slot.role == "output":
+                continue
+            count = self._changed_between(before, slot) if slot.becomes else self._changed(before, place)
+            if count and slot.becomes:
+                damaged.append(f"{count} bytes were written between the elements of {slot.name}")
+            elif count:
+                damaged.append(f"input {slot.name} was modified ({count} bytes)")
+        total += self._changed(before, slice(last, self.size))
+        if total:
+            damaged += [
+                f"{count} bytes were written {words}"
+                for words, place in self.guards()
+                if (count := self._changed(before, place))
+            ]
+        return damaged or ([f"{total} bytes were written outside every tensor"] if total else [])
+
+    def _changed(self, before: Any, place: slice) -> int:
+        """How many bytes of a place are other than before. Some at a time: to tell takes as much memory again."""
         import torch
 
-        before = before.to(after.device)  # taken of the arena itself, and asked of its mirror
-        if torch.equal(before, after):
-            return []
-        changed = (before != after).nonzero().flatten()
-        inputs = (
-            (slot.name, slot.becomes, slice(slot.offset, slot.offset + slot.span_bytes))
-            for slot in self.slots
-            if slot.role == "input"
-        )
-        damaged = [
-            f"{count} bytes were written between the elements of {name}"
-            if becomes
-            else f"input {name} was modified ({count} bytes)"
-            for name, becomes, place in inputs
-            if (count := _within(changed, place))
-        ]
-        damaged += [
-            f"{count} bytes were written {words}"
-            for words, place in self.guards()
-            if (count := _within(changed, place))
-        ]
-        return damaged or [f"{len(changed)} bytes were written outside every tensor"]
+        whole, count = self.bytes(), 0
+        for start in range(place.start, place.stop, TOGETHER_BYTES):
+            part = slice(start, min(place.stop, start + TOGETHER_BYTES))
+            # `before` may be of the arena itself, and asked of its mirror
+            now, then = whole[part], before[part].to(whole.device)
+            if not torch.equal(now, then):
+                count += int((now != then).sum())
+        return count
+
+    def _changed_between(self, before: Any, slot: Slot) -> int:
+        """The same of what lies between the elements of an input that is overwritten."""
+        if slot.dense:
+            return 0
+        place = slice(slot.offset, slot.offset + slot.span_bytes)
+        now, then = self.bytes()[place].clone(), before[place].clone()
+        for content in (now, then):
+            view(content, replace(slot, offset=0)).zero_()
+        return int((now != then.to(now.device)).sum())
 
     def checksum(self) -> int:
         """The CRC of what stands in the outputs now, in a copy that is made first: one number of 32 bits."""

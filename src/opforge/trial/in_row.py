@@ -20,7 +20,6 @@ from opforge.core import spans
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Operator
 from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
-from opforge.runner.arena import Mirror
 from opforge.runner.messages import OTHER, Failure, Sample, Unfit
 from opforge.timing import Candidate
 from opforge.trial.baselines import tolerated
@@ -272,6 +271,5 @@ def _in_place_of(first: PreparedCase, second: PreparedCase) -> PreparedCase:
             if slot.role == "input":
                 whole = slice(slot.offset, slot.offset + slot.span_bytes)
                 pristine[whole] = second.pristine[whole]
-        guarded = Mirror(first.arena.slots, pristine).protected()
-        second.in_first = replace(second, pristine=pristine, guarded=guarded)
+        second.in_first = replace(second, pristine=pristine)
     return second.in_first

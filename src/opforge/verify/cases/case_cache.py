@@ -59,9 +59,9 @@ def _in_a_line(error: BaseException) -> str:
 
 @dataclass(kw_only=True)
 class PreparedCase:
-    """A case ready to be run: its arena filled, its truth known, its guarded bytes remembered. Reused between
-    implementations.
+    """A case ready to be run: its arena filled, its truth known. Reused between implementations.
 
+    pristine   all bytes as they were filled: by them it is brought back, and what a kernel may not change is known
     in_first   of the second of two twins: the same inputs with what the first has around its tensors, once somebody
                has asked (trial.in_row)
     """
@@ -71,7 +71,6 @@ class PreparedCase:
     arena: Arena
     truth: Truth
     pristine: Any
-    guarded: Any
     place: Any
     in_first: PreparedCase | None = None
 
@@ -224,9 +223,7 @@ class CaseCache:
             arena.poison(case.seed, case.pattern)
             for name, tensor in inputs.items():
                 tensor.copy_(values[name])
-            self.others[key] = dataclasses.replace(
-                prepared, case=case, pristine=arena.bytes().clone(), guarded=arena.protected()
-            )
+            self.others[key] = dataclasses.replace(prepared, case=case, pristine=arena.bytes().clone())
         return self.others.get(key)
 
     @spans.spanned(lambda self, case, dtype, arena: ("oracle", f"{self.operator.name} {case.name} {dtype}", ""))
@@ -248,11 +245,12 @@ class CaseCache:
                 arena=arena,
                 truth=truth,
                 pristine=pristine,
-                guarded=here.protected(),
                 place=place,
             )
             if here is not arena:
                 prepared.reset()
+            if truth.waits:
+                give_back()
             return prepared
 
     def forget(self, case: Case) -> None:

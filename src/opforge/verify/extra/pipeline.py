@@ -189,7 +189,7 @@ class Chain:
                 for values in exact:
                     values[name] = given[name].double()
         truth = consult(operator, prepared.case, self.dtype, arena.tensors("input"))
-        return dataclasses.replace(prepared, truth=truth, pristine=arena.bytes().clone(), guarded=arena.protected())
+        return dataclasses.replace(prepared, truth=truth, pristine=arena.bytes().clone())
 
     def ran(self, stage: Stage, prepared: PreparedCase) -> tuple[str, str, bool]:
         """The implementation that took the call, what is wrong with its answer ("": nothing, or what its file says),

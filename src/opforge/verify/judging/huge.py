@@ -188,8 +188,7 @@ class Huge:
                 dtype=self.dtype,
                 arena=here,
                 truth=truth,
-                pristine=None,
-                guarded=here.protected(),
+                pristine=here.bytes().clone(),
                 place=torch.device("cpu"),
             )
             for slot in arena.slots:
@@ -296,7 +295,7 @@ def _share_of_bound(prepared: PreparedCase) -> float | None:
     """The largest error of a slice as a share of its bound; None when anything about it is not right."""
     import torch
 
-    if prepared.arena.violations(prepared.guarded):
+    if prepared.arena.violations(prepared.pristine):
         return None
     worst = 0.0
     for expectation in prepared.truth.expectations:

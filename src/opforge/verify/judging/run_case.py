@@ -14,7 +14,7 @@ from opforge.core.fields import shown
 from opforge.core.implementation import Config, Implementation, Rejected
 from opforge.core.operator import Case, Law, Operator, ScalarValue
 from opforge.core.own_words import its_own_words
-from opforge.core.verdict import Broken, Checked, LibraryFallback, Mismatch
+from opforge.core.verdict import Broken, Checked, LibraryFallback, Metrics, Mismatch
 from opforge.runner import Arena, Worker, fresh_seed, refused
 from opforge.runner.dispatch_trace import LAUNCHES
 from opforge.runner.messages import Bind, Failure, Lacks, LaunchBound, Refused, Run
@@ -24,7 +24,7 @@ from opforge.verify.explain.window import window
 from opforge.verify.judging.elements import compare
 from opforge.verify.judging.fallback import library_calls
 from opforge.verify.judging.pages import pages_kept
-from opforge.verify.judging.threads import threads_for
+from opforge.verify.judging.threads import give_back, threads_for
 
 OUT_OF_MEMORY = ("out of memory", "memoryerror", "can't allocate memory", "cannot allocate memory", "bad_alloc")
 """What Python, torch, CUDA and C++ say when memory is short."""
@@ -54,45 +54,61 @@ def judge(
     """What the arena says after a run: contract, bound, laws, in this order. `measured` False: a Checked comes without
     metrics, which cost
     more than the judgement on a large output, and which nobody keeps of an audit."""
-    with threads_for(prepared.arena.size), pages_kept():
-        return _judge(prepared, operator, isolation, measured)
+    try:
+        with threads_for(prepared.arena.size), pages_kept():
+            return _judge(prepared, operator, isolation, measured)
+    finally:
+        if prepared.truth.waits:
+            # what came back for this: the kernel wants it next
+            give_back()
 
 
 def _judge(prepared: PreparedCase, operator: Operator, isolation: str, measured: bool) -> Checked | Mismatch | Broken:
     arena = prepared.seen()
-    violations = arena.violations(prepared.guarded)
+    violations = arena.violations(prepared.pristine)
     if violations:
         reason = "; ".join(violations) + _remedy(violations)
         return Broken(case=prepared.case, dtype=prepared.dtype, reason=reason, isolation=isolation)
     outputs = arena.tensors("output")
     measured_outputs = []
-    for expectation in prepared.truth.expectations:
-        comparison = compare(outputs[expectation.output], expectation)
-        if not comparison.agrees:
-            metrics = comparison.metrics
-            actual = outputs[expectation.output].double()
-            return Mismatch(
-                case=prepared.case,
-                dtype=prepared.dtype,
-                output=expectation.output,
-                index=metrics.worst_index,
-                expected=metrics.worst_expected,
-                actual=metrics.worst_actual,
-                tolerance=metrics.worst_bound,
-                wrong=int(comparison.wrong.sum()),
-                total=metrics.elements,
-                law=None,
-                cause=likely_cause(actual, expectation.expected, comparison.wrong, prepared.truth.inputs)
-                if bool(comparison.wrong.any())
-                else too_noisy(metrics.noise or 0.0),
-                metrics=metrics,
-                isolation=isolation,
-                window=window(expectation.output, metrics.worst_index, expectation.expected, actual, comparison.wrong),
-            )
-        if measured:
-            measured_outputs.append(comparison.metrics)
+    for place in range(len(prepared.truth.expectations)):
+        found = _judge_output(prepared, place, outputs, isolation, measured)
+        if isinstance(found, Mismatch):
+            return found
+        if found is not None:
+            measured_outputs.append(found)
     broken = _broken_law(prepared, operator, outputs, isolation)
     return broken or Checked(case=prepared.case, dtype=prepared.dtype, metrics=tuple(measured_outputs))
+
+
+def _judge_output(
+    prepared: PreparedCase, place: int, outputs: Mapping[str, Any], isolation: str, measured: bool
+) -> Mismatch | Metrics | None:
+    """What one output says. Its expectation is held here alone: of several that wait elsewhere one comes back."""
+    expectation = prepared.truth.expectations[place]
+    comparison = compare(outputs[expectation.output], expectation)
+    if comparison.agrees:
+        return comparison.metrics if measured else None
+    metrics = comparison.metrics
+    actual = outputs[expectation.output].double()
+    return Mismatch(
+        case=prepared.case,
+        dtype=prepared.dtype,
+        output=expectation.output,
+        index=metrics.worst_index,
+        expected=metrics.worst_expected,
+        actual=metrics.worst_actual,
+        tolerance=metrics.worst_bound,
+        wrong=int(comparison.wrong.sum()),
+        total=metrics.elements,
+        law=None,
+        cause=likely_cause(actual, expectation.expected, comparison.wrong, prepared.truth.inputs)
+        if bool(comparison.wrong.any())
+        else too_noisy(metrics.noise or 0.0),
+        metrics=metrics,
+        isolation=isolation,
+        window=window(expectation.output, metrics.worst_index, expectation.expected, actual, comparison.wrong),
+    )
 
 
 def too_noisy(noise: float) -> str:

@@ -17,6 +17,7 @@ from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Ties
 from opforge.core.own_words import in_case, its_own_words
 from opforge.core.rounding import Errors, finite
 from opforge.core.shapes import full_shape
+from opforge.verify.oracle.aside import ASIDE, Aside, Waiting, empty_on_host, waits, widened
 from opforge.verify.oracle.integer_outputs import scores_of, settled
 from opforge.verify.oracle.tolerance_checks import check_returned
 
@@ -24,10 +25,6 @@ from opforge.verify.oracle.tolerance_checks import check_returned
 UNDERFLOW = 2.0 ** DTYPES["float32"].min_exponent
 TOGETHER = 2**26
 """Elements of an output whose bounds are worked out at once: 512 MiB in float64, and ten times that on the way."""
-ASIDE = 2**32
-"""Bytes of inputs in float64 from which they wait in the host's memory: they are as large as the outputs, and asked for
-again only where something is wrong.
-"""
 ORACLE_TOO = 2.0
 """Of a kernel in float64 the oracle is no better than the kernel: both may be off by as much."""
 
@@ -57,31 +54,19 @@ class Expectation:
     scores: Any = None
 
 
-class Aside(Mapping[str, Any]):
-    """Tensors of a device that wait in the host's memory; each comes back while somebody has it."""
-
-    def __init__(self, tensors: Mapping[str, Any]) -> None:
-        self.places = {name: tensor.device for name, tensor in tensors.items()}
-        self.kept = {name: tensor.cpu() for name, tensor in tensors.items()}
-
-    def __getitem__(self, name: str) -> Any:
-        return self.kept[name].to(self.places[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.kept)
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Truth:
     """Everything the oracle says of a case: inputs (in float64, unless they are whole numbers), and an Expectation for
-    each output.
+    each output. Of large ones both wait in the host's memory (oracle.aside).
     """
 
     inputs: Mapping[str, Any]
-    expectations: tuple[Expectation, ...]
+    expectations: Sequence[Expectation]
+
+    @property
+    def waits(self) -> bool:
+        """Whether the expectations do."""
+        return isinstance(self.expectations, Waiting)
 
     @functools.cached_property
     def finite_inputs(self) -> bool:
@@ -102,11 +87,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
 
     scalars = operator.scalar_values(case.scalars)
     operator = formed(operator, {**case.axes, **scalars})
-    # whole numbers stay what they are: an index in float64 is no index
-    wide = {
-        name: tensor.detach().to(torch.float64 if tensor.is_floating_point() else tensor.dtype).clone()
-        for name, tensor in inputs.items()
-    }
+    wide = {name: widened(tensor).clone() for name, tensor in inputs.items()}
     with torch.no_grad():
         before = {name: wide[name].clone() for name in operator.overwritten}
         with its_own_words(operator, "reference", case):
@@ -151,6 +132,8 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
         # a whole number beyond 64 bits is none to torch
         factor, roundings = float(tolerance.factor), float(tolerance.roundings)
         shared = max(1.0, float(evaluate(tolerance.shared, {**case.axes, **scalars, "dtype": dtype})))
+        place = values[0].device
+        aside = waits(place, sum(8 * outputs[name].numel() * (3 if name in errors else 2) for name in outputs))
         expectations: list[Expectation] = []
         for spec in operator.outputs:
             if DTYPES[spec.dtype_for(dtype, scalars)].whole:
@@ -167,7 +150,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 roundings=roundings,
             )
             bound, typical, beyond = _bounded(
-                rule, expected, magnitudes.get(spec.name), errors.get(spec.name), rounded.get(spec.name)
+                rule, expected, magnitudes.get(spec.name), errors.get(spec.name), rounded.get(spec.name), aside
             )
             expectations.append(
                 Expectation(
@@ -181,7 +164,10 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 )
             )
     bytes_there = sum(tensor.nbytes for tensor in wide.values() if tensor.device.type != "cpu")
-    return Truth(inputs=Aside(wide) if bytes_there >= ASIDE else wide, expectations=tuple(expectations))
+    return Truth(
+        inputs=Aside(inputs) if bytes_there >= ASIDE else wide,
+        expectations=Waiting(expectations, place) if aside else tuple(expectations),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,19 +183,27 @@ class _Rule:
 
 
 def _bounded(
-    rule: _Rule, expected: Any, magnitude: Any, errors: Errors | None, rounded: tuple[Any, Any] | None
+    rule: _Rule,
+    expected: Any,
+    magnitude: Any,
+    errors: Errors | None,
+    rounded: tuple[Any, Any] | None,
+    aside: bool = False,
 ) -> tuple[Any, Any, Any]:
     """An Expectation's bound, typical and beyond, element by element; of many elements a part at a time, since what is
-    worked out on the way takes ten times their memory.
+    worked out on the way takes ten times their memory. `aside`: they lie in the host's memory.
     """
     import torch
 
     shape = expected.shape
     given = (magnitude, *((None,) * 3 if errors is None else (errors.largest, errors.typical, errors.reached)))
     whole = [None if one is None else one.expand(shape) for one in (*given, *(rounded or (None, None)))]
-    bound = torch.empty_like(expected)
-    typical = None if errors is None else torch.empty_like(expected)
-    beyond = torch.empty_like(expected, dtype=torch.bool)
+
+    def empty(dtype: Any) -> Any:
+        return empty_on_host(shape, dtype) if aside else torch.empty_like(expected, dtype=dtype)
+
+    bound, beyond = empty(expected.dtype), empty(torch.bool)
+    typical = None if errors is None else empty(expected.dtype)
     for part in parts_of(shape, TOGETHER):
         found = _bounded_part(rule, expected[part], *(None if one is None else one[part] for one in whole))
         bound[part], beyond[part] = found[0], found[2]
