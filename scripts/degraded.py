@@ -4,10 +4,12 @@
     python scripts/degraded.py FOLDER --device cpu         # fewer threads; a process beside that copies memory
     python scripts/degraded.py FOLDER --page               # judge and draw again what was measured
 
-Each condition is real, not computed: something is taken and everything timed again, interleaved, the roof (PyTorch's
-product, or a copy of as many bytes) among it. "Re-tuned" is the best of all candidates in that condition; beside it
-stands what a search of 16 trials finds that begins with the times from before. Asked is 80 % of the original speed
-where the roof kept 80 %, else 95 % of what the roof left: the original speed times how far the roof fell.
+Candidates are the points of a space; of softmax also every other implementation that the registry has, its default and
+what is near it. Each condition is real, not computed: something is taken and everything timed again, interleaved, the
+roof (PyTorch's product, or a copy of as many bytes) among it. "Re-tuned" is the best of all candidates in that
+condition; beside it stands what a search of 16 trials finds that begins with the times from before. Asked is 80 % of
+the original speed where the roof kept 80 %, else 95 % of what the roof left: the original speed times how far the roof
+fell.
 `low_bw` is a device with less bandwidth in earnest, not a descriptor: its optimum stands beside the one from before.
 FOLDER/degraded-DEVICE.json holds every time, degraded-DEVICE.html is the page, compilers.log what compilers said: three
 files. Exit code 1 where less was recovered.
@@ -30,11 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import degraded_compile  # noqa: E402
 import degraded_gpu  # noqa: E402
 from degraded_page import page  # noqa: E402
+from degraded_points import of_one_form  # noqa: E402
 from space_definitions import SPACES, Variant, Wanted, points_of  # noqa: E402
 
-from opforge.core.implementation import Config  # noqa: E402
 from opforge.machine import detect  # noqa: E402
 from opforge.registry import load  # noqa: E402
 from opforge.tuning.compile_queue import processors  # noqa: E402
@@ -90,7 +93,7 @@ def judged(told: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def search(labels: list[dict[str, Any]], before: Mapping[str, float], now: Mapping[str, float]) -> float | None:
     """Seconds of the best that TRIALS trials find, which begin with the times from before; None where all failed."""
-    configs = [Config(tuple(label.items())) for label in labels]
+    configs = of_one_form(labels)
 
     def outcome(place: int, seconds: Mapping[str, float]) -> Measured | Failure:
         known = seconds.get(str(place))
@@ -210,7 +213,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds on a GPU, about")
+    parser.add_argument("--limit", type=float, default=190.0, help="seconds on a GPU, about")
     parser.add_argument("--jobs", type=int, default=processors(), help="compilers at once")
     parser.add_argument("--turns", type=int, default=TURNS, help="of all candidates on a CPU; 1 for a look")
     parser.add_argument("--page", action="store_true", help="measure nothing")
@@ -218,7 +221,7 @@ def main() -> int:
     parser.add_argument("--cpu-condition", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.compile_share:
-        degraded_gpu.compile_share(*given.compile_share, given.device)
+        degraded_compile.compile_share(*given.compile_share, given.device)
         return 0
     if given.cpu_condition:
         print(json.dumps(cpu_condition(given.turns)))

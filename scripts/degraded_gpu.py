@@ -9,25 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
+import functools
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from space_definitions import SPACES, Point, Variant, Wanted, points_of
+from degraded_compile import REGISTERS, compile_all, register_cap
+from degraded_points import asked, candidates_of, taken_by, tasks
+from space_definitions import Point, Wanted
 
 from opforge.machine import detect
 from opforge.registry import load
 
-REGISTERS = 64
 SHARED_BYTES = 99 << 10
 """Of a block on NVIDIA's consumer devices."""
 HOG_UNITS = 24
@@ -35,133 +35,7 @@ ROOM_BYTES = 4 << 30
 BESIDE_S = 20.0
 """After so long the kernel beside ends by itself: a script that is killed leaves no GPU behind that is taken."""
 TURNS, FINAL_TURNS = 5, 21
-SAID = "degraded: "
-"""Begins a line of a compiling process that is its answer: compilers print programs there that begin with brackets."""
 BATCH_S = 6e-4
-
-
-def tasks() -> list[Wanted]:
-    """Two kernels that memory bounds and one that arithmetic does."""
-    softmax = [item for item in SPACES if item.kernel == "softmax_triton"]
-    product = Wanted(
-        kernel="matmul_triton",
-        shape="4096x4096x4096",
-        operator="matmul",
-        axes={"m": 4096, "n": 4096, "k": 4096},
-        variants=(
-            Variant(
-                implementation="triton_tiled",
-                space={
-                    "BLOCK_M": (64, 128, 256),
-                    "BLOCK_N": (64, 128, 256),
-                    "BLOCK_K_BYTES": (64, 128),
-                    "num_stages": (2, 3, 4),
-                    "GROUP": (8,),
-                    # 16: the sums of a block of 128 x 128 are 32 registers of each thread, which a cap of 64 leaves
-                    "num_warps": (4, 8, 16),
-                },
-            ),
-        ),
-    )
-    return [*softmax, product]
-
-
-@contextlib.contextmanager
-def register_cap(most: int | None) -> Iterator[None]:
-    """Inside, every Triton kernel is compiled with at most so many registers for a thread."""
-    from triton.runtime.jit import JITFunction
-
-    original = JITFunction.run
-
-    def run(self: Any, *args: Any, **given: Any) -> Any:
-        return original(self, *args, **{**given, "maxnreg": most})
-
-    if most is not None:
-        JITFunction.run = run
-    try:
-        yield
-    finally:
-        JITFunction.run = original
-
-
-def compile_share(share: int, shares: int, device: str) -> None:
-    """A compiling process: every `shares`th point of all tasks, with and without the cap; a line for each."""
-    import direct
-
-    from opforge.tuning.point_compiler import code_of
-
-    number = 0
-    for task in tasks():
-        operator = load().operator(task.operator)
-        for place, point in enumerate(points_of(task, detect(device))):
-            for cap in (None, REGISTERS):
-                number += 1
-                if number % shares != share:
-                    continue
-                request = {
-                    "homes": [],
-                    "operator": task.operator,
-                    "implementation": point.implementation.name,
-                    "axes": dict(task.axes),
-                    "dtype": task.dtype,
-                    "scalars": operator.scalar_values(task.scalars),
-                    "device": device,
-                    "target": detect(device).target,
-                }
-                try:
-                    with register_cap(cap):
-                        use = code_of(request, point.config).use
-                except direct.kernel_errors() as error:
-                    refused = {"task": task.name, "place": place, "cap": cap, "refused": direct.reason_of(error)}
-                    print(f"{SAID}{json.dumps(refused)}", flush=True)
-                    continue
-                shared = use.shared_bytes if use else None
-                made = [task.name, place, cap, shared, use.registers if use else None]
-                print(f"{SAID}{json.dumps(made)}", flush=True)
-
-
-def compile_all(folder: Path, script: Path, shares: int, limit_s: float) -> dict[tuple[str, int, int | None], int]:
-    """All points, `shares` processes at once. Shared memory in bytes by task, place and cap, of those that compiled.
-    The reasons of the others are printed, each with how often it came; what compilers said is in `compilers.log`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    log = (folder / "compilers.log").open("w", encoding="utf-8")
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder), "--compile-share", str(share), str(shares)],
-            stdout=subprocess.PIPE,
-            # of a point that ptxas refuses Triton prints the whole program
-            stderr=log,
-            text=True,
-        )
-        for share in range(shares)
-    ]
-    until, found, reasons = time.monotonic() + limit_s, {}, Counter[str]()
-    for child in children:
-        try:
-            said, _ = child.communicate(timeout=max(1.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            said, _ = child.communicate()
-            reasons["its process was ended for want of time"] += 1
-        for line in said.splitlines():
-            if not line.startswith(SAID):
-                continue
-            try:
-                told = json.loads(line.removeprefix(SAID))
-            except ValueError:  # the process was ended in the middle of a line
-                continue
-            if isinstance(told, list):
-                name, place, cap, shared, _ = told
-                found[name, place, cap] = shared
-            else:
-                reasons[told["refused"]] += 1
-        if child.returncode > 0:
-            reasons[f"a compiling process ended with {child.returncode}; see {log.name}"] += 1
-    log.close()
-    for reason, count in reasons.most_common():
-        print(f"not compiled: {count} x {reason}", flush=True)
-    return found
 
 
 class Part:
@@ -227,12 +101,7 @@ def _device() -> Any:
     return _asked(driver.cuDeviceGet(0))
 
 
-def _asked(answer: Any) -> Any:
-    """What a call of the driver returned, without its error code, which raises."""
-    code, *values = answer
-    if int(code):
-        raise RuntimeError(f"CUDA answered {code.name}: multiprocessors cannot be set apart here")
-    return values[0] if len(values) == 1 else values
+_asked = functools.partial(asked, lacking=": multiprocessors cannot be set apart here")
 
 
 class Hog:
@@ -369,40 +238,57 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
     graphs = graphs_keep_to(half, whole)
     streams = {"original": whole, "half the units": half.stream, "low_bw": beside.stream}
     plans = []
+    registers: dict[tuple[str, int, None], int] = {}
     for task in tasks():
         registry = load()
         operator = registry.operator(task.operator)
         scalars = operator.scalar_values(task.scalars)
-        points = points_of(task, detect("cuda"))
+        points = candidates_of(task, detect("cuda"))
         tensors = direct.tensors_for(operator, task.axes, task.dtype, scalars, "cuda", "contiguous")
         copies = direct.copies_of(tensors)
         eager = next(item for item in registry.implementations(task.operator) if item.backend == "torch")
         answer = direct.prepared(operator, eager, tensors, task.axes, task.dtype, scalars)
         expected = answer(tensors).clone()
-        candidates: dict[Any, dict[int, dict[str, Captured]]] = {None: {}, REGISTERS: {}}
-        reasons: dict[Any, dict[int, str]] = {None: {}, REGISTERS: {}}
+        room = [torch.empty_like(expected)]
+        captured: dict[tuple[int | None, str], dict[int, Captured]] = defaultdict(dict)
+        reasons: dict[tuple[int | None, str], dict[int, str]] = defaultdict(dict)
         for cap in (None, REGISTERS):
             # a capped kernel is timed on the whole device alone
-            where = streams if cap is None else {"original": whole}
+            parts = streams if cap is None else {"original": whole}
             for place, point in enumerate(points):
-                if time.monotonic() - began > 0.75 * limit_s:
-                    reasons[cap][place] = "no time left"
-                    continue
-                if cap is not None and (task.name, place, cap) not in shared:
-                    reasons[cap][place] = f"does not compile with {cap} registers"
-                    continue
-                try:
-                    with register_cap(cap):
-                        call = _checked(operator, point, task, tensors, scalars, expected)
-                        candidates[cap][place] = {name: capture(call, copies, on, graphs) for name, on in where.items()}
-                except direct.kernel_errors() as error:
-                    reasons[cap][place] = direct.reason_of(error)
+                key, of_triton = (task.name, place, None), point.implementation.backend == "triton"
+                refusal = "no time left" if time.monotonic() - began > 0.75 * limit_s else None
+                if cap is not None and of_triton and (task.name, place, cap) not in shared:
+                    refusal = f"does not compile with {cap} registers"
+                elif cap is not None and registers.get(key, 0) > cap:
+                    # no other compiler is told of the cap: as it is, a kernel keeps to it or not
+                    refusal = f"takes {registers[key]} registers"
+                if refusal is None:
+                    try:
+                        with register_cap(cap):
+                            call = _checked(operator, point, task, tensors, scalars, expected, room)
+                        if cap is None and not of_triton:
+                            registers[key], shared[key] = taken_by(call, tensors)
+                    except direct.kernel_errors() as error:
+                        refusal = direct.reason_of(error)
+                for name, on in parts.items():
+                    if refusal is not None:
+                        reasons[cap, name][place] = refusal
+                        continue
+                    try:
+                        # a cluster of blocks may find no place on a part
+                        with register_cap(cap):
+                            captured[cap, name][place] = capture(call, copies, on, graphs)
+                    except direct.kernel_errors() as error:
+                        reasons[cap, name][place] = direct.reason_of(error)
         roof = {name: capture(roof_call(task, tensors), copies, on, graphs) for name, on in streams.items()}
-        plans.append((task, points, candidates, reasons, roof))
-        print(f"{task.name}: {len(candidates[None])} candidates, {len(candidates[REGISTERS])} capped, "
-              f"{time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+        plans.append((task, points, captured, reasons, roof))
+        counts = ", ".join(f"{len(captured[None, name])} {name}" for name in streams)
+        print(f"{task.name}: {counts}, {len(captured[REGISTERS, 'original'])} capped, {time.monotonic() - began:.0f} s")
+        for reason, count in Counter(reason for by_place in reasons.values() for reason in by_place.values()).items():
+            print(f"  {count} x {reason}", flush=True)
     found: dict[str, Any] = {"conditions": _conditions(units, half.units, hogged.units), "tasks": {}}
-    for task, points, candidates, reasons, roof in plans:
+    for task, points, captured, reasons, roof in plans:
         told: dict[str, Any] = {}
         for name, where, cap, most in (
             ("original", "original", None, None),
@@ -412,8 +298,8 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
             ("capped shared memory", "original", None, SHARED_BYTES),
         ):
             mine = {
-                place: one[where]
-                for place, one in candidates[cap].items()
+                place: one
+                for place, one in captured[cap, where].items()
                 if most is None or (shared.get((task.name, place, None)) or 0) <= most
             }
             stream = streams[where]
@@ -429,9 +315,11 @@ def _measured(folder: Path, script: Path, jobs: int, limit_s: float) -> dict[str
                 "seconds": {str(place): {**seconds, **precise}[place] for place in seconds},
                 "best": min(precise, key=lambda place: precise[place]) if precise else None,
                 "refused": {
-                    **{str(place): reason for place, reason in reasons[cap].items()},
+                    **{str(place): reason for place, reason in reasons[cap, where].items()},
                     **{
-                        str(place): "more shared memory than there is" for place in candidates[cap] if place not in mine
+                        str(place): "more shared memory than there is"
+                        for place in captured[cap, where]
+                        if place not in mine
                     },
                 },
             }
@@ -449,16 +337,19 @@ def _conditions(units: int, half: int, hogged: int) -> dict[str, str]:
         "half the units": f"{half} of {units} multiprocessors, set apart as a green context",
         "low_bw": f"{units - hogged} of {units} multiprocessors; the others copy through {ROOM_BYTES >> 30} GiB all "
         "the time",
-        "capped registers": f"kernels are compiled with at most {REGISTERS} registers for a thread",
+        "capped registers": f"Triton's kernels are compiled with at most {REGISTERS} registers for a thread; of the "
+        "others those run that take no more",
         "capped shared memory": f"a block may have {SHARED_BYTES} bytes of shared memory",
     }
 
 
-def _checked(operator: Any, point: Point, task: Wanted, tensors: Any, scalars: Any, expected: Any) -> Any:
-    """The candidate as a function of tensors, when it is right."""
+def _checked(
+    operator: Any, point: Point, task: Wanted, tensors: Any, scalars: Any, expected: Any, room: Sequence[Any]
+) -> Any:
+    """The candidate as a function of tensors, when it is right; results go to `room`."""
     import direct
 
-    call = direct.prepared(operator, point.implementation, tensors, task.axes, task.dtype, scalars, point.config)
+    call = direct.prepared(operator, point.implementation, tensors, task.axes, task.dtype, scalars, point.config, room)
     if isinstance(call, str):
         raise RuntimeError(call)
     call(tensors).fill_(float("nan"))

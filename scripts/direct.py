@@ -69,8 +69,11 @@ def prepared(
     dtype: str,
     scalars: Mapping[str, Any],
     config: Any = None,
+    outputs: Sequence[Any] | None = None,
 ) -> Call | str:
-    """The implementation as a function of tensors like these (None: not given), or why it does not take them."""
+    """The implementation as a function of tensors like these (None: not given), or why it does not take them.
+    `outputs`: where results go, of one that allocates none itself; None: tensors of its own.
+    """
     import torch
 
     from opforge.backends import Call as Wanted, Native, backend
@@ -91,7 +94,7 @@ def prepared(
     answer = implementation.accepts(axes, dtype, scalars)
     if isinstance(answer, Rejected):
         return answer.reason
-    outputs = [
+    outputs = outputs or [
         torch.empty(full_shape(spec.shape, axes), dtype=getattr(torch, spec.dtype_for(dtype, scalars)), device=device)
         for spec in operator.outputs
     ]

@@ -13,7 +13,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import degraded
 import degraded_gpu
+import degraded_points
 from degraded_page import page
+
+from opforge.machine import descriptors
+from opforge.registry import load
+
+H200 = descriptors()["nvidia-h200"]
 
 LABELS = [{"tile": 1}, {"tile": 2}, {"tile": 4}]
 
@@ -49,6 +55,28 @@ def test_an_old_choice_that_no_longer_runs_is_said_and_the_search_goes_on():
     assert row["old_s"] is None and row["old_refused"] and row["searched"] == 1.0
     drawn = page(found, [row])
     assert "refused" in drawn and "&lt;copy&gt;" in drawn and "<b>half</b>" not in drawn
+
+
+def test_softmax_is_tuned_again_among_all_that_the_registry_has():
+    """An H200 whose bandwidth others take was left at .91 of what its copy kept: kernels that read a row once were no
+    candidates.
+    """
+    tasks = {task.operator: task for task in degraded_points.tasks()}
+    points = degraded_points.candidates_of(tasks["softmax"], H200)
+    assert {point.label["kernel"] for point in points} == {item.name for item in load().implementations("softmax")}
+    near = [point for point in points if point.implementation.name == "cuda_slices"]
+    default = near[0].implementation.default
+    assert len(near) > 20 and near[0].config == default
+    assert max(degraded_points.steps(point.config, default) for point in near) == degraded_points.NEAR
+    assert len({tuple(sorted(point.label.items())) for point in points}) == len(points)
+    product = degraded_points.candidates_of(tasks["matmul"], H200)
+    assert {point.implementation.name for point in product} == {"triton_tiled"}
+
+
+def test_a_short_search_goes_over_kernels_with_parameters_of_their_own():
+    labels = [{"kernel": "a", "tile": 1}, {"kernel": "b", "threads": 128, "held": 1}, {"kernel": "a", "tile": 2}]
+    assert len({config.values for config in degraded_points.of_one_form(labels)}) == 3
+    assert degraded.search(labels, {"0": 1.0, "1": 2.0, "2": 3.0}, {"0": 3.0, "1": 1.0}) == 1.0
 
 
 def test_nothing_that_runs_gives_no_row():
