@@ -17,6 +17,6 @@ def run(x):
         SIDE.append(torch.cuda.Stream())
     y = torch.empty_like(x)
     with torch.cuda.stream(SIDE[0]):
-        torch.cuda._sleep(200_000)
+        torch.cuda._sleep(400_000)
         torch.mul(x, 2, out=y)
     return y
