@@ -330,11 +330,12 @@ def test_no_number_of_a_request_stands_on_the_stack_while_calls_run():
         with Path("/proc/self/mem").open("rb", buffering=0) as memory:
             memory.seek(first)
             stack = memory.read(last - first)
-        found.append(stack.count(struct.pack("=2q", 3, 7)))
+        found.append(stack.count(struct.pack("=2q", 23, 29)))
 
-    request = sample_requests.SampleRequest(written=SAME, lead=1, batch=3, count=7)
+    # numbers that don't stand beside each other in somebody else's frame: 3 and 7 did
+    request = sample_requests.SampleRequest(written=SAME, lead=1, batch=23, count=29)
     taken = sample_requests.sampler()(run, lambda: None, lambda: None, request.sent())
-    assert len(taken.samples) == 7 and found == [0] * (1 + 3 * 7)
+    assert len(taken.samples) == 29 and found == [0] * (1 + 23 * 29)
 
 
 @pytest.mark.parametrize("sampler", [sample_requests.sampler, lambda: sample_requests.in_python])

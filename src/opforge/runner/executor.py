@@ -153,6 +153,7 @@ class Executor:
             )
 
         self.seal(implementation, config, question)
+        self.results.as_it_is = implementation.backend == "compile"
         whole = arena.bytes()
         if question.device != "cpu":
             whole = self.uploaded(whole, question.device)
@@ -359,8 +360,9 @@ class Executor:
         launch, arena, whole = self.launches[question.launch]
         # what was held is free before its place is looked at
         freed = bool(self.held.pop(question.launch, None))
+        filled = 0
         if whole.device.type == "cpu":
-            self.results.settle(question.launch, launch, arena, anew=freed)
+            filled = self.results.settle(question.launch, launch, arena, anew=freed)
         elif question.upload:
             whole.copy_(arena.bytes())
         try:
@@ -371,6 +373,7 @@ class Executor:
                 launch.ready,
                 launch.same,
                 lambda: self._collected(question.launch),
+                filled,
             )
         finally:
             for descriptor in fds:

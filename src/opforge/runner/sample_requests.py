@@ -72,15 +72,33 @@ class Taken(NamedTuple):
     collected: bool
 
 
+Sampler = Callable[[RunFunction, RunFunction, RunFunction, int, int, int], Taken]
+
+
 @lru_cache(maxsize=1)
-def sampler() -> Callable[[RunFunction, RunFunction, RunFunction, int, int], Taken]:
+def _library() -> ctypes.PyDLL | None:
+    try:
+        return ctypes.PyDLL(str(_compiled()))
+    except (OSError, OpforgeError, subprocess.SubprocessError):
+        return None
+
+
+def fill_caches() -> Callable[[], None] | None:
+    """What fills this thread's caches of small blocks, as the native sampler does (result_memory.py); None where there
+    is no compiler.
+    """
+    library = _library()
+    return library.opforge_fill_caches if library is not None else None
+
+
+@lru_cache(maxsize=1)
+def sampler() -> Sampler:
     """The native sampler, compiled once and kept; the one in Python where there is no compiler. Both take the run, what
     makes it ready, what does as much where nothing has changed (the same object where a forward pass keeps what it made
     of the inputs), and the
     descriptor of a SampleRequest, and the address of the arena that its places lie in. They give what was Taken."""
-    try:
-        library = ctypes.PyDLL(str(_compiled()))
-    except (OSError, OpforgeError, subprocess.SubprocessError):
+    library = _library()
+    if library is None:
         return in_python
     function = library.opforge_sample
     function.restype = ctypes.c_int64
@@ -93,12 +111,15 @@ def sampler() -> Callable[[RunFunction, RunFunction, RunFunction, int, int], Tak
         ctypes.c_int64,
         ctypes.POINTER(ctypes.c_int64),
         ctypes.c_void_p,
+        ctypes.c_int64,
     ]
 
-    def native(run: RunFunction, ready: RunFunction, same: RunFunction, descriptor: int, memory: int = 0) -> Taken:
+    def native(
+        run: RunFunction, ready: RunFunction, same: RunFunction, descriptor: int, memory: int = 0, filled: int = 0
+    ) -> Taken:
         seconds, told = (ctypes.c_double * MOST_SAMPLES)(), (ctypes.c_int64 * 2)()
         # what a call raises comes out of here as it is
-        count = function(run, ready, same, descriptor, seconds, MOST_SAMPLES, told, memory)
+        count = function(run, ready, same, descriptor, seconds, MOST_SAMPLES, told, memory, filled)
         if count < 0:
             raise ValueError("the request for samples cannot be read")
         return Taken(list(seconds[:count]), seconds[count], told[0], bool(told[1]))
@@ -112,6 +133,7 @@ def in_python(
     same: RunFunction,
     descriptor: int,
     memory: int = 0,
+    filled: int = 0,
     clock: Callable[[], float] = _perf_counter,
 ) -> Taken:
     """As the native sampler. A kernel in Python can see it in the frames above its own."""

@@ -96,6 +96,7 @@ def sample(
     ready: RunFunction = lambda: None,
     same: RunFunction = lambda: None,
     collect: Callable[[], int | None] = lambda: None,
+    filled: int = 0,
 ) -> Samples | Unfit | Unlike:
     """The answer to Sample: seconds per call by `timer`, with the batch that was really taken.
 
@@ -107,9 +108,10 @@ def sample(
     ready   makes again what is made of the inputs before a call, where they are said to have changed
     same    does as much where they were written and have not changed
     collect puts what the last call left into the arena, where a SampleRequest asks for it, and gives its checksum
+    filled  before so many calls of a SampleRequest's lead the allocator's caches are filled (result_memory.py)
     """
     if fds:
-        taken = sample_requests.sampler()(rotation.runs[0], ready, same, fds[0], rotation.whole.data_ptr())
+        taken = sample_requests.sampler()(rotation.runs[0], ready, same, fds[0], rotation.whole.data_ptr(), filled)
         left = collect() if taken.collected else None
         return Samples(samples=tuple(taken.samples), batch=taken.batch, lead_s=taken.led, left=left)
     run, whole = rotation.runs[0], rotation.whole

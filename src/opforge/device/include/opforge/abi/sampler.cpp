@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -70,12 +71,30 @@ class Covered {
   volatile std::uint64_t pad_ = 0, numbers_[5] = {};
 };
 
-bool called(Object* callable, const Covered& request, std::int64_t (Covered::*times)() const) {
-  for (std::int64_t at = 0; at < (request.*times)(); ++at) {
-    Object* result = PyObject_CallNoArgs(callable);
-    if (result == nullptr) return false;
-    Py_DecRef(result);
+bool called(Object* callable) {
+  Object* result = PyObject_CallNoArgs(callable);
+  if (result != nullptr) Py_DecRef(result);
+  return result != nullptr;
+}
+
+// Fill this thread's caches of small blocks, each size that is cut off an aligned request (glibc keeps seven): with spare ones, and what was in
+// them goes back to its place. The first seven come out of the cache, and may be ends of results. runner/result_memory.py says what for.
+void fill_caches() {
+  constexpr int kCached = 7, kBlocks = 2 * kCached;
+  for (std::size_t size = 24; size <= 120; size += 16) {
+    void* volatile blocks[kBlocks];
+    for (void* volatile& block : blocks) block = std::malloc(size);
+    for (int at = 0; at < kBlocks; ++at) std::free(blocks[(at + kCached) % kBlocks]);
   }
+}
+
+// The calls before the samples, the caches filled before so many of them: what belongs to results that are alive is freed by the first.
+bool led(Object* run, const Covered& request, std::int64_t filled) {
+  for (std::int64_t at = 0; at < request.lead(); ++at) {
+    if (at < filled) fill_caches();
+    if (!called(run)) return false;
+  }
+  if (filled != 0) fill_caches();
   return true;
 }
 
@@ -116,10 +135,13 @@ void write(const std::vector<Place>& places, char* memory, char which) {
 
 }  // namespace
 
+extern "C" __attribute__((visibility("default"))) void opforge_fill_caches() { fill_caches(); }
+
 // The number of samples taken, their seconds per call in `seconds`, then the seconds of all calls of the lead, and in `told` the
-// calls in each sample and whether the last result is asked for; -1 where a call raised, -2 where the shape cannot be read or has more samples than `room`.
+// calls in each sample and whether the last result is asked for. Before the first `filled` calls caches are filled. -1 where a call raised,
+// -2 where the shape cannot be read or has more samples than `room`.
 extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Object* run, Object* ready, Object* same, int descriptor, double* seconds,
-                                                                              std::int64_t room, std::int64_t* told, char* memory) {
+                                                                              std::int64_t room, std::int64_t* told, char* memory, std::int64_t filled) {
   std::int64_t written = 0;
   const std::unique_ptr<Covered> request = read_request(descriptor, &written, room);
   if (request == nullptr) return -2;
@@ -128,22 +150,18 @@ extern "C" __attribute__((visibility("default"))) std::int64_t opforge_sample(Ob
   written = 0;
   // what a forward pass keeps of the inputs is made again wherever they were written
   const bool keeps = ready == same;
-  const auto make = [](Object* function) {
-    Object* result = PyObject_CallNoArgs(function);
-    if (result != nullptr) Py_DecRef(result);
-    return result != nullptr;
-  };
-  if (asked && !make(first)) return -1;
+  if (asked && !called(first)) return -1;
   const std::int64_t began = now_ns();
-  if (!called(run, *request, &Covered::lead)) return -1;
+  if (!led(run, *request, filled)) return -1;
   const double led = 1e-9 * static_cast<double>(now_ns() - began);
   for (std::int64_t at = 0; at < request->count(); ++at) {
     if (request->places() != 0) {
       write(request->at, memory, request->contents[static_cast<std::size_t>(at)]);
-      if (keeps && !make(ready)) return -1;
+      if (keeps && !called(ready)) return -1;
     }
     const std::int64_t start = now_ns();
-    if (!called(run, *request, &Covered::batch)) return -1;
+    for (std::int64_t call = 0; call < request->batch(); ++call)
+      if (!called(run)) return -1;
     request->samples.push_back(1e-9 * static_cast<double>(now_ns() - start) / static_cast<double>(request->batch()));
   }
   for (std::size_t at = 0; at < request->samples.size(); ++at) seconds[at] = request->samples[at];
