@@ -60,6 +60,8 @@ OTHERS = 0.25
 """Processors that others keep busy from which on a part says more of what runs beside than of the timing."""
 SAMPLE_S, RAMP, RAMP_S = 1e-3, 25, 0.1
 """A plain loop's sample, and the calls that it makes before its samples, in so many seconds at most."""
+VERIFIED = 24
+"""Calls that a worker makes before it is timed. A bench's makes some hundreds when it is verified."""
 SETS, MOST, QUICK_SETS = 3, 9, 2
 """Sets of processes that every operator is asked in; at most, while a row of it is not decided; and in a quick look."""
 
@@ -339,9 +341,10 @@ def bound(
     stack: contextlib.ExitStack, cases: Any, prepared: Any, item: Any, environment: Mapping[str, str]
 ) -> tuple[Any, int]:
     """A new worker that ends with `stack`, and its launch of an implementation: how it is asked, and the number of the
-    launch as a caller gets it, where a worker can be asked for that. Raises RuntimeError where it is not bound.
+    launch as a caller gets it, where a worker can be asked for that. It has run a few times, as one that was verified:
+    it holds what that made, and frees it when it is timed. Raises RuntimeError where it is not bound.
     """
-    from opforge.runner.messages import Failure, LaunchBound, Terms
+    from opforge.runner.messages import Failure, LaunchBound, Run, Terms
     from opforge.timing.worker_requests import asker
     from opforge.verify import bind_blind, run_of
 
@@ -351,7 +354,10 @@ def bound(
     if not isinstance(answer, LaunchBound):
         raise RuntimeError(f"{item.name}: {answer}")
     on_call = worker.request(Terms(launch=answer.launch, terms="call"))
-    return asker(worker), answer.launch if isinstance(on_call, Failure) else int(on_call.launch)
+    launch = answer.launch if isinstance(on_call, Failure) else int(on_call.launch)
+    for _ in range(VERIFIED):
+        worker.request(Run(launch=launch))
+    return asker(worker), launch
 
 
 def asked(load: Callable[[int], AbstractContextManager[None]], *, quick: bool) -> Iterator[tuple[str, str, str, bool]]:
