@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,8 @@ def test_what_outputs_hold_may_stay_while_all_else_is_brought_back():
         ]
     )
     pristine = arena.bytes().clone()
-    case = PreparedCase(case=None, dtype="float32", arena=arena, truth=None, pristine=pristine, place=None)  # type: ignore[arg-type]
+    nobody: Any = None
+    case = PreparedCase(case=nobody, dtype="float32", arena=arena, truth=nobody, pristine=pristine, place=None)
     arena.bytes().bitwise_xor_(1)
     case.reset(outputs=False)
     y = next(slot for slot in arena.slots if slot.name == "y")
