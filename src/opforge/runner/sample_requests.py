@@ -95,8 +95,8 @@ def fill_caches() -> Callable[[], None] | None:
 def sampler() -> Sampler:
     """The native sampler, compiled once and kept; the one in Python where there is no compiler. Both take the run, what
     makes it ready, what does as much where nothing has changed (the same object where a forward pass keeps what it made
-    of the inputs), and the
-    descriptor of a SampleRequest, and the address of the arena that its places lie in. They give what was Taken."""
+    of the inputs), the descriptor of a SampleRequest, the address of the arena that its places lie in, and before how
+    many calls caches are filled, which the one in Python leaves. They give what was Taken."""
     library = _library()
     if library is None:
         return in_python
