@@ -100,6 +100,7 @@ def main() -> int:
     parser.add_argument(
         "--each", type=float, default=0.0, metavar="SECONDS", help="of a batch, after which the next is begun; 0: none"
     )
+    parser.add_argument("--before", default="", metavar="TIME", help="ISO: calls with a row that is older, no others")
     parser.add_argument("--plan", action="store_true", help="print what would be measured, and end")
     parser.add_argument("--trace", type=Path, default=None, help="what the seconds went into, as a trace")
     asked = parser.parse_args()
@@ -134,7 +135,13 @@ def main() -> int:
             if not record.trial and (record.timing is None or record.timing.cache == cache):
                 known[record.operator].append(record)
         found = batches(
-            [registry.operator(name) for name in names], able, sized, lambda name: known[name], current, asked.dtype
+            [registry.operator(name) for name in names],
+            able,
+            sized,
+            lambda name: known[name],
+            current,
+            asked.dtype,
+            asked.before,
         )
         counted = collections.Counter(batch.need for batch in found)
         told = ", ".join(f"{counted[need]}: {need}" for need in NEEDS if counted[need])

@@ -93,6 +93,34 @@ def test_calls_of_equal_need_are_one_batch_and_what_was_never_timed_comes_after_
     ]
 
 
+def test_calls_whose_rows_are_all_newer_may_be_left_out(recorded):
+    """What a slice of yesterday didn't come to, without what it did."""
+    old, new = "2026-02-01T10", "2026-02-02T10"
+    dates = {"w1": (new, new), "w2": (new, old), "w3": (old, old)}
+    rows = [
+        row(recorded, name, 1e-3, name, workload=of, created_at=date)
+        for of, both in dates.items()
+        for name, date in zip(("a", "b"), both, strict=True)
+    ]
+    operator = SimpleNamespace(name="op", dtypes=("float32",), takes=lambda workload, dtype: True)
+    workloads = [SimpleNamespace(name=f"w{number}") for number in range(5)]
+
+    def asked(before: str) -> list[str]:
+        found = batches(
+            [operator],
+            lambda name: ["a", "b"],
+            lambda item: workloads,
+            lambda name: rows,
+            lambda name, record: True,
+            before=before,
+        )
+        return sorted(name for batch in found for name in batch.workloads)
+
+    assert asked("2026-02-02") == ["w0", "w2", "w3", "w4"]
+    assert asked(old) == ["w0", "w4"]
+    assert asked("") == ["w0", "w1", "w2", "w3", "w4"]
+
+
 def test_a_verification_alone_takes_no_time_away_and_a_failure_does(recorded):
     """A slice that begins with verifications would else take every workload for one that was never timed."""
     rows = [row(recorded, "a", 1e-3, "a"), row(recorded, "b", 2e-3, "old")]

@@ -41,6 +41,7 @@ from opforge.report import Past, svg
 from opforge.report.histogram import error_histogram
 from opforge.report.markdown_tables import CHANGED, escaped
 from opforge.report.roof_chart import roofs
+from opforge.report.summary import sentences
 from opforge.report.timing_evidence import over_run
 from opforge.report.view import groups, timing_of
 
@@ -1097,3 +1098,15 @@ def test_a_ratio_whose_sides_were_not_steady_is_unsure():
     assert groups([quick, record()])[0].leaders == ()
     steady = [record("cpp_a", timing=timing(1e-4)), record()]
     assert groups(steady)[0].speedup(steady[0]) == pytest.approx(10) and not groups(steady)[0].unsure(steady[0])
+
+
+def test_a_headline_of_times_on_a_cpu_says_in_which_processes_they_hold():
+    """A third of users' processes give freed memory back, and a call there takes 3 to 6 times as long."""
+    members = [record("cpp_a", timing=timing(1e-4)), record()]
+    words = "in a process that keeps freed memory"
+    assert words in " ".join(sentences(members, groups(members)))
+    on_gpu = [
+        dataclasses.replace(item, timing=dataclasses.replace(item.timing, timer="cuda_graph")) for item in members
+    ]
+    told = " ".join(sentences(on_gpu, groups(on_gpu)))
+    assert "the speed of the best alternative" in told and words not in told

@@ -71,6 +71,12 @@ def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, .
     return tuple(lines)
 
 
+KEPT = ", on a CPU in a process that keeps freed memory"
+"""As a worker does (runner.sandbox.KEPT_MEMORY). In a user's process that is chance, and a call that makes its result
+takes 3 to 6 times as long where it isn't so: docs/pytorch.md says how to have it.
+"""
+
+
 def _headline(found: Sequence[Group], timed: int) -> list[str]:
     """What a user who calls ours in place of what there is would see on a stopwatch; of rows whose ratio is
     certain (core.paired_times), and no others.
@@ -89,7 +95,7 @@ def _headline(found: Sequence[Group], timed: int) -> list[str]:
             f"In {units.plural(len(ratios), 'comparison')} of operator, workload and dtype, the fastest verified "
             f"implementation of ours runs at {units.ratio(mean)} the speed of "
             "the best alternative, which is the fastest of torch eager, torch.compile and libraries; both "
-            f"{WORDS[CALL]} "
+            f"{WORDS[CALL]}{KEPT if any(_by_host(group) for group, _ in compared) else ''} "
             f"(geometric mean; from {units.ratio(min(ratios))} to {units.ratio(max(ratios))}).{unsure}"
         ]
     if compared:
@@ -99,6 +105,11 @@ def _headline(found: Sequence[Group], timed: int) -> list[str]:
         if timed
         else []
     )
+
+
+def _by_host(group: Group) -> bool:
+    """Whether calls were timed by the host's clock, as they are on a CPU."""
+    return any(timing is not None and timing.timer == "host" for timing in map(timing_of, group.timed))
 
 
 def fastest(found: Sequence[Group], anchors: Mapping[str, str]) -> list[dict[str, Any]]:

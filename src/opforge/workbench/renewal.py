@@ -56,6 +56,7 @@ def batches(
     records: Callable[[str], Sequence[Record]],
     current: Callable[[str, Record], bool],
     dtypes: Collection[str] = (),
+    before: str = "",
 ) -> list[Batch]:
     """The batches of these operators, most urgent first; those of equal need by the number of calls, then the
     oldest first.
@@ -64,6 +65,7 @@ def batches(
     workloads         of an operator, those sized for this device
     records           of an operator on this device, in any order
     current           whether a record of an operator speaks of what is there now
+    before            an ISO time: calls whose rows are all there and no older than this are left out; "": none are
     """
     planned: list[Batch] = []
     for operator in operators:
@@ -77,9 +79,13 @@ def batches(
             if operator.takes(workload, dtype)
         ]
         rows = {(workload, dtype): [newest.get((name, workload, dtype)) for name in names] for workload, dtype in calls}
-        needs = {call: _need(operator.name, known, current) for call, known in rows.items()}
+        needs = {
+            call: _need(operator.name, known, current)
+            for call, known in rows.items()
+            if not before or any(record is None or record.created_at < before for record in known)
+        }
         for need in NEEDS if names else ():
-            mine = tuple(call for call in calls if needs[call] == need)
+            mine = tuple(call for call in needs if needs[call] == need)
             dates = [record.created_at if record is not None else "" for call in mine for record in rows[call]]
             if mine:
                 planned.append(

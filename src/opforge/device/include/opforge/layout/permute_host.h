@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 #include "opforge/host.h"
 #include "opforge/layout/permute_axes.h"
@@ -16,39 +17,76 @@ namespace detail {
 constexpr int kSquare = 16;     // rows and columns that are transposed in registers
 constexpr int64_t kPatch = 64;  // rows and columns whose lines stay in the first-level cache meanwhile
 
-template <typename T>
-struct Row16 {
-  typedef T Lanes __attribute__((vector_size(kSquare * sizeof(T))));
-};
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define OPFORGE_SHUFFLES_VECTORS 1
+#endif
+#endif
 
-// 16 x 16 elements: stage s exchanges the quarters of every square of 2s x 2s.
+#if OPFORGE_SHUFFLES_VECTORS
+template <typename T, int kCount>
+struct Several {
+  typedef T Lanes __attribute__((vector_size(kCount * sizeof(T))));
+};
+template <typename T, int kCount>
+using Lanes = typename Several<T, kCount>::Lanes;
+
+template <typename T, int... j>
+inline Lanes<T, sizeof...(j)> side_by_side(Lanes<T, sizeof...(j) / 2> a, Lanes<T, sizeof...(j) / 2> b, std::integer_sequence<int, j...>) {
+  return __builtin_shufflevector(a, b, j...);
+}
+
+// kCount elements: 16 bytes from each place, `step` apart.
+template <typename T, int kCount>
+inline Lanes<T, kCount> load_parts(const T* x, int64_t step) {
+  if constexpr (kCount * sizeof(T) == 16) {
+    Lanes<T, kCount> part;
+    std::memcpy(&part, x, 16);
+    return part;
+  } else {
+    const int64_t half = kCount * sizeof(T) / 32;
+    return side_by_side<T>(load_parts<T, kCount / 2>(x, step), load_parts<T, kCount / 2>(x + half * step, step), std::make_integer_sequence<int, kCount>());
+  }
+}
+
+// In each 16 bytes, the elements of a's and b's first halves by turns (or of their second halves): one unpack instruction on x86.
+template <typename T, bool kSecond, int... j>
+inline Lanes<T, kSquare> by_turns(Lanes<T, kSquare> a, Lanes<T, kSquare> b, std::integer_sequence<int, j...>) {
+  constexpr int kPart = 16 / sizeof(T);
+  return __builtin_shufflevector(a, b, (j % 2 * kSquare + j / kPart * kPart + j % kPart / 2 + kSecond * kPart / 2)...);
+}
+
+// 16 x 16 elements. The loads put 16 bytes each of rows that are kPart apart side by side, so that what is left are squares of
+// kPart x kPart in each 16 bytes. There a perfect shuffle of the rows turns the bits of an element's place (row, column) round by one.
 template <typename T>
 inline void transpose_square(const T* x, int64_t x_stride, T* y, int64_t y_stride) {
-#if defined(__GNUC__) && !defined(__clang__)
-  using Lanes = typename Row16<T>::Lanes;
-  Lanes row[kSquare];
-  for (int i = 0; i < kSquare; ++i) std::memcpy(&row[i], x + i * x_stride, sizeof(Lanes));
+  constexpr int kPart = 16 / sizeof(T);
+  constexpr std::make_integer_sequence<int, kSquare> places{};
+  for (int c = 0; c < kSquare; c += kPart) {
+    Lanes<T, kSquare> row[kPart], turned[kPart];
+#pragma GCC unroll 8
+    for (int i = 0; i < kPart; ++i) row[i] = load_parts<T, kSquare>(x + i * x_stride + c, kPart * x_stride);
+#pragma GCC unroll 3
+    for (int stage = 1; stage < kPart; stage *= 2) {
 #pragma GCC unroll 4
-  for (int s = 1; s < kSquare; s *= 2) {
-    Lanes upper, lower;
-    for (int j = 0; j < kSquare; ++j) {
-      upper[j] = static_cast<T>(j & s ? kSquare + (j ^ s) : j);
-      lower[j] = static_cast<T>(j & s ? kSquare + j : j ^ s);
+      for (int i = 0; i < kPart / 2; ++i) {
+        turned[2 * i] = by_turns<T, false>(row[i], row[i + kPart / 2], places);
+        turned[2 * i + 1] = by_turns<T, true>(row[i], row[i + kPart / 2], places);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < kPart; ++i) row[i] = turned[i];
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < kSquare; ++i) {
-      if (i & s) continue;
-      const Lanes a = row[i], b = row[i | s];
-      row[i] = __builtin_shuffle(a, b, upper);
-      row[i | s] = __builtin_shuffle(a, b, lower);
-    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kPart; ++i) std::memcpy(y + (c + i) * y_stride, &row[i], sizeof(row[i]));
   }
-  for (int i = 0; i < kSquare; ++i) std::memcpy(y + i * y_stride, &row[i], sizeof(Lanes));
+}
 #else
+template <typename T>
+inline void transpose_square(const T* x, int64_t x_stride, T* y, int64_t y_stride) {
   for (int c = 0; c < kSquare; ++c)
     for (int r = 0; r < kSquare; ++r) y[c * y_stride + r] = x[r * x_stride + c];
-#endif
 }
+#endif
 
 template <typename T>
 inline void transpose_patch(const T* x, T* y, int64_t rows, int64_t cols, int64_t row0, int64_t col0) {
