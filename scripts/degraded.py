@@ -213,7 +213,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--limit", type=float, default=190.0, help="seconds on a GPU, about")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds on a GPU, about")
     parser.add_argument("--jobs", type=int, default=processors(), help="compilers at once")
     parser.add_argument("--turns", type=int, default=TURNS, help="of all candidates on a CPU; 1 for a look")
     parser.add_argument("--page", action="store_true", help="measure nothing")

@@ -15,7 +15,7 @@ BESIDE = ("softmax",)
 """Operators of which every implementation that the registry has is a candidate. A cap on registers is told to Triton's
 compiler alone, so what other kernels of the product would recover under it could not be seen.
 """
-NEAR = 2
+NEAR = 3
 """Parameters. All points of those kernels would be some hundred libraries for nvcc."""
 
 

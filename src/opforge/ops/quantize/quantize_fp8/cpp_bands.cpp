@@ -136,7 +136,13 @@ void quantize_fp8(opforge::TensorView x, opforge::TensorView q, opforge::TensorV
   opforge::check_rows({"q", q});
   OPFORGE_CHECK_SAME_SHAPE(x, q);
   OPFORGE_CHECK_NDIM(scale, 2);
-  if (x.numel() == 0) return;
+  if (x.numel() == 0) {
+    // a scale of nothing is that of zeros
+    float* scales = opforge::data<float>(scale);
+    for (int64_t i = 0; i < scale.size(0); ++i)
+      for (int64_t j = 0; j < scale.size(1); ++j) scales[i * scale.stride(0) + j * scale.stride(1)] = kLeast;
+    return;
+  }
   OPFORGE_DISPATCH_DTYPE(x, T, OPFORGE_DISPATCH_FP8(q, Q, (quantize_rows<T, Q>(opforge::as_rows<const T>(x), opforge::as_rows<Q>(q), scale, static_cast<Scaling>(scaling)))));
 }
 

@@ -8,6 +8,9 @@
 /* opforge
 layouts = ["contiguous", "rows"]
 
+[supports]
+there_is_something = "m > 0 and k > 0"
+
 [space]
 REGIONS = [1, 2, 4, 8]
 
