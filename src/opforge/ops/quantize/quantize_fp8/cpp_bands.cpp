@@ -3,7 +3,7 @@
 // moves     x is read from memory once and from the cache once more, q is written once. One scale for the whole tensor costs a
 //           reading of x before that
 // idea      the largest magnitude is found among the stored bits, so elements of 16 bits are converted once; the rounding has no
-//           branches and fewer operations than numeric/fp8.h, whose denominators belong to any numbers
+//           branches, and fewer operations than that of numeric/fp8.h, since what is not finite is known here
 // limits    a single row with one scale runs on one thread
 /* opforge
 layouts = ["contiguous", "rows"]
@@ -49,7 +49,7 @@ float largest_of(const T* values, int64_t count) {
   return opforge::load_as_float(found);
 }
 
-// As fp8::narrow, of a quotient whose denominator belongs to finite numbers, in two thirds of the operations.
+// As fp8::narrow of the quotient, in two thirds of the operations.
 template <typename Q>
 void round_to(const float* values, int64_t count, float scale, Q* out) {
   using opforge::fp8::bits_of;
