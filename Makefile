@@ -6,7 +6,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # what takes long is in the campaigns, or in test-all alone
 EVERYDAY := not slow and not campaign and not offline
 # files that find much for little: without a compiler and almost without a worker, less than half a minute together
-QUICK := $(patsubst %,tests/test_%.py,arrows core registry docs cost roofline timing history cause belief \
+CHECKED := $(patsubst %,tests/test_%.py,arrows core registry docs cost roofline timing history cause belief \
   store store_held gate renewal torch_private progress) \
   tests/test_runner.py::test_an_answer_holds_what_the_question_asks_for \
   tests/test_dispatch.py::test_a_gradient_operator_is_the_derivative_of_its_forward
@@ -43,7 +43,7 @@ check: setup  ## format, lint, types, quick tests
 	@$(BIN)/ruff format --check src tests scripts tools examples
 	@$(BIN)/ruff check src tests scripts tools examples
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "$(EVERYDAY)" $(QUICK)
+	@$(BIN)/python -m pytest -m "$(EVERYDAY)" $(CHECKED)
 
 redteam: setup  ## planted cheats, honest kernels, planted bugs and hostile kernels against the verifier
 	@$(BIN)/python scripts/redteam.py

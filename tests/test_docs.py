@@ -3,8 +3,10 @@ the same.
 """
 
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,24 @@ def mistake(words: list[str], verbs: dict) -> str:
         for word in rest[1:]
         if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known
     )
+
+
+@pytest.mark.parametrize(
+    "words, wanted", [([], ""), (["QUICK=1", "PARTS=kept", "LIMIT=120"], " --quick --parts kept --limit 120")]
+)
+def test_make_trust_asks_everything_unless_it_is_told_not_to(words, wanted):
+    """A list of quick tests was named QUICK, so `make trust` was quick whatever was asked."""
+    # what a make around these tests was given is not theirs
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "QUICK")
+    }
+    told = subprocess.run(
+        ["make", "-n", "trust", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    asked = next(line for line in told.stdout.splitlines() if "scripts/trust.py" in line)
+    assert asked.split("scripts/trust.py")[1].split() == wanted.split()
 
 
 @pytest.fixture(scope="module")
