@@ -354,13 +354,14 @@ def kills_and_writers(scale: Scale) -> Iterator[Figure]:
 
     with tempfile.TemporaryDirectory() as folder:
         output = test_store.child(test_store.KILLED, str(Path(folder) / "killed.sqlite"), str(scale.kills), check=False)
-        words = output.stdout.split()
-        yield Figure(
-            f"{scale.kills} kill -9",
-            "0 lost, 0 corrupt",
-            output.stdout.strip() or output.stderr[-200:],
-            words[1:] == ["0", "0", "()", "()"],
-        )
+        match output.stdout.split():
+            case [written, lost, corrupt, *rest]:
+                told, holds = f"{written} written, {lost} lost, {corrupt} corrupt", [lost, corrupt] == ["0", "0"]
+                if rest != ["()", "()"]:
+                    told, holds = f"{told}; {' '.join(rest)}", False
+            case _:
+                told, holds = output.stderr[-200:], False
+        yield Figure(f"{scale.kills} kill -9", "0 lost, 0 corrupt", told, holds)
         place = Path(folder) / "writers.sqlite"
         done = test_store.child(test_store.WRITERS, str(place), "8", str(scale.writes), check=False)
         with Store.open(place) as store:

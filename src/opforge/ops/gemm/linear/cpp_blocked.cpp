@@ -13,8 +13,8 @@ STRIP = [512, 1024, 2048, 4096]
 ISA = [0, 1, 2, 3]
 
 [default]
-DEPTH = 256
-BLOCK = 12
+DEPTH = 384
+BLOCK = 24
 STRIP = 2048
 ISA = 0
 */

@@ -16,8 +16,8 @@ STRIP = [512, 1024, 2048, 4096]
 ISA = [0, 1, 2, 3]
 
 [default]
-DEPTH = 256
-BLOCK = 12
+DEPTH = 384
+BLOCK = 24
 STRIP = 2048
 ISA = 0
 */
@@ -27,10 +27,10 @@ ISA = 0
 // Tunable: terms per panel, register tiles in a block of rows, columns in a strip; and whose registers: 1 those that every
 // CPU of the kind has, 2 AVX2, 3 AVX-512, 0 the widest of the CPU that runs it.
 #ifndef DEPTH
-#define DEPTH 256
+#define DEPTH 384
 #endif
 #ifndef BLOCK
-#define BLOCK 12
+#define BLOCK 24
 #endif
 #ifndef STRIP
 #define STRIP 2048

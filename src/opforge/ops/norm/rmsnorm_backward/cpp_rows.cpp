@@ -1,6 +1,6 @@
-// Each thread takes a block of rows: a row's statistics and dx while it is in cache, dweight summed in a buffer of its own.
+// Each thread takes blocks of rows, some side by side: statistics, then all sums in one pass, then dx, while the rows are in cache.
 //
-// moves     3 * rows * cols * itemsize bytes while three rows of floats fit the cache
+// moves     3 * rows * cols * itemsize bytes while eight rows fit the cache
 // limits    rows are spread over the threads: a single row runs on one
 /* opforge
 layouts = ["contiguous", "rows"]

@@ -13,7 +13,7 @@
 #include <new>
 #include <type_traits>
 
-#include "opforge/host.h"
+#include "opforge/arch/host_lanes.h"
 #include "opforge/gemm/matrix.h"
 
 namespace opforge {
@@ -61,8 +61,6 @@ OPFORGE_TILE(Avx2Tile, __attribute__((target("avx2,fma"))), 8, 6);  // 12 of 16
 OPFORGE_TILE(Avx512Tile, __attribute__((target("avx512f"))), 16, 14);  // 28 of 32
 #endif
 
-constexpr int kMostLanes = 16;
-
 // Floats aligned to a cache line, left uninitialised.
 class Buffer {
  public:
@@ -89,34 +87,91 @@ Elements<T> elements_of(const Matrix& matrix, int64_t number) {
   return {matrix.typed<T>() + number * matrix.batch_stride, matrix.row, matrix.col};
 }
 
+// As many vectors as each has floats, transposed: every step deals the lower and the upper half of them like two hands of cards.
+inline void transpose(detail::Floats (&rows)[detail::kLanes]) {
+  constexpr int kLanes = detail::kLanes, kHalf = kLanes / 2;
+  typedef int Order __attribute__((vector_size(4 * kLanes)));
+  Order lower, upper;
+  for (int k = 0; k < kLanes; ++k) {
+    lower[k] = k / 2 + k % 2 * kLanes;
+    upper[k] = lower[k] + kHalf;
+  }
+#pragma GCC unroll 4
+  for (int step = 1; step < kLanes; step *= 2) {
+    detail::Floats dealt[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kHalf; ++i) {
+      dealt[2 * i] = __builtin_shuffle(rows[i], rows[i + kHalf], lower);
+      dealt[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kHalf], upper);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) rows[i] = dealt[i];
+  }
+}
+
+// As many elements as a register has floats, in order, without a way through memory: a register cannot be loaded from two stores.
+template <typename T>
+inline detail::Floats lanes_of(const T* source) {
+  if constexpr (std::is_same<T, float>::value) {
+    return detail::load_vector<detail::Floats>(source);
+  } else if constexpr (std::is_same<T, Float16>::value) {
+    return detail::widen_lanes(source);
+  } else if constexpr (std::is_same<T, BFloat16>::value) {
+    typedef uint16_t Halves __attribute__((vector_size(2 * detail::kLanes)));
+    return (detail::Floats)(__builtin_convertvector(detail::load_vector<Halves>(source), detail::Bits) << 16);
+  } else {
+    detail::Floats values;
+    for (int k = 0; k < detail::kLanes; ++k) values[k] = load_as_float(source[k]);
+    return values;
+  }
+}
+
 // Packs `count` <= width vectors of `depth` elements so that target[l * width + i] is element l of vector i, as float.
 // Vectors that do not exist are zero: their sums are computed and thrown away.
 template <int width, typename T>
 void pack_panel(const T* source, int64_t vector_stride, int64_t depth_stride, int64_t count, int64_t depth,
                 float* __restrict__ target) {
-  if (count < width) std::fill(target, target + depth * width, 0.0f);
+  constexpr int kLanes = detail::kLanes;
+  if (width == 1 && depth_stride == 1) return convert_to_float(source, target, depth);
   if (vector_stride == 1) {
+    if (count < width) std::fill(target, target + depth * width, 0.0f);
     if (count == width) {
-      for (int64_t l = 0; l < depth; ++l)
-        convert_to_float(source + l * depth_stride, target + l * width, width);
+      for (int64_t l = 0; l < depth; ++l) convert_to_float(source + l * depth_stride, target + l * width, width);
     } else {
-      for (int64_t l = 0; l < depth; ++l)
-        convert_to_float(source + l * depth_stride, target + l * width, count);
+      for (int64_t l = 0; l < depth; ++l) convert_to_float(source + l * depth_stride, target + l * width, count);
     }
-  } else if (depth_stride == 1) {
-    alignas(64) float chunk[width][kMostLanes];
-    for (int64_t l = 0; l < depth; l += kMostLanes) {
-      const int64_t now = std::min<int64_t>(kMostLanes, depth - l);
-      for (int64_t i = 0; i < count; ++i)
-        convert_to_float(source + i * vector_stride + l, chunk[i], now);
-      for (int64_t d = 0; d < now; ++d)
-        for (int64_t i = 0; i < count; ++i) target[(l + d) * width + i] = chunk[i][d];
-    }
-  } else {
-    for (int64_t l = 0; l < depth; ++l)
-      for (int64_t i = 0; i < count; ++i)
-        target[l * width + i] = load_as_float(source[i * vector_stride + l * depth_stride]);
+    return;
   }
+  int64_t begin = 0;
+  if (depth_stride == 1) {
+    // squares of as many elements as a register has floats
+    for (; begin + kLanes <= depth; begin += kLanes) {
+#pragma GCC unroll 4
+      for (int first = 0; first < width; first += kLanes) {
+        const int64_t there = std::min<int64_t>(kLanes, count - first);
+        detail::Floats rows[kLanes] = {};
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i)
+          if (i < there) rows[i] = lanes_of(source + (first + i) * vector_stride + begin);
+        transpose(rows);
+        float* line = target + begin * width + first;
+        // where a register has more floats than a line, the next lines, written later, lie behind it; but not behind the panel
+        const int64_t room = (depth - begin) * width;
+#pragma GCC unroll 16
+        for (int d = 0; d < kLanes; ++d) {
+          if (first + kLanes <= width || (width < kLanes && d * width + kLanes <= room)) {
+            detail::store_vector(line + d * width, rows[d]);
+          } else {
+            __builtin_memcpy(line + d * width, &rows[d], std::min(kLanes, width - first) * sizeof(float));
+          }
+        }
+      }
+    }
+  }
+  if (count < width) std::fill(target + begin * width, target + depth * width, 0.0f);
+  for (int64_t l = begin; l < depth; ++l)
+    for (int64_t i = 0; i < count; ++i)
+      target[l * width + i] = load_as_float(source[i * vector_stride + l * depth_stride]);
 }
 
 // An operand as the vectors that are packed, rows of a or columns of b. Another kind of operand has a `pack` like this one:
@@ -297,6 +352,15 @@ void multiply_one(Elements<const T> a, Elements<const T> b, Elements<TOut> c, in
   multiply_packed<B>(Vectors<T>{a.data, a.row, a.col}, Vectors<T>{b.data, b.col, b.row}, c, m, n, k, epilogue);
 }
 
+// As many matrices are shared out whole; fewer are each shared out by themselves, and threads wait for each other after each.
+inline int64_t many_matrices() {
+#ifdef _OPENMP
+  return std::min(16, 4 * omp_get_max_threads());
+#else
+  return 16;
+#endif
+}
+
 /// c = epilogue(a b) for every matrix of a batch.  The matrices have been checked.
 template <typename B, typename T, typename TOut, typename Epilogue>
 void multiply(const Matrix& a, const Matrix& b, const Matrix& c, const Epilogue& epilogue) {
@@ -305,9 +369,7 @@ void multiply(const Matrix& a, const Matrix& b, const Matrix& c, const Epilogue&
     multiply_one<B>(elements_of<const T>(a, number), elements_of<const T>(b, number), elements_of<TOut>(c, number), m, n, k,
                     [&](float* line, int64_t row, int64_t col, int64_t cols) { epilogue(line, number, row, col, cols); });
   };
-  // many matrices are shared out whole; a few are each shared out by themselves
-  constexpr int64_t kMany = 16;
-  if (c.batch >= kMany) {
+  if (c.batch >= many_matrices()) {
     parallel_for(0, c.batch, 1, [&](int64_t first, int64_t last) {
       for (int64_t number = first; number < last; ++number) one(number);
     });

@@ -7,10 +7,10 @@
 // Tunable: terms per panel, register tiles in a block of rows, columns in a strip; and whose registers: 1 those that every
 // CPU of the kind has, 2 AVX2, 3 AVX-512, 0 the widest of the CPU that runs it.
 #ifndef DEPTH
-#define DEPTH 256
+#define DEPTH 384
 #endif
 #ifndef BLOCK
-#define BLOCK 12
+#define BLOCK 24
 #endif
 #ifndef STRIP
 #define STRIP 2048

@@ -3,6 +3,9 @@
 #ifndef OPFORGE_LINEAR_HOST_H_
 #define OPFORGE_LINEAR_HOST_H_
 
+#include <algorithm>
+#include <vector>
+
 #include "opforge/host.h"
 #include "opforge/gemm/linear_checks.h"
 #include "opforge/numeric/math.h"
@@ -23,7 +26,17 @@ struct Residual {
 
   void operator()(float* line, int64_t at_row, int64_t at_col, int64_t cols) const {
     const T* added = data + at_row * row + at_col * col;
-    for (int64_t j = 0; j < cols; ++j) line[j] += load_as_float(added[j * col]);
+    if (col != 1) {
+      for (int64_t j = 0; j < cols; ++j) line[j] += load_as_float(added[j * col]);
+      return;
+    }
+    constexpr int64_t kPart = 32;
+    alignas(64) float part[kPart];
+    for (int64_t first = 0; first < cols; first += kPart) {
+      const int64_t now = std::min(kPart, cols - first);
+      convert_to_float(added + first, part, now);
+      for (int64_t j = 0; j < now; ++j) line[first + j] += part[j];
+    }
   }
 };
 
@@ -41,14 +54,16 @@ template <typename T, typename After = Last>
 class Epilogue {
  public:
   Epilogue(const TensorView& bias, const Matrix& y, int64_t activation, const After& after = {})
-      : bias_(data<const T>(bias)), step_(0), activation_(activation), after_(after) {
+      : activation_(activation), after_(after) {
     check_bias(bias, y);
     check_activation(activation);
-    step_ = bias.stride(0);
+    // every element is used once for each row
+    bias_.resize(bias.numel());
+    for (size_t j = 0; j < bias_.size(); ++j) bias_[j] = load_as_float(data<const T>(bias)[static_cast<int64_t>(j) * bias.stride(0)]);
   }
 
   void operator()(float* line, int64_t, int64_t row, int64_t col, int64_t cols) const {
-    for (int64_t j = 0; j < cols; ++j) line[j] += load_as_float(bias_[(col + j) * step_]);
+    for (int64_t j = 0; j < cols; ++j) line[j] += bias_[col + j];
     switch (activation_) {
       case kRelu:
         // asked this way round, NaN stays
@@ -69,8 +84,8 @@ class Epilogue {
   }
 
  private:
-  const T* bias_;
-  int64_t step_, activation_;
+  std::vector<float> bias_;
+  int64_t activation_;
   After after_;
 };
 
