@@ -65,6 +65,27 @@ def test_a_twin_is_asked_where_it_told_the_own_calls_and_only_there(alike):
     assert "rmsnorm" not in pick(model, fit, place_at(operator, rows(asked))).words
 
 
+def test_a_sibling_that_was_timed_far_away_keeps_no_twin_away():
+    """An H100's time of one far call says little here; its time of this very call says what a twin would."""
+    registry = load()
+    operator, twin = registry.operator("layernorm"), registry.operator("rmsnorm")
+    *known, asked = WIDTHS
+    seen = [item for cols in known for item in times(operator, rows(cols), quick_at(cols))]
+    theirs = [item for cols in WIDTHS for item in times(twin, rows(cols), quick_at(cols))]
+    fit = [registry.implementation("layernorm", name) for name in KERNELS]
+    for cols, by_twin in ((known[0], True), (asked, False)):
+        model = FamilyModel(
+            operator,
+            registry.implementations("layernorm"),
+            seen,
+            siblings=times(operator, rows(cols), quick_at(cols)),
+            family=lambda: {"rmsnorm": theirs},
+        )
+        picked = pick(model, fit, place_at(operator, rows(asked)))
+        assert ("rmsnorm" in picked.words) is by_twin
+        assert picked.implementation.name == min(quick_at(asked), key=quick_at(asked).__getitem__)
+
+
 def test_the_family_is_not_read_for_a_call_near_to_an_own_time():
     """Reading it takes time that a first call should not spend."""
     registry = load()

@@ -97,14 +97,14 @@ class FamilyModel(Model):
 
     def _twin(self, place: Place) -> Model | None:
         """The model that looks at the times of the twin which was timed at a call as well; None where there is none."""
-        if not self._asks_twins or self._siblings or not self._seen:
+        if not self._asks_twins or not self._seen:
             return None
         if self._twin_of[0] is not place:
             self._twin_of = (place, self._found_twin(place))
         return self._twin_of[1]
 
     def _found_twin(self, place: Place) -> Model | None:
-        if self._own_octaves(place) <= TWIN_FROM:
+        if min(self._octaves_to(place, self._seen), self._octaves_to(place, self._siblings)) <= TWIN_FROM:
             return None
         for name, times in self._family().items():
             if any(self._is_at(item.place, place) for item in times):
@@ -114,8 +114,9 @@ class FamilyModel(Model):
                     return twin
         return None
 
-    def _own_octaves(self, place: Place) -> float:
-        nearest = (self._nearest(name, place, self._seen)[0][1] for name in self._seen)
+    def _octaves_to(self, place: Place, known: Mapping[str, list[TimedCall]]) -> float:
+        """How far the nearest of some times is from a call."""
+        nearest = (self._nearest(name, place, known)[0][1] for name in known)
         return min(nearest, default=math.inf)
 
     def _is_at(self, theirs: Place, place: Place) -> bool:
@@ -144,7 +145,7 @@ class FamilyModel(Model):
                 continue
             others = [item for item in self._own() if item.place.octaves != place.octaves]
             without = self._with(others)
-            if without._own_octaves(place) <= TWIN_FROM:
+            if without._octaves_to(place, without._seen) <= TWIN_FROM:
                 continue
             sizes.add(str(place.octaves))
             lost += without._lost(call)

@@ -10,8 +10,9 @@ A call in a row takes no less than the host takes to launch it: where that is lo
 least that is guessed.
 
 Times of a sibling, another device for which compilers make the same code (an H100 beside an H200), tell how the share
-changes from call to call; one's own times tell how far the sibling's shares are off here. So where both are known, the
-sibling's share of the call is taken, and the nearest differences between own and sibling shares are added.
+changes from call to call; one's own times tell how far the sibling's shares are off here. So where both are known and
+the sibling's time is the nearer one, its share of the call is taken, and the nearest differences between own and
+sibling shares are added.
 
 `pick` is what a call gets (dispatch) and what `opforge recommend` says: one model for both. Its constants were chosen
 on the records of an H200 and checked on shapes that are in no record; scripts/choices.py and `make tuning` print both.
@@ -278,7 +279,8 @@ class Model:
         )
         if nearest is None:
             return None
-        if there is not None:
+        # a sibling timed farther away than this device has less to say of the call than own times have
+        if there is not None and (own is None or there.octaves + SIBLING <= own.octaves):
             expected = there.share + self._difference(implementation, place)
         else:
             assert own is not None
