@@ -156,12 +156,12 @@ def test_configs_are_timed_side_by_side_and_are_no_baseline():
     with Isolated() as host:
         records = list(bench(REGISTRY, ["matmul"], options, host))
     assert {record.config.as_dict()["BLOCK"]: CONFIG in record.environment.facts for record in records} == {
-        24: True,
-        12: False,
+        12: True,
+        24: False,
     }
     assert all(record.timing is not None and record.workload == "m=33,k=17,n=20" for record in records)
     chosen, refused = select_records(records)
-    assert [record.config.as_dict()["BLOCK"] for record in chosen] == [12]
+    assert [record.config.as_dict()["BLOCK"] for record in chosen] == [24]
     assert len(refused) == 1 and "not its default" in refused[0]
 
 
