@@ -325,17 +325,19 @@ def test_where_nothing_was_timed_the_family_tells(on_h200):
     assert found.implementation.name == "triton_onepass" and " softmax" not in found.why
 
 
+def seen(name, cols, share, device):
+    """A time of softmax in bfloat16 over 8192 rows: `share` of the least that the device's memory allows."""
+    operator = load().operator("softmax")
+    axes = {"lead": (8192,), "cols": cols}
+    place = place_of(operator, axes, "bfloat16", {}, manner_as(operator, axes, "bfloat16", {}, "contiguous"), device)
+    return TimedCall(name, Config(), place, share * place.least_s, f"{device.name} at {cols}")
+
+
 def test_ones_own_time_of_the_very_call_counts_beside_a_siblings():
     """A sibling on which a kernel is twice as slow, beside its roof, as here: own times say so, at other calls too."""
     registry = load()
     operator = registry.operator("softmax")
     items = [registry.implementation("softmax", name) for name in ("cuda_onchip", "triton_onepass")]
-
-    def seen(name, cols, share, device):
-        axes = {"lead": (8192,), "cols": cols}
-        manner = manner_as(operator, axes, "bfloat16", {}, "contiguous")
-        place = place_of(operator, axes, "bfloat16", {}, manner, device)
-        return TimedCall(name, Config(), place, share * place.least_s, "")
 
     widths = (2048, 4096, 8192)
     own = [*(seen("triton_onepass", cols, 1.5, H200) for cols in widths), seen("cuda_onchip", 4096, 1.2, H200)]
@@ -353,6 +355,22 @@ def test_ones_own_time_of_the_very_call_counts_beside_a_siblings():
     assert pick(Model(operator, items, own[:3], siblings=siblings), items, place).implementation.name == (
         "triton_onepass"
     ), "no time here says otherwise"
+
+
+def test_a_sibling_that_was_timed_farther_away_is_not_looked_at():
+    """Own times are an octave away, the sibling's seven and more: neither the guess nor its words have any of them."""
+    registry = load()
+    items = [registry.implementation("softmax", name) for name in ("cuda_onchip", "triton_onepass")]
+    own = [seen("triton_onepass", 2048, 1.5, H200), seen("cuda_onchip", 2048, 1.1, H200)]
+    far = [seen("triton_onepass", 2**19, 1.0, H100), seen("cuda_onchip", 2**19, 3.0, H100)]
+    place = seen("cuda_onchip", 4096, 1.0, H200).place
+    alone, beside = (Model(registry.operator("softmax"), items, own, siblings=others) for others in ((), far))
+    for item in items:
+        assert beside.guess(item.name, place) == alone.guess(item.name, place)
+    assert pick(beside, items, place).implementation.name == "cuda_onchip"
+    near = [seen("cuda_onchip", 4096, 3.0, H100)]
+    told = Model(registry.operator("softmax"), items, own, siblings=near).guess("cuda_onchip", place)
+    assert H100.name in told.words and H100.name not in beside.guess("cuda_onchip", place).words
 
 
 def test_siblings_are_devices_that_run_the_same_code():

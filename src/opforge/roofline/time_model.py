@@ -122,7 +122,7 @@ class TimedCall:
 @dataclass(frozen=True)
 class Guess:
     """What an implementation is expected to take: seconds, with the nearest time of this device and that of a sibling,
-    where there is one. The nearer of both is `octaves` away from the call.
+    where one was looked at. The nearer of both is `octaves` away from the call.
     """
 
     seconds: float
@@ -273,18 +273,16 @@ class Model:
         """What an implementation is expected to take for a call; None where no time of it is known."""
         own = self._near(implementation, place, self._seen)
         there = self._there(implementation, place)
-        nearest = min(
-            (near.octaves + penalty for near, penalty in ((own, 0.0), (there, SIBLING)) if near is not None),
-            default=None,
-        )
-        if nearest is None:
-            return None
+        own_octaves = own.octaves if own is not None else math.inf
+        there_octaves = there.octaves + SIBLING if there is not None else math.inf
+        nearest = min(own_octaves, there_octaves)
         # a sibling timed farther away than this device has less to say of the call than own times have
-        if there is not None and (own is None or there.octaves + SIBLING <= own.octaves):
+        if there is not None and there_octaves <= own_octaves:
             expected = there.share + self._difference(implementation, place)
+        elif own is not None:
+            expected, there = own.share, None
         else:
-            assert own is not None
-            expected = own.share
+            return None
         doubt = DOUBT * nearest
         if implementation in self._cautious:
             doubt += self.weights.caution * min(CAUTIOUS, max(0.0, nearest - NEAR))
