@@ -36,13 +36,12 @@ def test_side_by_side_every_implementation_is_verified_before_the_first_is_timed
         records = list(
             bench(registry, ["silu"], options, host, listener=lambda event: stages.append((event.stage, event.what)))
         )
-    assert [(record.dtype, record.backend) for record in records] == [
-        ("float32", "cpp"),
-        ("float32", "torch"),
-        ("bfloat16", "cpp"),
-        ("bfloat16", "torch"),
-    ]
-    assert all(isinstance(record.verdict, Pass) and record.timing is not None for record in records)
+    # one dtype after the other, and within it the fastest first, whichever that is today
+    assert [record.dtype for record in records] == ["float32", "float32", "bfloat16", "bfloat16"]
+    assert all({record.backend for record in pair} == {"cpp", "torch"} for pair in (records[:2], records[2:]))
+    times = [record.timing.median_s for record in records if isinstance(record.verdict, Pass) and record.timing]
+    assert len(times) == 4
+    assert times[0] <= times[1] and times[2] <= times[3]
     assert len({record.workload for record in records}) == 1
     kinds = [stage for stage, _ in stages if stage != "record"]
     assert kinds == ["verify"] * 4 + ["time"] * 2
