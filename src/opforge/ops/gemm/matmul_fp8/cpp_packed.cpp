@@ -22,26 +22,9 @@ STRIP = 2048
 ISA = 0
 */
 #include "opforge/gemm/fp8_scales.h"
-#include "opforge/gemm/host.h"
-
-// Tunable: terms per panel, register tiles in a block of rows, columns in a strip; and whose registers: 1 those that every
-// CPU of the kind has, 2 AVX2, 3 AVX-512, 0 the widest of the CPU that runs it.
-#ifndef DEPTH
-#define DEPTH 384
-#endif
-#ifndef BLOCK
-#define BLOCK 24
-#endif
-#ifndef STRIP
-#define STRIP 2048
-#endif
-#ifndef ISA
-#define ISA 0
-#endif
+#include "opforge/gemm/host_tunables.h"
 
 namespace {
-
-using Blocking = opforge::gemm::Blocking<DEPTH, BLOCK, STRIP, ISA>;
 
 // `count` codes, `stride` apart, as numbers times a scale.
 template <typename T>
@@ -65,14 +48,12 @@ struct ScaledVectors {
   void pack(int64_t first, int64_t start, int64_t count, int64_t terms, float* target) const {
     constexpr int64_t kChunk = opforge::kScaleBlock;
     alignas(64) float chunk[width][kChunk];
-    if (count < width) std::fill(target, target + terms * width, 0.0f);
     for (int64_t l = 0; l < terms;) {
       // up to where the next block's scales begin
       const int64_t term = start + l, now = std::min(terms - l, kChunk - term % kChunk), block = term / terms_per_scale;
       for (int64_t i = 0; i < count; ++i)
         widen(codes + (first + i) * vector + term * depth, depth, now, scales.at((first + i) / rows_per_scale, block), chunk[i]);
-      for (int64_t d = 0; d < now; ++d)
-        for (int64_t i = 0; i < count; ++i) target[(l + d) * width + i] = chunk[i][d];
+      opforge::gemm::pack_panel<width>(chunk[0], kChunk, 1, count, now, target + l * width);
       l += now;
     }
   }
@@ -96,7 +77,7 @@ void matmul_fp8(opforge::TensorView a, opforge::TensorView b, opforge::TensorVie
     } else {
       const ScaledVectors left = vectors_of(a, call.a, call.scale_a, call.blockwise, 1);
       const ScaledVectors right = vectors_of(b, call.b, call.scale_b, call.blockwise, call.blockwise ? opforge::kScaleBlock : 1);
-      opforge::gemm::multiply_packed<Blocking>(left, right, out, m, n, k, [](float*, int64_t, int64_t, int64_t) {});
+      opforge::gemm::multiply_packed<opforge::gemm::Tuned>(left, right, out, m, n, k, [](float*, int64_t, int64_t, int64_t) {});
     }
   });
 }
