@@ -92,7 +92,7 @@ def test_memory_between_the_elements_of_what_is_overwritten_is_guarded():
         param = arena.tensor("param_out")
         param.fill_(7.0)
         assert arena.violations(before) == []
-        # every bit is another one: what lies between is random, and a byte that is nought stays as it was under a nought
+        # what lies between is random: only where each bit is another one does each byte differ
         torch.as_strided(param, (3,), (1,)).view(torch.int32).bitwise_not_()
         assert arena.violations(before) == ["4 bytes were written between the elements of param"]
     finally:
