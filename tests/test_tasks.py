@@ -135,7 +135,7 @@ def test_a_number_that_follows_from_a_size_is_found():
 )
 def test_definitions_that_are_no_operator_here_are_told(changes, message):
     with pytest.raises(UsageError, match=message):
-        read_task_set(task(changes.pop("reference", BODY), **changes), "mine")
+        read_task_set(task(**{"reference": BODY} | changes), "mine")
 
 
 def test_tensors_of_several_dtypes_are_told():
