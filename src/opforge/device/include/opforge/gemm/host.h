@@ -80,6 +80,8 @@ template <typename T>
 struct Elements {
   T* data;
   int64_t row, col;
+
+  Elements at(int64_t i, int64_t j) const { return {data + i * row + j * col, row, col}; }
 };
 
 template <typename T>
@@ -187,6 +189,14 @@ struct Vectors {
   }
 };
 
+// Rounds a part of one row to the output's dtype.
+template <typename T>
+inline void store_line(const float* line, const Elements<T>& out, int64_t row, int64_t col, int64_t cols) {
+  T* target = out.data + row * out.row + col * out.col;
+  if (out.col == 1) return convert_from_float(line, target, cols);
+  for (int64_t j = 0; j < cols; ++j) target[j * out.col] = store_from_float<T>(line[j]);
+}
+
 // Where sums of earlier terms wait, and where the finished ones go.
 template <typename T>
 struct Target {
@@ -210,12 +220,7 @@ inline void store_tile(float* sums, const Target<T>& target, int64_t row, int64_
       continue;
     }
     epilogue(line, row + i, target.first_col + col, cols);
-    if (target.out.col == 1) {
-      convert_from_float(line, target.out.data + (row + i) * target.out.row + col, cols);
-    } else {
-      for (int64_t j = 0; j < cols; ++j)
-        target.out.data[(row + i) * target.out.row + (col + j) * target.out.col] = store_from_float<T>(line[j]);
-    }
+    store_line(line, target.out, row + i, col, cols);
   }
 }
 
@@ -301,39 +306,60 @@ void multiply_packed(const Left& a, const Right& b, Elements<TOut> c, int64_t m,
   }
 }
 
-// A few rows of a against b stored in rows: every element of b is used so seldom that packing it would cost more.
-constexpr int64_t kFewRows = 4;
+// How many threads a product is shared out to.
+inline int64_t max_threads() {
+#ifdef _OPENMP
+  return omp_in_parallel() ? 1 : omp_get_max_threads();
+#else
+  return 1;
+#endif
+}
 
+constexpr int64_t kFewRows = 4, kChunk = 2048;
+
+// sums[i][j] += a[i][l] * b[l][j] for the next terms of a few rows and a chunk of columns. Even and odd terms are added up by themselves.
+template <int terms, typename T>
+void add_terms(Elements<const T> a, Elements<const T> b, int64_t rows, int64_t cols, float (*sums)[kChunk]) {
+  constexpr int kLanes = detail::kLanes;
+  float values[kFewRows][terms];
+  for (int64_t i = 0; i < rows; ++i)
+    for (int64_t l = 0; l < terms; ++l) values[i][l] = load_as_float(a.data[i * a.row + l * a.col]);
+  for (int64_t j = 0; j < cols; j += kLanes) {
+    detail::Floats lines[terms];
+#pragma GCC unroll 8
+    for (int l = 0; l < terms; ++l) {
+      const T* source = b.data + l * b.row + j;
+      T part[kLanes] = {};
+      if (cols - j < kLanes) source = static_cast<const T*>(__builtin_memcpy(part, source, (cols - j) * sizeof(T)));
+      lines[l] = lanes_of(source);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      detail::Floats sum[2] = {};
+#pragma GCC unroll 8
+      for (int l = 0; l < terms; ++l) sum[l % 2] += values[i][l] * lines[l];
+      detail::store_vector(sums[i] + j, detail::load_vector<detail::Floats>(sums[i] + j) + (sum[0] + sum[1]));
+    }
+  }
+}
+
+// A few rows of a against b stored in rows: every element of b is used so seldom that packing it would cost more. Threads go over
+// pieces of its rows that are as long as the sums of a few rows may be: short ones, each in another page, come half as fast.
 template <typename T, typename TOut, typename Epilogue>
 void multiply_few_rows(Elements<const T> a, Elements<const T> b, Elements<TOut> c, int64_t m, int64_t n, int64_t k, const Epilogue& epilogue) {
-  constexpr int64_t kChunk = 256, kTogether = 4;
-  const int64_t chunks = round_up(n, kChunk) / kChunk;
-  parallel_for(0, chunks, 1 + 65536 / (kChunk * std::max<int64_t>(1, k)), [&](int64_t first, int64_t last) {
-    alignas(64) float sums[kFewRows][kChunk], lines[kTogether][kChunk];
-    for (int64_t chunk = first; chunk < last; ++chunk) {
-      const int64_t j0 = chunk * kChunk, cols = std::min(kChunk, n - j0);
-      for (int64_t i = 0; i < m; ++i) std::fill(sums[i], sums[i] + kChunk, 0.0f);
-      for (int64_t l0 = 0; l0 < k; l0 += kTogether) {
-        const int64_t together = std::min(kTogether, k - l0);
-        for (int64_t l = 0; l < together; ++l) convert_to_float(b.data + (l0 + l) * b.row + j0, lines[l], cols);
-        for (int64_t i = 0; i < m; ++i) {
-          const T* row = a.data + i * a.row + l0 * a.col;
-          if (together == kTogether) {
-            const float a0 = load_as_float(row[0]), a1 = load_as_float(row[a.col]);
-            const float a2 = load_as_float(row[2 * a.col]), a3 = load_as_float(row[3 * a.col]);
-            for (int64_t j = 0; j < cols; ++j)
-              sums[i][j] += (a0 * lines[0][j] + a1 * lines[1][j]) + (a2 * lines[2][j] + a3 * lines[3][j]);
-          } else {
-            for (int64_t l = 0; l < together; ++l) {
-              const float value = load_as_float(row[l * a.col]);
-              for (int64_t j = 0; j < cols; ++j) sums[i][j] += value * lines[l][j];
-            }
-          }
-        }
-      }
+  constexpr int kTogether = 8;
+  const int64_t shares = round_up(n / kChunk + 1, max_threads());
+  const int64_t width = std::max<int64_t>(256, round_up((n + shares - 1) / shares, 64));
+  parallel_for(0, round_up(n, width) / width, 1 + 65536 / (width * std::max<int64_t>(1, k)), [&](int64_t first, int64_t last) {
+    alignas(64) float sums[kFewRows][kChunk];
+    for (int64_t j0 = first * width; j0 < std::min(n, last * width); j0 += width) {
+      const int64_t cols = std::min(width, n - j0);
+      for (int64_t i = 0; i < m; ++i) std::fill(sums[i], sums[i] + round_up(cols, detail::kLanes), 0.0f);
+      int64_t l = 0;
+      for (; l + kTogether <= k; l += kTogether) add_terms<kTogether>(a.at(0, l), b.at(l, j0), m, cols, sums);
+      for (; l < k; ++l) add_terms<1>(a.at(0, l), b.at(l, j0), m, cols, sums);
       for (int64_t i = 0; i < m; ++i) {
         epilogue(sums[i], i, j0, cols);
-        for (int64_t j = 0; j < cols; ++j) c.data[i * c.row + (j0 + j) * c.col] = store_from_float<TOut>(sums[i][j]);
+        store_line(sums[i], c, i, j0, cols);
       }
     }
   });
@@ -344,7 +370,7 @@ void multiply_one(Elements<const T> a, Elements<const T> b, Elements<TOut> c, in
   // an empty sum is one of no terms: the loop over panels would not store it
   if (k == 0) {
     for (int64_t i = 0; i < m; i += kFewRows)
-      multiply_few_rows(a, b, Elements<TOut>{c.data + i * c.row, c.row, c.col}, std::min(kFewRows, m - i), n, k,
+      multiply_few_rows(a, b, c.at(i, 0), std::min(kFewRows, m - i), n, k,
                         [&](float* line, int64_t row, int64_t col, int64_t cols) { epilogue(line, i + row, col, cols); });
     return;
   }
@@ -353,13 +379,7 @@ void multiply_one(Elements<const T> a, Elements<const T> b, Elements<TOut> c, in
 }
 
 // As many matrices are shared out whole; fewer are each shared out by themselves, and threads wait for each other after each.
-inline int64_t many_matrices() {
-#ifdef _OPENMP
-  return std::min(16, 4 * omp_get_max_threads());
-#else
-  return 16;
-#endif
-}
+inline int64_t many_matrices() { return std::min<int64_t>(16, 4 * max_threads()); }
 
 /// c = epilogue(a b) for every matrix of a batch.  The matrices have been checked.
 template <typename B, typename T, typename TOut, typename Epilogue>
