@@ -254,3 +254,20 @@ def test_every_register_width_of_the_cpu_gives_the_same_product(isa, needs):
         c = torch.full((m, n), float("nan"))
         run(a, b, c, 0)
         assert torch.equal(c, a @ b)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_few_rows_are_multiplied_where_the_other_operand_lies(dtype):
+    """Whose rows, or whose columns, lie in one piece; up to eight rows, four at a time. Beyond that it is packed."""
+    torch = pytest.importorskip("torch")
+    implementation = load().implementation("matmul", "cpp_blocked")
+    run = native.entry_point(native.library(implementation, implementation.default, Cpp().toolchain()).path)
+    whole = torch.full((11, 4200), float("nan"), dtype=getattr(torch, dtype))
+    for m in (1, 3, 4, 5, 8, 9):
+        for n, k in ((1, 16), (17, 1), (70, 37), (2049, 8), (4100, 5)):
+            a, b, across = (torch.randint(-4, 5, shape).to(whole.dtype) for shape in ((m, k), (k, n), (n, k)))
+            for right in (b, across.T):
+                whole.fill_(float("nan"))
+                run(a, right, whole[1 : m + 1, 1 : n + 1], 0)
+                assert torch.equal(whole[1 : m + 1, 1 : n + 1], (a.double() @ right.double()).to(whole.dtype))
+                assert int(whole.isnan().sum()) == whole.numel() - m * n

@@ -2,7 +2,8 @@
 //
 // moves     a is packed once for each strip of STRIP columns, b once; c is read and written once per DEPTH terms
 // limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products
-// code      the packing and the register tile are in opforge/gemm/host.h, which ../linear and ../batched_matmul have too
+// code      the packing and the register tile are in opforge/gemm/host_tile.h, few rows in few_rows_host.h, which ../linear and
+//           ../batched_matmul have too
 // source    Goto and van de Geijn, Anatomy of high-performance matrix multiplication, ACM TOMS 34(3), 2008;
 //           the loop order is that of Van Zee and van de Geijn, BLIS, ACM TOMS 41(3), 2015
 /* opforge

@@ -4,7 +4,7 @@
 //           written once per DEPTH terms, in float32
 // idea      a code is 8 bits: b, which is packed once, is read at a fourth of what float32 would cost. Scales of tensors, rows and
 //           blocks are all applied on the way, so that one loop serves them and sums are never scaled
-// code      packing and the register tile are in opforge/gemm/host.h
+// code      packing and the register tile are in opforge/gemm/host_tile.h
 // limits    no CPU of today multiplies FP8: arithmetic is float32's, and a few rows of a wait for b to be packed
 /* opforge
 layouts = ["contiguous", "rows", "strided"]

@@ -1,6 +1,6 @@
 // opforge/attention/host.h - attention on a CPU: what a query sees, packed blocks of keys and values, an online softmax between two products.
 //
-// source    Dao, FlashAttention-2, arXiv:2307.08691; the register tiles are those of opforge/gemm/host.h
+// source    Dao, FlashAttention-2, arXiv:2307.08691; the register tiles are those of opforge/gemm/host_tile.h
 #ifndef OPFORGE_ATTENTION_HOST_H_
 #define OPFORGE_ATTENTION_HOST_H_
 
@@ -12,7 +12,7 @@
 
 #include "opforge/attention/checks.h"
 #include "opforge/attention/sides.h"
-#include "opforge/gemm/host.h"
+#include "opforge/gemm/host_tile.h"
 #include "opforge/numeric/math.h"
 
 namespace opforge {
