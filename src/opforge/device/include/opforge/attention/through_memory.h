@@ -1,10 +1,11 @@
 // opforge/attention/through_memory.h - attention on a CPU with all scores in memory: the first steps of the ladder.
 //
-// source    Vaswani et al., Attention is all you need, arXiv:1706.03762, section 3.2.1; the products are those of opforge/gemm/host_tile.h
+// source    Vaswani et al., Attention is all you need, arXiv:1706.03762, section 3.2.1; the products are those of opforge/gemm/host.h
 #ifndef OPFORGE_ATTENTION_THROUGH_MEMORY_H_
 #define OPFORGE_ATTENTION_THROUGH_MEMORY_H_
 
 #include "opforge/attention/host.h"
+#include "opforge/gemm/host.h"
 
 namespace opforge {
 namespace attention {
