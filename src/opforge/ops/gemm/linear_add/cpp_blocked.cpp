@@ -2,7 +2,8 @@
 //
 // moves     x and w are packed once, y is written once where k <= DEPTH, else read and written once per DEPTH terms
 // code      the product is in opforge/gemm/host.h, the epilogue in opforge/gemm/linear_host.h
-// limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products
+// limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products.
+//           Up to eight rows read w where it lies and add up in another order than more do: a row alone may have other bits than in a batch
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
 

@@ -1,6 +1,7 @@
 // Packed panels that stay in cache, and a register tile of float32 sums that the compiler keeps in vector registers.
 //
-// moves     a is packed once for each strip of STRIP columns, b once; c is read and written once per DEPTH terms
+// moves     a is packed once for each strip of STRIP columns, b once; c is read and written once per DEPTH terms. Up to eight rows
+//           of a read b where it lies, once for each four
 // limits    float16 and bfloat16 are widened to float32 while packing: no use is made of the CPU's own 16-bit products
 // code      the packing and the register tile are in opforge/gemm/host_tile.h, few rows in few_rows_host.h, which ../linear and
 //           ../batched_matmul have too

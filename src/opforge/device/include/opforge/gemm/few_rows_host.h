@@ -47,7 +47,7 @@ void add_terms(const float* a, int64_t wide, Elements<const T> b, int64_t rows, 
 }
 
 // sums[i][j] = the sum of a[i][l] * b[l][j] for some columns of b, which lie in one piece each. a has rows of `wide` floats. The next
-// columns are fetched meanwhile: the hardware looks ahead for as many bytes as a column may have.
+// columns are fetched meanwhile, which three or four rows want most.
 template <int rows, int cols, typename T>
 void sum_columns(const float* a, int64_t wide, Elements<const T> b, int64_t depth, float (*sums)[kChunk], int64_t j) {
   detail::Floats sum[rows][cols] = {};
@@ -77,7 +77,7 @@ void sum_all_columns(const float* a, int64_t wide, Elements<const T> b, int64_t 
 
 // As many rows of a as kFewRows against b, whose rows or columns lie in one piece each: its elements are used so seldom that packing
 // them would cost more. Threads go over pieces of its rows that are as long as the sums may be: short ones, each in another page of
-// memory, come half as fast.
+// memory, come half as fast. Sums along columns are of another order than those of packed panels.
 template <typename T, typename TOut, typename Epilogue>
 void multiply_few_rows(Elements<const T> a, Elements<const T> b, Elements<TOut> c, int64_t m, int64_t n, int64_t k, const Epilogue& epilogue) {
   constexpr int kTogether = 8;

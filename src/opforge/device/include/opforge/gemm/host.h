@@ -123,7 +123,7 @@ void multiply_packed(const Left& a, const Right& b, Elements<TOut> c, int64_t m,
 
 template <typename B, typename T, typename TOut, typename Epilogue>
 void multiply_one(Elements<const T> a, Elements<const T> b, Elements<TOut> c, int64_t m, int64_t n, int64_t k, const Epilogue& epilogue) {
-  // an empty sum is one of no terms: the loop over panels would not store it
+  // an empty sum is one of no terms, which the loop over panels would not store; a few rows are not worth packing
   if (k == 0 || (m <= 2 * kFewRows && (b.col == 1 || b.row == 1))) {
     for (int64_t i = 0; i < m; i += kFewRows)
       multiply_few_rows(a.at(i, 0), b, c.at(i, 0), std::min(kFewRows, m - i), n, k,
