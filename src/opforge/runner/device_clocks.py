@@ -20,8 +20,9 @@ FLUSH_FACTOR = 2
 FLUSH_PASSES = 2
 SECTOR_BYTES = 32
 PROBE_REPEATS = 25
-AHEAD_CYCLES, LONGEST_AHEAD_CYCLES = 200_000, 3_200_000
-"""0.1 and 1.6 ms of an H200: what the device waits at first, and at most, for a host that was late."""
+WAITS = (0, 200_000, 400_000, 800_000, 1_600_000, 3_200_000)
+"""Cycles that the device waits for the host before a sample, and before it is taken again where the host was late: up
+to 1.6 ms of an H200."""
 NO_GRAPH = "no CUDA graph could be captured"
 """How the reason begins of who cannot be timed by a graph, and may be by events."""
 
@@ -48,8 +49,7 @@ def event_samples(
     pairs: list[tuple[Any, Any]] = []
     for _ in range(count):
         start, end = torch.Event(enable_timing=True), torch.Event(enable_timing=True)
-        cycles = 0
-        while True:
+        for cycles in WAITS if ahead else (0,):
             if flush is not None:
                 flush()
             if cycles:
@@ -58,9 +58,8 @@ def event_samples(
             for _ in range(batch):
                 run()
             end.record()
-            if not ahead or cycles >= LONGEST_AHEAD_CYCLES or not start.query():
+            if not ahead or not start.query():
                 break
-            cycles = 2 * cycles or AHEAD_CYCLES
         pairs.append((start, end))
     torch.accelerator.synchronize()
     return [start.elapsed_time(end) / 1e3 / batch for start, end in pairs]
