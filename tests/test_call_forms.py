@@ -18,7 +18,7 @@ from opforge.registry import load
 from opforge.registry.call_checks import check_calls
 from opforge.runner import allocate, fill
 from opforge.verify import CaseCache, verify
-from opforge.verify.cases.hidden import hidden_cases
+from opforge.verify.cases.hidden import QUICK, hidden_cases
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
 
@@ -97,6 +97,19 @@ def test_memory_between_the_elements_of_what_is_overwritten_is_guarded():
         assert arena.violations(before) == ["4 bytes were written between the elements of param"]
     finally:
         arena.close()
+
+
+def test_one_element_of_a_column_is_overwritten(host):
+    """PyTorch calls it contiguous, whatever its step is, and has no bytes of a step of two."""
+    registry = load([EXAMPLES])
+    bench = CaseCache(registry=registry, operator=registry.operator("adamw_step"), host=host, device="cpu")
+    one = Case(name="one_of_a_column", axes={"n": 1}, layout="strided", why="a step of two, and one element")
+    try:
+        kernel = registry.implementation("adamw_step", "torch_eager")
+        verdict = verify(bench, kernel, "bfloat16", cases=[one], effort=QUICK)
+    finally:
+        bench.close()
+    assert type(verdict).__name__ == "Pass", verdict
 
 
 @pytest.mark.parametrize(

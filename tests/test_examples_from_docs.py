@@ -27,11 +27,12 @@ def test_the_triton_kernels_pass(host, name, dtype):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("name", ["group_norm", "rotary", "top2_gating"])
-def test_the_native_kernels_pass(host, name, dtype):
-    judged(host, name, dtype, "cpp")
-    judged(host, name, dtype, "torch")
+@pytest.mark.parametrize("name", sorted(folder.name for folder in EXAMPLES.iterdir() if folder.is_dir()))
+def test_the_native_kernels_of_every_example_pass(host, name):
+    """A baseline whose file says that it is not accurate is nowhere else than that."""
+    for dtype in load([EXAMPLES]).operator(name).dtypes:
+        judged(host, name, dtype, "cpp")
+        judged(host, name, dtype, "torch")
 
 
 def judged(host, name, dtype, backend):
@@ -41,7 +42,8 @@ def judged(host, name, dtype, backend):
         for item in registry.implementations(name):
             if item.backend == backend:
                 verdict = verify(bench, item, dtype, effort=QUICK)
-                assert type(verdict).__name__ == "Pass", verdict
+                wanted = ("Pass", "Mismatch") if item.inaccurate else ("Pass",)
+                assert type(verdict).__name__ in wanted, verdict
     finally:
         bench.close()
 

@@ -194,6 +194,32 @@ def test_nan_and_infinity_must_stand_where_the_oracle_has_them(pairs):
             assert is_wrong == (abs(a - e) > 1e-3)
 
 
+@pytest.mark.parametrize(
+    ("expected", "bound", "above", "below"),
+    [
+        (0.0, 1e6, True, True),
+        (0.0, 60000.0, False, False),
+        (1000.0, 65000.0, True, False),
+        (-1000.0, 65000.0, False, True),
+        (1000.0, 1e6, True, True),
+        (70000.0, 1.0, True, False),
+        (65500.0, 10.0, False, False),
+    ],
+)
+def test_an_infinity_is_right_where_the_bound_reaches_beyond_the_dtype(expected, bound, above, below):
+    """PyTorch's gradient of one column in float16 is 0 to within 2e6, and was a Mismatch for the infinity that it is
+    rounded to: an infinity had to have the sign of what is expected, and 0 has none.
+    """
+    one = Expectation(
+        output="y",
+        dtype="float16",
+        expected=torch.tensor([expected], dtype=torch.float64),
+        bound=torch.tensor([bound], dtype=torch.float64),
+    )
+    for value, right in ((math.inf, above), (-math.inf, below), (math.nan, False)):
+        assert bool(compare(torch.tensor([value], dtype=torch.float16), one).wrong) != right
+
+
 def test_a_rounding_before_the_last_may_reach_the_next_power_of_two():
     """0.5 - 1e-5, moved up by an intermediate's rounding, is stored with the steps above 0.5, twice as large (seen of
     PyTorch's own bfloat16).

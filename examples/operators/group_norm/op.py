@@ -84,6 +84,14 @@ operator = Operator(
             layout="channels_last",
             why="NHWC memory, as convolutions give it",
         ),
+        Case(
+            name="channels_last_offset",
+            axes=axes(1, 4, 16, 60),
+            scalars={"groups": 2},
+            distribution="offset",
+            layout="channels_last",
+            why="a path of its own in many libraries, where the mean is removed as well",
+        ),
     ),
     workloads=(
         Workload(

@@ -131,12 +131,12 @@ def _right_part(actual: Any, dtype: str, expected: Any, bound: Any, beyond: Any)
     got = actual.to(torch.float64)
     # beyond this a correctly rounded result is infinite; within the bound of it either is right
     limit = form.largest + form.largest * form.epsilon / 4
-    overflows = torch.isfinite(expected) & (expected.abs() >= limit - bound)
+    overflows = torch.isfinite(expected) & (expected * got.sign() >= limit - bound)
     must_overflow = torch.isfinite(expected) & (expected.abs() >= limit + bound)
     finite = torch.isfinite(expected) & ~must_overflow
     error = (got - expected).abs()
     right = torch.where(finite, error <= bound, torch.zeros_like(finite))
-    right |= overflows & torch.isinf(got) & (got.sign() == expected.sign())
+    right |= overflows & torch.isinf(got)
     right |= torch.isnan(expected) & torch.isnan(got)
     right |= torch.isinf(expected) & (got == expected)
     if beyond is not None:

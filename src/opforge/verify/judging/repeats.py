@@ -257,9 +257,8 @@ class Repeats:
             prepared.arena.bytes()[_output_mask(prepared)] = outputs
             for spec in operator.outputs:
                 batch = prepared.arena.tensors("output")[spec.name]
-                here = batch.reshape(rows, *batch.shape[len(sizes) :])[row].contiguous()
-                there = arena.tensors("output")[spec.name].contiguous()
-                if not torch.equal(here.reshape(-1).view(torch.uint8), there.reshape(-1).view(torch.uint8)):
+                here = batch.reshape(rows, *batch.shape[len(sizes) :])[row]
+                if not torch.equal(_copied_bytes(here), _copied_bytes(arena.tensors("output")[spec.name])):
                     self.varying = self.varying or f"row {row} of {case.name}"
             worker.request(Release(launch=started.launch))
         finally:
@@ -330,4 +329,13 @@ def _output_bytes(prepared: PreparedCase) -> Any:
     import torch
 
     written = [prepared.arena.tensor(slot.name) for slot in prepared.arena.slots if slot.written]
-    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in written])
+    return torch.cat([_copied_bytes(tensor) for tensor in written])
+
+
+def _copied_bytes(tensor: Any) -> Any:
+    """The bytes of a tensor's elements, in order. Of one element that is overwritten where every second one is an
+    input's, `contiguous` keeps the step of two, and a step has no bytes.
+    """
+    import torch
+
+    return tensor.clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
