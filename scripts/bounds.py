@@ -7,8 +7,9 @@
 For each length and distribution: the worst element and the root mean square, in units of eps * sqrt(k) * peak, of
 honest orders of summation; of a tensor core that cuts off ("tensor core": 16 products at a time, one digit more than
 float32), in units of eps * k * peak; and of TF32 factors, added exactly. `repeated`: sums of exp(x - max(x)) for x
-in 16 bits, in units of eps * sqrt(sum of squares of how often each value occurs) / LANES. `returning`: sums of n
-terms that return in the same order c times, in units of eps * sqrt(c * n) * peak (core/attention_decode.py).
+in 16 bits, and for x that is 0 at nine of ten places, in units of eps * sqrt(sum of squares of how often each value
+occurs) / LANES. `returning`: sums of n terms that return in the same order c times, in units of
+eps * sqrt(c * n) * peak (core/attention_decode.py).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from opforge.verify.extra.reduced_precision import cut_off, rounded
 LENGTHS = (64, 65, 256, 1024, 4096, 28672)
 ROWS = 16
 KINDS = ("normal", "uniform", "offset", "skewed", "sparse", "constant_rows")
+HALVES = (torch.bfloat16, torch.float16)
 
 
 def in_turn(terms):
@@ -90,9 +92,9 @@ ORDERS = {
 
 def repeated(seed: int) -> int:
     """Few values that occur often, by 8 and 32 accumulators: what chose REPEATED."""
-    for count, rows in ((16384, 32), (65536, 16), (263168, 8)):
-        for dtype in (torch.bfloat16, torch.float16):
-            for kind in ("normal", "uniform"):
+    for count, rows in ((1024, 256), (2048, 256), (8192, 128), (16384, 32), (65536, 16), (263168, 8)):
+        for kind, dtypes in {"normal": HALVES, "uniform": HALVES, "sparse": (torch.float32,)}.items():
+            for dtype in dtypes:
                 generator = torch.Generator().manual_seed(seed)
                 x = DISTRIBUTIONS[kind]((rows, count), 1.0, generator).to(dtype).float()
                 terms = (x - x.amax(dim=-1, keepdim=True)).exp()

@@ -6,7 +6,8 @@ by hand, before anything imports ``triton``.  It repairs, in this process only:
 * run-time loop bounds, ``range(0, n)``, which fail with numpy 2.4 and later;
 * bfloat16: conversions truncate, and arithmetic, reductions and ``tl.dot`` work on
   the raw 16-bit patterns; here each operation computes in float32 and rounds to even;
-* float8 e4m3 and e5m2 rounding (to nearest even, saturating, as on NVIDIA GPUs);
+* float8 e4m3 and e5m2 rounding (to nearest even, saturating, as on NVIDIA GPUs), and ``tl.dot``
+  of them, which loses e5m2's numbers below 2^-14 and takes e4m3's NaN for 480;
 * ``libdevice`` functions, which return ``None``;
 * ``@triton.autotune``, which needs a GPU: the first configuration is taken;
 * speed: ``tl.sum``, ``tl.max`` and other helpers patch the language once a launch, not
@@ -69,6 +70,18 @@ def _widen(handle: TensorHandle) -> TensorHandle:
     return TensorHandle(bf16_to_f32(handle.data), tl.float32, handle.attr) if _is_bf16(handle) else handle
 
 
+def _f8_to_f32(handle: TensorHandle) -> Any:
+    bits = torch.from_numpy(np.ascontiguousarray(handle.data))
+    return bits.view(_TORCH_F8[handle.dtype.scalar]).float().numpy()
+
+
+def _factor(handle: TensorHandle) -> TensorHandle:
+    """An operand of ``tl.dot``; float16 holds every float8."""
+    if handle.dtype.scalar in _TORCH_F8:
+        return TensorHandle(_f8_to_f32(handle).astype(np.float16), tl.float16, handle.attr)
+    return _widen(handle)
+
+
 def _narrow(handle: TensorHandle) -> TensorHandle:
     if handle.data.dtype == np.bool_:
         return TensorHandle(handle.data, tl.bfloat16)
@@ -88,8 +101,7 @@ def _fix_casts() -> None:
         src_ty, dst_ty = src.dtype.scalar, dst_type.scalar
         nearest = rounding_mode is None or rounding_mode == interpreter._ir.ROUNDING_MODE.RTNE
         if src_ty in _TORCH_F8:
-            wide = torch.from_numpy(np.ascontiguousarray(src.data)).view(_TORCH_F8[src_ty]).float().numpy()
-            return convert(self, TensorHandle(wide, tl.float32), dst_type, rounding_mode)
+            return convert(self, TensorHandle(_f8_to_f32(src), tl.float32), dst_type, rounding_mode)
         if dst_ty == tl.bfloat16:
             return TensorHandle(f32_to_bf16(_widen(src).data.astype(np.float32), nearest), tl.bfloat16)
         if dst_ty in _TORCH_F8 and nearest:
@@ -130,7 +142,7 @@ def _fix_arithmetic() -> None:
         return ternary(self, a, b, c, op)
 
     def create_dot(self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: Any) -> TensorHandle:
-        return dot(self, _widen(a), _widen(b), d, *rest)
+        return dot(self, _factor(a), _factor(b), d, *rest)
 
     def create_fma(self: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> TensorHandle:
         if _is_bf16(x):

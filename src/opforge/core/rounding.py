@@ -60,11 +60,12 @@ REPEATED, REPEATED_TYPICAL = 0.75, 0.2
 """In units of eps * sqrt(sum of squares of how often each term occurs) / LANES. A 16-bit format has few values. While
 the running sum is within one power of two, each is rounded alike wherever it occurs: such errors add up, over lanes
 too. At 263168 terms, where this is the largest part, the worst of 8 lanes (PyTorch's softmax with AVX2) was 0.39, the
-root mean square 0.16; of 32 lanes 0.16 and 0.11 (scripts/bounds.py repeated).
+root mean square 0.16; of 32 lanes 0.16 and 0.11; where nine of ten terms are one number, at 2048 terms and more, of 8
+lanes 0.50 and 0.27, of 32 lanes 0.12 and 0.07 (scripts/bounds.py repeated).
 """
 
-REPEATED_FROM = 8192
-"""Shorter rows are covered without: 0.39 times this share of 8192 bfloat16 values is 3 eps, half of a tree's share."""
+REPEATED_FROM = 1024
+"""Shorter rows are covered without: 1024 terms of which nine in ten are one number are off by 14 eps in 8 lanes."""
 
 SAMPLE = 2048
 """Terms of a row that are looked at to learn how often they occur: of bfloat16's values some 1,900 pairs are equal."""
