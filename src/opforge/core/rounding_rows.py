@@ -131,6 +131,20 @@ def unscaled_sums(x: Any, g: Any) -> Any:
     return 4 * ((1 + x.abs()) * g.abs()).sum(dim=-1, keepdim=True)
 
 
+def expanded_gradient(row: RoundedRows, x: Any, weight: Any, dy: Any) -> Any:
+    """How large the parts of dx become, [..., cols], where it is made as PyTorch's is on a CPU: dy * scale * weight +
+    b * x - b * mean - scale * sum(g), with b = (sum(g) * mean - sum(dy * x * weight)) * scale * scale * scale.
+    """
+    g, dy, x = finite(weight * dy).abs(), finite(dy).abs(), finite(x).abs()
+    total, mean = g.sum(dim=-1, keepdim=True), row.mean.abs()
+    parts = ((dy * x).sum(dim=-1, keepdim=True), total * mean, total * row.scale, dy * row.scale)
+    b = ((g * x).sum(dim=-1, keepdim=True) + total * mean) * row.scale
+    largest = unscaled_sums(x, g)
+    for part in (*parts, b, b * row.scale, b * row.scale**2, b * row.scale**2 * row.size):
+        largest = largest.maximum(part)
+    return largest
+
+
 def normalised_errors(row: RoundedRows, weight: Any, bias: Any = 0.0) -> Errors:
     """Of h * weight + bias, its three factors multiplied in any order."""
     weight = finite(weight).abs()

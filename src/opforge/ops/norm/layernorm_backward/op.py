@@ -6,10 +6,10 @@ from opforge.core.rounding import Errors
 from opforge.core.rounding_rows import (
     centred_row,
     column_sum_errors,
+    expanded_gradient,
     gradient_errors,
     gradient_of_weight,
     lost_below,
-    unscaled_sums,
     where_squares_fit,
 )
 from opforge.core.workloads import LAYER_NORMS
@@ -49,7 +49,7 @@ def errors(inputs, outputs, scalars, dtype):
         "dbias": column_sum_errors(dy),
     }
     sizes = magnitude(inputs, outputs, scalars)
-    sizes["dx"] = sizes["dx"].maximum(unscaled_sums(inputs["x"], inputs["weight"] * dy))
+    sizes["dx"] = sizes["dx"].maximum(expanded_gradient(row, inputs["x"], inputs["weight"], dy))
     # dweight has a share of every row, dbias none of their statistics
     found["dx"] = where_squares_fit(found["dx"], row.squares, sizes["dx"])
     found["dweight"] = where_squares_fit(found["dweight"], row.squares.sum(), sizes["dweight"])
