@@ -351,8 +351,8 @@ def test_an_operand_in_a_format_that_was_not_named_is_refused():
 @pytest.mark.campaign
 @pytest.mark.parametrize("dtype", FORMATS)
 def test_every_number_of_a_format_arrives_in_an_interpreted_product(tmp_path, dtype):
-    """Triton 3.6's interpreter lost E5M2's numbers below 2^-14 and took E4M3's NaN for 480: rows of small numbers were
-    wrong, one verification in some hundreds.
+    """Triton 3.6's interpreter lost E5M2's numbers below 2^-14, so that rows of small numbers were wrong, and took
+    E4M3's NaN for 480.
     """
     import torch
     from tests.named_kernels import named, renamed

@@ -137,7 +137,7 @@ def test_a_gradient_may_overflow_where_a_part_of_it_does(columns):
         infinite += int((~dx.isfinite()).sum())
         forgiven += 0 if expectation.beyond is None else int(expectation.beyond.sum())
     cases.close()
-    assert 0 < infinite <= forgiven < 1.2 * infinite
+    assert 0 < infinite <= forgiven < 1.5 * infinite
 
 
 def test_what_is_forgiven_on_a_row_is_what_float32_cannot_hold():
