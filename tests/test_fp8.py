@@ -552,3 +552,31 @@ def test_scales_far_apart_may_meet_the_sums_in_any_order(order):
         found = (first * second * third).expand(3, 2).contiguous()
         assert compare(found, expectation).agrees
         assert compare(found * 1.01, expectation).agrees is not bool(found.isfinite().any())
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block"])
+def test_two_scales_may_leave_float32_before_they_meet_a_sum_of_nothing(scaling):
+    """A kernel that multiplies a block's two scales first gets 0 * inf; blocks alone were not allowed to."""
+    import torch
+
+    torch.manual_seed(4)
+    operator, axes = load().operator("matmul_fp8"), {"m": 3, "n": 200, "k": 300}
+    case = Case(name="x", axes=axes, why="", scalars={"scaling": scaling, "out_dtype": "float32"})
+    a, b = torch.zeros(3, 300), torch.randint(1, 9, (200, 300)).float()
+    a[:, 200:] = 1e-2
+    rows, columns, blocks = {"tensor": (1, 1, 1), "row": (3, 200, 1), "block": (3, 2, 3)}[scaling]
+    scale_a, scale_b = torch.full((rows, blocks), 2.0), torch.full((columns, blocks), 0.5)
+    inputs = {"a": a.to(torch.float8_e4m3fn), "b": b.to(torch.float8_e4m3fn), "scale_a": scale_a, "scale_b": scale_b}
+    found = (inputs["a"].float() @ inputs["b"].float().T) * 1.0
+    (expectation,) = consult(operator, case, "float8_e4m3fn", inputs).expectations
+    assert compare(found, expectation).agrees
+    assert not compare(found * torch.nan, expectation).agrees and not compare(found * 1.01, expectation).agrees
+    if scaling == "block":
+        # only the first 128 terms, which are all 0 in a, of the first 128 columns
+        scale_a[:, 0], scale_b[0, 0] = 1e20, 1e19
+    else:
+        scale_a.fill_(1e20), scale_b.fill_(1e19), inputs["a"].view(torch.uint8).zero_()
+    (expectation,) = consult(operator, case, "float8_e4m3fn", inputs).expectations
+    wrong = compare(found * torch.nan, expectation).wrong
+    assert not wrong[:, :128].any()
+    assert bool(wrong[:, 128:].all()) == (scaling == "block")

@@ -35,7 +35,8 @@ def errors(inputs, outputs, scalars, dtype):
     # and by 2^-10.3 at worst among 262144; so are cuBLAS's (measured on an H200). Then float32 takes over, and the
     # errors of blocks are independent. What is cut off makes a product smaller, never larger: terms of one sign lose
     # 2^-16 of that each, which adds up.
-    left, right = (finite(factor) for factor in widened(*(inputs[name] for name in ("a", "b", "scale_a", "scale_b"))))
+    a, b, scale_a, scale_b = (finite(inputs[name]) for name in ("a", "b", "scale_a", "scale_b"))
+    left, right = widened(a, b, scale_a, scale_b)
     wandering = cut = 0
     for first in range(0, left.shape[1], BLOCK):
         ours, theirs = left[:, first : first + BLOCK], right[:, first : first + BLOCK].transpose(0, 1)
@@ -43,8 +44,13 @@ def errors(inputs, outputs, scalars, dtype):
         wandering = wandering + reached.square()
         cut = cut + (ours.sign() @ theirs.sign()) * reached
     promoted = product_errors(left, right.transpose(0, 1), cut=False)
-    if scalars["scaling"] != "block":
-        promoted += in_any_order(*(finite(inputs[name]) for name in ("a", "b", "scale_a", "scale_b")))
+    if scalars["scaling"] == "block":
+        ours, theirs = spread(scale_a, *a.shape), spread(scale_b, *b.shape)
+        for first in range(0, a.shape[1], BLOCK):
+            terms = slice(first, first + BLOCK)
+            promoted += in_any_order(a[:, terms], b[:, terms], ours[:, first : first + 1], theirs[:, first : first + 1])
+    else:
+        promoted += in_any_order(a, b, scale_a, scale_b)
     return {
         "y": promoted
         + Errors(wandering**0.5 * 2.0**-10 + abs(cut) * 2.0**-16, wandering**0.5 * 2.0**-12 + abs(cut) * 2.0**-16)
@@ -52,8 +58,8 @@ def errors(inputs, outputs, scalars, dtype):
 
 
 def in_any_order(a, b, scale_a, scale_b):
-    """Of sums and their two scales, multiplied in any order: scales far apart (2^90 and 2^-90) may leave the range of
-    float32 on the way, at the upper end or at the lower, below which hardware counts as 0."""
+    """Of sums and their two scales, of all rows or of each, multiplied in any order: scales far apart (2^90 and 2^-90)
+    may leave the range of float32 on the way, at the upper end or at the lower, below which hardware counts as 0."""
     sums, ours, theirs = a.abs() @ b.abs().transpose(0, 1), scale_a.abs(), scale_b.abs().transpose(0, 1)
     steps = ((sums * ours, theirs), (sums * theirs, ours), (ours * theirs, sums))
     lost = sum(step * rest * (step < LEAST) for step, rest in steps)
