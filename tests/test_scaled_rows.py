@@ -111,25 +111,21 @@ def test_a_gradient_may_overflow_where_a_part_of_it_does(columns):
     """PyTorch's kernel for CPUs multiplies dy by x and by the scale, and sum(g) by the mean, before the weight and the
     cube of the scale bring them back: one verification in thirty was a Mismatch for NaN. Little else is forgiven.
     """
-    operator = load().operator("layernorm_backward")
-    cases = CaseCache(registry=load(), operator=operator, host=InProcess(), device="cpu")
+    registry = load()
+    kernel = registry.implementation("layernorm_backward", "torch_definition")
+    cases = CaseCache(
+        registry=registry, operator=registry.operator("layernorm_backward"), host=InProcess(), device="cpu"
+    )
     axes, forgiven, infinite = {"lead": (256,), "cols": columns}, 0, 0
     for seed in range(4):
         case = Case(name=f"drawn_{seed}", axes=axes, why="", distribution="exponents", seed=seed)
         prepared = cases.prepare_if_defined(case, "float32")
         if isinstance(prepared, Undefined) or prepared.case.distribution != "exponents":
             continue
-        found = verify(
-            cases,
-            cases.registry.implementation("layernorm_backward", "torch_definition"),
-            "float32",
-            cases=[prepared.case],
-            effort=EXACT,
-        )
+        found = verify(cases, kernel, "float32", cases=[prepared.case], effort=EXACT)
         assert isinstance(found, Pass), found
-        inputs = {name: tensor.clone() for name, tensor in prepared.arena.tensors("input").items()}
         expectation = next(one for one in prepared.truth.expectations if one.output == "dx")
-        x, weight, dy = inputs["x"], inputs["weight"], inputs["dy"]
+        x, weight, dy = (prepared.arena.tensor(name) for name in ("x", "weight", "dy"))
         _, mean, scale = torch.ops.aten.native_layer_norm(x, [columns], weight, weight, 1e-5)
         dx = torch.ops.aten.native_layer_norm_backward(
             dy, x, [columns], mean, scale, weight, weight, [True, False, False]
