@@ -10,7 +10,7 @@ CHECKED := $(patsubst %,tests/test_%.py,arrows core registry docs cost roofline 
   store store_held gate renewal torch_private progress) \
   tests/test_runner.py::test_an_answer_holds_what_the_question_asks_for \
   tests/test_dispatch.py::test_a_gradient_operator_is_the_derivative_of_its_forward
-.PHONY: setup demo test test-all campaigns check redteam trust tuning gpu docs clean
+.PHONY: setup demo test test-all campaigns check redteam trust tuning gpu map docs clean
 
 setup:
 	@scripts/setup.sh
@@ -51,7 +51,10 @@ redteam: setup  ## planted cheats, honest kernels, planted bugs and hostile kern
 gpu: setup  ## on a machine with GPUs: the tests that need one, then the records renewed in results/, what dispatch would pick wrongly first; LIMIT=540 for a slice
 	@scripts/gpu.sh
 
-docs: setup  ## pages generated from the code: docs/map.md, docs/verbs/, README tables
+map: setup  ## docs/map.md: where each thing lives, drawn from the code as it is; git does not keep it
+	@$(BIN)/python scripts/house_map.py
+
+docs: setup  ## pages generated from the code: docs/verbs/, README tables
 	@$(BIN)/python scripts/docs.py
 
 clean:

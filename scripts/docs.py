@@ -1,6 +1,5 @@
 """Writes the pages that are generated from the code, so that nothing is written twice.
 
-docs/map.md        rooms, modules, headers, operators, tests and scripts (scripts/house_map.py)
 docs/verbs/*.md    one page per verb, from its --help
 docs/images/rows.svg  the picture of the READMEs, from the records of PICTURED (scripts/first_screen.py)
 signatures         in the operators' README.md, between `<!-- signature -->` and `<!-- end -->`, from the operator's
@@ -33,8 +32,6 @@ PICTURED = "results/nvidia-h200.jsonl.gz"
 if TYPE_CHECKING:
     from opforge.core.operator import TensorSpec
     from opforge.core.record import Adoption, Record
-
-from house_map import map_page  # noqa: E402
 
 
 def verb_pages() -> dict[str, str]:
@@ -268,8 +265,7 @@ def picture() -> str:
 def main() -> int:
     """Write the pages, or with --check compare them."""
     check = "--check" in sys.argv[1:]
-    pages = {ROOT / "docs" / "map.md": map_page()}
-    pages |= {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
+    pages = {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
     pages |= {path: with_tables(with_signature(path, path.read_text(encoding="utf-8"))) for path in pages_with_tables()}
     if drawn := picture():
         pages[ROOT / "docs" / "images" / "rows.svg"] = drawn

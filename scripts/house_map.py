@@ -1,8 +1,8 @@
 """docs/map.md from the code: rooms with their modules, device code, operators with their kernels, tests and scripts.
 
 Every line is made from the first sentence of a docstring or of a file's first comment. A module that is hard to find on
-the map needs a better first sentence. `scripts/docs.py` writes this page with the others, `python scripts/house_map.py`
-alone.
+the map needs a better first sentence. `make map` writes the page; git does not keep it, since every change of the code
+changes it.
 """
 
 from __future__ import annotations
@@ -366,3 +366,4 @@ def map_page() -> str:
 
 if __name__ == "__main__":
     (ROOT / "docs" / "map.md").write_text(map_page(), encoding="utf-8")
+    print("wrote docs/map.md")
