@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import importlib
+import inspect
 import math
 import select
 import signal
@@ -117,8 +118,18 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     for verb in [verb for verb in VERBS if verb in words] or VERBS:
         module, function = VERBS[verb].split(":")
         body = getattr(importlib.import_module(f"opforge.cli.{module}"), function)
-        made.command(verb, cls=Verb)(_with_reason(_with_progress(body, bars=verb in SHOWS_BARS)))
+        shown = _with_reason(_with_progress(body, bars=verb in SHOWS_BARS))
+        made.command(verb, cls=Verb, help=flowing(body.__doc__ or ""))(shown)
     return made
+
+
+def flowing(docstring: str) -> str:
+    r"""A docstring with each paragraph on one line, so that a terminal breaks it where its own width needs it.
+
+    >>> flowing("One sentence over\n    two lines.\n\n    Another.")
+    'One sentence over two lines.\n\nAnother.'
+    """
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in inspect.cleandoc(docstring).split("\n\n"))
 
 
 def _with_progress(verb: Callable[..., None], bars: bool) -> Callable[..., None]:
