@@ -1,5 +1,6 @@
 """Every help text, as terminals of two widths show it."""
 
+import itertools
 import re
 
 import pytest
@@ -54,7 +55,7 @@ def cells(lines):
 
 def broken_early(block, width):
     """The lines that end although the next line's first word had room."""
-    pairs = zip(block, block[1:], strict=False)
+    pairs = itertools.pairwise(block)
     return [line for line, after in pairs if len(line) + 1 + len(after.split()[0]) <= width]
 
 
