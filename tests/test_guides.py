@@ -187,7 +187,8 @@ def test_the_guide_names_every_declaration_and_show_prints_them(tmp_path, guide)
     kernel = home / "row_scale" / "triton_rows.py"
     everything = (
         'DTYPES = ("float32",)\nSUPPORTS = {"narrow": "cols <= 512"}\nLAYOUTS = ("contiguous", "rows")\n'
-        'ANY_RANK = False\nLIMITS = {"small": "BLOCK <= 512"}\nBEST = {"wide": "cols >= 256"}\nFLAGS = ("-x",)\n'
+        'ANY_RANK = False\nLIMITS = {"small": "BLOCK <= 512"}\nBEST = {"wide": "cols >= 256"}\n'
+        'FLAGS = ("-ffast-math",)\n'
         'ARCH = "sm_90a"\nDETERMINISTIC = False\nNEEDS = "some-package==1.0"\n'
     )
     kernel.write_text(kernel.read_text().replace("\n\n@triton.jit", f"\n{everything}\n\n@triton.jit"))
@@ -195,7 +196,7 @@ def test_the_guide_names_every_declaration_and_show_prints_them(tmp_path, guide)
     part = shown[shown.index("triton_rows") : shown.index("tilelang_flat")]
     for words in (
         "float32", "narrow: cols <= 512", "contiguous, rows", "small: BLOCK <= 512", "wide: cols >= 256",
-        "-x", "sm_90a", "not deterministic", "some-package==1.0", "BLOCK in 128, 256", "BLOCK=256",
+        "-ffast-math", "sm_90a", "not deterministic", "some-package==1.0", "BLOCK in 128, 256", "BLOCK=256",
     ):  # fmt: skip
         assert words in part, words
     for words in ("activation = 'none' of", "FLOP on vector units", "alpha=-0.5", "special contiguous"):

@@ -181,8 +181,7 @@ class Cuda:
             [
                 "nvcc",
                 *DEVICE_FLAGS,
-                *implementation.flags,
-                *native.definitions(call.config),
+                *native.own_options(implementation, call.config),
                 gencode(target),
                 "-cubin",
                 "-Xptxas",

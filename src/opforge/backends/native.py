@@ -26,6 +26,7 @@ from typing import Any
 from opforge.backends import cache
 from opforge.backends.module_loading import installed
 from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, include_of, package_of
+from opforge.core.compiler_options import refused, refused_definition
 from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, ScalarValue
@@ -33,6 +34,8 @@ from opforge.core.operator import Operator, ScalarValue
 FFI_INSTALL = "pip install apache-tvm-ffi==0.1.12"
 ENTRY = "run"
 LIBRARY = "kernel.so"
+SHELL = re.compile(r"[$`\\\n]")
+"""What a shell expands inside of the double quotes in which nvcc puts each word."""
 BINDING_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden")
 MOST_BOUND = 12
 """kMostTensors in prepared.cpp."""
@@ -100,8 +103,22 @@ def includes_of(source: Path) -> tuple[str, ...]:
 
 
 def definitions(config: Config) -> tuple[str, ...]:
-    """A config as preprocessor definitions, which is how a native kernel sees it."""
+    """A config as preprocessor definitions, which is how a native kernel sees it. Raises UsageError for a value that a
+    compiler might hand to a shell.
+    """
+    for name, value in config.values:
+        if why := refused_definition(name, value):
+            raise UsageError(f"{why}.")
     return tuple(f"-D{name}={int(value) if isinstance(value, bool) else value}" for name, value in config.values)
+
+
+def own_options(implementation: Implementation, config: Config) -> tuple[str, ...]:
+    """What a file's author and a config say to its compiler. Raises UsageError for an option that is not known: see
+    core.compiler_options.
+    """
+    if why := refused(implementation.flags):
+        raise UsageError(f"{implementation.source}: {why}.")
+    return (*implementation.flags, *definitions(config))
 
 
 def library_key(implementation: Implementation, config: Config, toolchain: Toolchain, compiler: str = "") -> str:
@@ -113,7 +130,7 @@ def library_key(implementation: Implementation, config: Config, toolchain: Toolc
         {
             "source": text,
             "headers": str(sorted(code_of(implementation.source).shared.items())),
-            "flags": " ".join((*toolchain.flags, *implementation.flags, *definitions(config))),
+            "flags": " ".join((*toolchain.flags, *own_options(implementation, config))),
             "compiler": compiler,
             "target": toolchain.target,
             "ffi": ffi_version(),
@@ -127,8 +144,7 @@ def command(implementation: Implementation, config: Config, toolchain: Toolchain
     return [
         toolchain.compiler,
         *toolchain.flags,
-        *implementation.flags,
-        *definitions(config),
+        *own_options(implementation, config),
         *includes_of(source),
         str(source),
         "-o",
@@ -149,8 +165,7 @@ def object_command(implementation: Implementation, config: Config, toolchain: To
     return [
         toolchain.compiler,
         *flags,
-        *implementation.flags,
-        *definitions(config),
+        *own_options(implementation, config),
         *includes_of(source),
         *lines,
         *host,
@@ -170,6 +185,10 @@ def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
     """Run a compiler; what it said and how long it took in seconds. Raises CompilationFailed with the end of
     its words.
     """
+    if Path(arguments[0]).name == "nvcc" and (strange := [word for word in arguments if SHELL.search(word)]):
+        raise UsageError(
+            f"nvcc hands its words to a shell, which would expand {strange[0]!r:.200}. Rename the file or its folder."
+        )
     started = time.perf_counter()
     with subprocess.Popen(list(arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         _running.add(process.pid)

@@ -20,7 +20,7 @@ from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import DEVICE_FLAGS, Cuda
 from opforge.backends.program_hash import joined_tokens
 from opforge.backends.shared_code import include_of, package_of
-from opforge.core.implementation import Implementation
+from opforge.core.implementation import Config, Implementation
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -158,7 +158,8 @@ def _listing(implementation: Implementation) -> list[str]:
     """The host compiler's command that lists what it reads for a file."""
     chain = Cpp().toolchain() if implementation.backend == "cpp" else Cuda().toolchain("cpu")
     source = implementation.source
-    return [chain.compiler, *chain.flags, *implementation.flags, *native.includes_of(source), "-M", str(source)]
+    own = native.own_options(implementation, Config())
+    return [chain.compiler, *chain.flags, *own, *native.includes_of(source), "-M", str(source)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -24,6 +24,8 @@ from opforge.core.plugins import plugged
 from opforge.registry.statement_checks import (
     check_conditions,
     check_default,
+    check_native,
+    check_options,
     check_space,
     get_close_matches,
     line_of,
@@ -137,6 +139,9 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
     for key in ("SUPPORTS", "LIMITS"):
         check_conditions(source, key, said.get(key, {}))
     check_default(source, default.as_dict(), space, said.get("LIMITS", {}))
+    check_options(source, said.get("FLAGS", ()))
+    if source.suffix != ".py":
+        check_native(source, _text(source), {**{key: (value,) for key, value in default.values}, **space})
     return Implementation(
         name=name,
         operator=operator,

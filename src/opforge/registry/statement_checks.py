@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from opforge.core.compiler_options import refused, refused_definition, refused_text
 from opforge.core.device import BOUNDS
 from opforge.core.errors import UsageError
 from opforge.core.expr import FUNCTIONS, evaluate
@@ -94,6 +95,25 @@ def check_space(source: Path, space: Mapping[str, tuple[Any, ...]], default: Map
                 else f"Add it to SPACE, with {value!r} alone if nothing else is worth trying."
             )
             raise UsageError(f"{line_of(source, 'DEFAULT', name)}: DEFAULT has {name}, and SPACE has not. {hint}")
+
+
+def check_options(source: Path, options: tuple[Any, ...]) -> None:
+    """Raises UsageError for an option that a file may not give its compiler."""
+    if why := refused(options):
+        raise UsageError(f"{line_of(source, 'FLAGS')}: {why}.")
+
+
+def check_native(source: Path, text: str, configs: Mapping[str, Iterable[Any]]) -> None:
+    """Raises UsageError where a C++ or CUDA file reads what its hash cannot cover, or a config's value is more than a
+    macro's.
+    """
+    line, why = refused_text(text)
+    if why:
+        raise UsageError(f"{source}:{line}: {why}.")
+    for name, values in configs.items():
+        for value in values:
+            if why := refused_definition(name, value):
+                raise UsageError(f"{line_of(source, 'SPACE', name)}: {why}.")
 
 
 MOST_TRIED = 10_000
