@@ -144,9 +144,9 @@ def missing(operators: Mapping[str, Any], cell: Cell) -> str | None:
 
 def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> Any:
     """The call of a cell."""
-    from opforge.core.attention_cases import axes
-    from opforge.core.attention_varlen import varlen_axes
     from opforge.core.operator import Case
+    from opforge.definitions.attention.cases import axes
+    from opforge.definitions.attention.varlen import varlen_axes
 
     kv_heads, group = HEADS[cell.heads]
     dim, value_dim = DIMS[cell.dim]

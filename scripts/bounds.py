@@ -1,4 +1,4 @@
-"""Sums of products in float32, in many orders, against core.rounding: the measurement that chose its constants.
+"""Sums of products in float32, in many orders, against definitions/bounds: the measurement that chose its constants.
 
     python scripts/bounds.py [SEED] [K...]
     python scripts/bounds.py repeated [SEED]
@@ -9,7 +9,7 @@ honest orders of summation; of a tensor core that cuts off ("tensor core": 16 pr
 float32), in units of eps * k * peak; and of TF32 factors, added exactly. `repeated`: sums of exp(x - max(x)) for x
 in 16 bits, and for x that is 0 at nine of ten places, in units of eps * sqrt(sum of squares of how often each value
 occurs) / LANES. `returning`: sums of n terms that return in the same order c times, in units of
-eps * sqrt(c * n) * peak (core/attention_decode.py).
+eps * sqrt(c * n) * peak (definitions/attention/decode.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
-from opforge.core.rounding import EPSILON, LANES, peak_of_products
+from opforge.definitions.bounds.sums import EPSILON, LANES, peak_of_products
 from opforge.runner.inputs import DISTRIBUTIONS
 from opforge.verify.extra.reduced_precision import cut_off, rounded
 

@@ -102,13 +102,13 @@ def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():
     assert {
         "softmax/op.py",
         "core/operator.py",
-        "core/cases.py",
+        "definitions/cases.py",
         "core/dtypes.py",
         "oracle/expectation.py",
         "judging/elements.py",
         "runner/inputs.py",
     } <= names
-    assert "core/rounding.py" in {
+    assert "definitions/bounds/sums.py" in {
         path.relative_to(path.parents[1]).as_posix() for path in decisive(load().operator("rmsnorm").folder / "op.py")
     }
 

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 
-from opforge.core import attention
 from opforge.core.expr import evaluate
+from opforge.definitions.attention import attention
 from opforge.registry import load
 
 NOTHING = (None,) * 5
@@ -97,7 +97,7 @@ def test_gradients_are_those_of_the_oracle_differentiated(mask, softcap):
 
 
 def test_gradients_of_one_head_after_another_are_those_of_all(monkeypatch):
-    from opforge.core import attention_gradients
+    from opforge.definitions.attention import gradients as attention_gradients
 
     q, k, v = given()
     scalars = OPERATOR.scalar_values({"causal": True, "softcap": 3.0})
@@ -135,8 +135,8 @@ def test_autograd_of_the_function_is_that_of_pytorchs(front_door, causal):
 
 def test_what_follows_is_what_attention_returns():
     """Gradients are asked with a result and a log-sum-exp that belong to the inputs, as autograd would keep them."""
-    from opforge.core.attention_cases import ABSENT
     from opforge.core.operator import Case
+    from opforge.definitions.attention.cases import ABSENT
     from opforge.runner import allocate, fill
 
     axes = {"batch": 1, "kv_heads": 2, "group": 2, "queries": 9, "keys": 7, "head_dim": 8, "value_dim": 8}

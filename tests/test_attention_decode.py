@@ -6,10 +6,10 @@ import pytest
 import torch
 from tests.named_kernels import named, renamed
 
-from opforge.core.attention_decode import ELEMENTS, POISON, alike, poisoned
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, TensorSpec
 from opforge.core.verdict import Mismatch
+from opforge.definitions.attention.decode import ELEMENTS, POISON, alike, poisoned
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition

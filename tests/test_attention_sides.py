@@ -13,9 +13,9 @@ from tests.named_kernels import Named
 
 from opforge import ops
 from opforge.backends import Call, backend
-from opforge.core.attention_dropout import four_words, kept_of
-from opforge.core.attention_sides import NAMES, Sides
 from opforge.core.errors import UsageError
+from opforge.definitions.attention.dropout import four_words, kept_of
+from opforge.definitions.attention.sides import NAMES, Sides
 from opforge.dispatch import Chooser, Function
 from opforge.ops.seeds import draw_seed
 from opforge.registry import load
@@ -119,7 +119,7 @@ def test_gradients_are_those_of_the_oracle_differentiated(left):
 
 def test_gradients_of_bias_and_sinks_are_those_of_the_oracle_differentiated(monkeypatch):
     """All at once, in float64; what is expanded, and heads one after another, too."""
-    from opforge.core import attention_gradients
+    from opforge.definitions.attention import gradients as attention_gradients
 
     registry = load([])
     of_bias, of_sinks = (registry.operator(name) for name in OPERATOR.further_gradients)
@@ -152,7 +152,7 @@ def test_a_sink_of_minus_infinity_is_none(front_door):
 
 def test_parts_give_what_the_whole_gives(monkeypatch):
     """Large calls are looked at in parts, of which each has its own piece of what stands beside."""
-    from opforge.core import attention, attention_gradients
+    from opforge.definitions.attention import attention, gradients as attention_gradients
 
     tensors, sides = given(), beside()
     scalars = {"dropout": 0.3, "causal": True, "alignment": "bottom_right"}

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 from opforge.core.errors import UsageError  # noqa: E402
 from opforge.core.implementation import Rejected  # noqa: E402
 from opforge.core.operator import Case  # noqa: E402
-from opforge.core.precision import matrix_errors  # noqa: E402
 from opforge.core.timing import Timing  # noqa: E402
 from opforge.core.verdict import Pass  # noqa: E402
+from opforge.definitions.precision import matrix_errors  # noqa: E402
 from opforge.device.torch import sums  # noqa: E402
 from opforge.device.torch.precision import products_in  # noqa: E402
 from opforge.dispatch import Chooser, function_of  # noqa: E402

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from opforge.core.operator import Case
-from opforge.core.rounding import product_errors
+from opforge.definitions.bounds.sums import product_errors
 from opforge.registry import load
 from opforge.runner.inputs import DISTRIBUTIONS
 from opforge.verify.extra.adequacy import whole_lengths

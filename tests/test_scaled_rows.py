@@ -13,8 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from opforge.core.operator import Case
-from opforge.core.rounding_rows import centred_row, gradient_errors, lost_below
 from opforge.core.verdict import Pass
+from opforge.definitions.bounds.rows import centred_row, gradient_errors, lost_below
 from opforge.registry import load
 from opforge.runner import InProcess
 from opforge.runner.inputs import DISTRIBUTIONS

@@ -14,12 +14,12 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from opforge.core.activation import activated, linear_errors
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance
 from opforge.core.record import from_json, to_json
 from opforge.core.verdict import Broken, Crash, Mismatch, Pass
+from opforge.definitions.activation import activated, linear_errors
 from opforge.registry import load
 from opforge.runner import Isolated, bind, refused
 from opforge.runner.inputs import allocate, fill

@@ -1,8 +1,8 @@
 """y = x + bias where a mask says so, in every format: whole numbers wrap and are judged exactly, float64 is float64."""
 
-from opforge.core.cases import ROWS, row_layouts, row_ranks
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
-from opforge.core.tolerances import ONE_ADDITION
+from opforge.definitions.cases import ROWS, row_layouts, row_ranks
+from opforge.definitions.tolerances import ONE_ADDITION
 
 
 def reference(x, bias, mask):

@@ -1,7 +1,7 @@
 """y = x * weight + bias, either of them left away: an optional input is None where a call does not give it."""
 
-from opforge.core.cases import ROWS, row_layouts, row_ranks
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.definitions.cases import ROWS, row_layouts, row_ranks
 
 
 def reference(x, weight, bias):

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from opforge.backends.cache import sha256_of
+from opforge.core.moved import MOVED
 
 T = TypeVar("T")
 
@@ -83,7 +84,9 @@ def modules_of(source: Path) -> dict[str, Path]:
     pending = list(_asked_once(_imported, source))
     while pending:
         name = pending.pop()
-        stems = [package.joinpath(*name.split(".")[1:]) for package in packages]
+        # an earlier revision has what lies elsewhere today where it lay then
+        names = dict.fromkeys((name, MOVED.get(name, name)))
+        stems = [package.joinpath(*known.split(".")[1:]) for known in names for package in packages]
         path = next(
             (place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()),
             None,

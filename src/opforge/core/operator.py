@@ -15,7 +15,7 @@ from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate, worth
 from opforge.core.fields import check_fields, wrong_field
-from opforge.core.rounding import Errors
+from opforge.core.rounding_errors import Errors
 from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes
 from opforge.core.tensors import (
     DOMAINS as DOMAINS,
@@ -113,9 +113,9 @@ class Tolerance:
                 Sharper than another of the roundings, and right where the intermediate is subnormal and the result is
                 not. The last rounding counts at the result that this may have moved: past a power of two its steps are
                 twice as large
-    errors      `errors(inputs, outputs, scalars, dtype) -> {output: core.rounding.Errors}`: what the arithmetic may do,
-                element by element, in the unit of the result; takes the place of the first term above. It says besides
-                what the root mean square of all errors may be: many small ones show what no single one does
+    errors      `errors(inputs, outputs, scalars, dtype) -> {output: core.rounding_errors.Errors}`: what the arithmetic
+                may do, element by element, in the unit of the result; takes the place of the first term above. It says
+                besides what the root mean square of all errors may be: many small ones show what no single one does
     rounds_factors   whether factors of either sign are made on the way and rounded to the dtype (attention's
                 gradients): sums of a few more digits than that can't be told from right ones
     shared      expression over the axes: how many elements share one error ("cols": a row's statistic is in all of

@@ -73,7 +73,7 @@ def op_text(
     return (
         f'"""{one_line(definition)}"""\n\n'
         f"from opforge.core.operator import {', '.join(nouns)}\n"
-        "from opforge.core.rounding_formulas import formula_errors\n\n\n"
+        "from opforge.definitions.bounds.formulas import formula_errors\n\n\n"
         + reference_text(program, layout)
         + "\n\ndef errors(inputs, outputs, scalars, dtype):\n"
         "    # the reference itself, on numbers that carry their rounding errors along\n"

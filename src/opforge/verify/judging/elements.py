@@ -62,9 +62,9 @@ def noise(actual: Any, expectation: Expectation) -> float | None:
     """The root mean square of |error| / typical error, over the most that is allowed for so many elements; None where
     the operator does not say what is typical.
 
-    An honest kernel's stands below 1/3 of what is typical (core.rounding). Few elements may all be unlucky: 4 /
-    sqrt(groups) is added, four standard deviations of a mean square of that many normal errors at the least; elements
-    that share an error count as one.
+    An honest kernel's stands below 1/3 of what is typical (definitions.bounds.sums). Few elements may all be unlucky:
+    4 / sqrt(groups) is added, four standard deviations of a mean square of that many normal errors at the least;
+    elements that share an error count as one.
     """
     import torch
 

@@ -15,8 +15,9 @@ from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate
 from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Ties
 from opforge.core.own_words import in_case, its_own_words
-from opforge.core.rounding import Errors, finite
+from opforge.core.rounding_errors import Errors
 from opforge.core.shapes import full_shape
+from opforge.definitions.bounds.sums import finite
 from opforge.verify.oracle.aside import ASIDE, Aside, Waiting, empty_on_host, waits, widened
 from opforge.verify.oracle.integer_outputs import scores_of, settled
 from opforge.verify.oracle.tolerance_checks import check_returned

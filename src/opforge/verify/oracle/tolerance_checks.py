@@ -8,7 +8,7 @@ from typing import Any
 from opforge.core.errors import UsageError
 from opforge.core.fields import shown
 from opforge.core.operator import Operator
-from opforge.core.rounding import Errors
+from opforge.core.rounding_errors import Errors
 
 FORMS = {
     0: ("Errors(largest, typical)", "Errors of tensors"),

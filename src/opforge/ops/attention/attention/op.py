@@ -1,9 +1,9 @@
 """Attention: out = softmax(scale * q k^T, masked) v, and the logarithm of each row's sum of exponentials."""
 
-from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
-from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, given, plain
-from opforge.core.attention_sides import ABOUT, NAMES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
+from opforge.definitions.attention.cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, given, plain
+from opforge.definitions.attention.sides import ABOUT, NAMES, Sides
 
 
 def reference(q, k, v, *beside, **scalars):

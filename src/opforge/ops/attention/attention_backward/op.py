@@ -1,10 +1,10 @@
 """The gradients of attention: of queries, keys and values, from what it returned and what arrives for that."""
 
-from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, in_parts
-from opforge.core.attention_cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
-from opforge.core.attention_gradients import differentiated, gradient_errors
-from opforge.core.attention_sides import ABOUT, NAMES, Sides
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, in_parts
+from opforge.definitions.attention.cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, plain
+from opforge.definitions.attention.gradients import differentiated, gradient_errors
+from opforge.definitions.attention.sides import ABOUT, NAMES, Sides
 
 
 def reference(q, k, v, out, lse, dout, dlse, *beside, **scalars):

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from opforge.core.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, in_parts
-from opforge.core.attention_cases import BOTTOM, CAUSAL, axes, given
-from opforge.core.attention_gradients import bias_differentiated, bias_errors
-from opforge.core.attention_sides import ABOUT, Sides
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.definitions.attention.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, in_parts
+from opforge.definitions.attention.cases import BOTTOM, CAUSAL, axes, given
+from opforge.definitions.attention.gradients import bias_differentiated, bias_errors
+from opforge.definitions.attention.sides import ABOUT, Sides
 
 BESIDE = ("bias", "key_lengths", "mask", "alibi_slopes")
 OPTIONAL = BESIDE[1:]

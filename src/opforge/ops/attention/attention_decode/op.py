@@ -1,6 +1,7 @@
 """Attention of few queries a sequence against a paged cache of keys and values: the step that decoding repeats."""
 
-from opforge.core.attention_decode import (
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.decode import (
     BYTES_READ,
     DECODE_CONSTRAINTS,
     DECODE_PARAMETERS,
@@ -13,7 +14,6 @@ from opforge.core.attention_decode import (
     decoded,
     poisoned,
 )
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 
 def reference(q, k_pages, v_pages, block_table, lengths, **scalars):

@@ -2,9 +2,10 @@
 log-sum-exp.
 """
 
-from opforge.core.attention import PAIRS
-from opforge.core.attention_cases import BOTTOM, CAUSAL, axes
-from opforge.core.attention_fp8 import (
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.attention import PAIRS
+from opforge.definitions.attention.cases import BOTTOM, CAUSAL, axes
+from opforge.definitions.attention.fp8 import (
     CONSTRAINTS_FP8,
     DERIVED,
     FORMATS,
@@ -13,8 +14,7 @@ from opforge.core.attention_fp8 import (
     attended_fp8,
     fp8_errors,
 )
-from opforge.core.attention_sides import ABOUT
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.sides import ABOUT
 
 
 def reference(q, k, v, q_scale, k_scale, v_scale, key_lengths, **scalars):

@@ -1,7 +1,7 @@
 """The gradient of attention's sinks, from what attention returned and what arrives for that."""
 
-from opforge.core.attention_gradients import sinks_differentiated, sinks_errors
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.definitions.attention.gradients import sinks_differentiated, sinks_errors
 
 
 def reference(out, lse, dout, dlse, sinks):

@@ -1,6 +1,7 @@
 """Attention of sequences of any length, packed one after another: no padding, and none sees another's keys."""
 
-from opforge.core.attention_varlen import (
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.varlen import (
     FLOPS,
     VARLEN_CONSTRAINTS,
     VARLEN_PARAMETERS,
@@ -10,7 +11,6 @@ from opforge.core.attention_varlen import (
     varlen_axes,
     varlen_errors,
 )
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 
 def reference(q, k, v, cu_seqlens_q, cu_seqlens_k, **scalars):

@@ -1,6 +1,7 @@
 """The gradients of attention of packed sequences: of queries, keys and values, from what it returned and what came."""
 
-from opforge.core.attention_varlen import (
+from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
+from opforge.definitions.attention.varlen import (
     FLOPS,
     VARLEN_CONSTRAINTS,
     VARLEN_PARAMETERS,
@@ -11,7 +12,6 @@ from opforge.core.attention_varlen import (
     varlen_differentiated,
     varlen_gradient_errors,
 )
-from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 
 NAMES = ("q", "k", "v", "out", "lse", "dout", "dlse", "cu_seqlens_q", "cu_seqlens_k")
 

@@ -1,7 +1,7 @@
 """One number added to every element: y = x + value."""
 
-from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 
 
 def reference(x, *, value):

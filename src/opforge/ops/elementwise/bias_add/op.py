@@ -1,7 +1,7 @@
 """A lower-rank tensor broadcast over the last axes of a higher-rank one: y = x + bias, any ranks."""
 
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
-from opforge.core.tolerances import ONE_ADDITION
+from opforge.definitions.tolerances import ONE_ADDITION
 
 
 def reference(x, bias):

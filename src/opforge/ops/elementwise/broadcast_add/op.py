@@ -3,7 +3,7 @@ positions.
 """
 
 from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Workload
-from opforge.core.tolerances import ONE_ADDITION
+from opforge.definitions.tolerances import ONE_ADDITION
 
 
 def reference(x, b):

@@ -5,7 +5,7 @@ approximation.
 import math
 
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.workloads import GELUS
+from opforge.definitions.workloads import GELUS
 
 
 def reference(x, *, approximate):

@@ -2,8 +2,8 @@
 
 import math
 
-from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 
 ROOT = math.sqrt(2 / math.pi)
 

@@ -1,7 +1,7 @@
 """Rectified linear unit: y = max(x, 0), with NaN kept."""
 
-from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 
 
 def reference(x):

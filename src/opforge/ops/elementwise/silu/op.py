@@ -1,7 +1,7 @@
 """Sigmoid linear unit: y = x / (1 + exp(-x)), also called swish."""
 
-from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 
 
 def reference(x):

@@ -1,8 +1,8 @@
 """SwiGLU's elementwise part: y = silu(gate) * up, with silu(g) = g / (1 + exp(-g))."""
 
-from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
-from opforge.core.workloads import SWIGLUS
+from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.definitions.workloads import SWIGLUS
 
 
 def reference(gate, up):

@@ -1,8 +1,8 @@
 """The gradients of silu(gate) * up:  dgate = dy up s (1 + gate (1 - s)),  dup = dy gate s,  with s = sigmoid(gate)."""
 
-from opforge.core.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.workloads import SWIGLUS
+from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.definitions.workloads import SWIGLUS
 
 
 def reference(gate, up, dy):

@@ -1,8 +1,8 @@
 """Elementwise sum of two tensors of one shape: z = x + y."""
 
-from opforge.core.cases import ELEMENT_LAYOUTS
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
-from opforge.core.tolerances import ONE_ADDITION
+from opforge.definitions.cases import ELEMENT_LAYOUTS
+from opforge.definitions.tolerances import ONE_ADDITION
 
 
 def reference(x, y):

@@ -1,8 +1,8 @@
 """Batched matrix product with the rest of BLAS's GEMM: y = alpha * a @ b + beta * c, for every matrix of a batch."""
 
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, matrix_errors
-from opforge.core.rounding import few_ulps, finite
+from opforge.definitions.bounds.sums import few_ulps, finite
+from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, matrix_errors
 
 
 def reference(a, b, c, *, alpha, beta, precision):
@@ -55,8 +55,8 @@ operator = Operator(
     tolerance=Tolerance(
         errors=errors,
         rounded=rounded,
-        about="sums of k products in float32, in any order (core.rounding); tf32 adds what rounding or cutting off "
-        "both factors may lose (core.precision)",
+        about="sums of k products in float32, in any order (definitions.bounds); tf32 adds what rounding or cutting "
+        "off both factors may lose (definitions.precision)",
     ),
     cases=(
         Case(name="one_block", axes=_axes((3,), 64, 64, 64), why="whole blocks everywhere: no mask is at work"),

@@ -1,7 +1,7 @@
 """A linear layer with its activation: y = activation(x @ w^T + bias)."""
 
-from opforge.core.activation import ACTIVATIONS, activated, linear_errors, slope
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.definitions.activation import ACTIVATIONS, activated, linear_errors, slope
 
 
 def reference(x, w, bias, *, activation):

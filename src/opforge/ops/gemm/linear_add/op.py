@@ -1,8 +1,8 @@
 """A linear layer whose result joins a residual stream: y = activation(x @ w^T + bias) + residual."""
 
-from opforge.core.activation import ACTIVATIONS, activated, linear_errors, stored_below_normal, stored_between
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding import few_ulps, finite
+from opforge.definitions.activation import ACTIVATIONS, activated, linear_errors, stored_below_normal, stored_between
+from opforge.definitions.bounds.sums import few_ulps, finite
 
 
 def reference(x, w, bias, residual, *, activation):

@@ -1,8 +1,8 @@
 """A linear layer whose result is stored as E4M3 for the next product: y = activation(x @ w^T + bias) / scale."""
 
-from opforge.core.activation import ACTIVATIONS, activated, linear_errors, stored_between
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding import few_ulps, finite
+from opforge.definitions.activation import ACTIVATIONS, activated, linear_errors, stored_between
+from opforge.definitions.bounds.sums import few_ulps, finite
 
 LARGEST = 448.0
 

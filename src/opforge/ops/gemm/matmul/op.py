@@ -1,7 +1,7 @@
 """Matrix product: c[i, j] = sum over l of a[i, l] * b[l, j]."""
 
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
-from opforge.core.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, lost_in_factors, matrix_errors
+from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, lost_in_factors, matrix_errors
 
 
 def reference(a, b, *, precision):
@@ -63,8 +63,8 @@ operator = Operator(
     compute_dtype=COMPUTE_DTYPE,
     tolerance=Tolerance(
         errors=errors,
-        about="sums of k products in float32, in any order (core.rounding); tf32 adds what rounding or cutting off "
-        "both factors may lose (core.precision)",
+        about="sums of k products in float32, in any order (definitions.bounds); tf32 adds what rounding or cutting "
+        "off both factors may lose (definitions.precision)",
     ),
     laws=(
         Law(name="row_sums", about="c @ 1 = a @ (b @ 1): Freivalds' check with a vector of ones", holds=row_sums),

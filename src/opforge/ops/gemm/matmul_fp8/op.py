@@ -3,8 +3,9 @@ b)^T.
 """
 
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding import Errors, finite, product_errors
-from opforge.core.rounding_formulas import LEAST
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.formulas import LEAST
+from opforge.definitions.bounds.sums import finite, product_errors
 
 BLOCK = 128
 

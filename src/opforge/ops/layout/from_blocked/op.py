@@ -1,9 +1,9 @@
 """Tiles put back into a row-major matrix: the inverse of to_blocked."""
 
-from opforge.core.cases import TILED
 from opforge.core.operator import Operator, TensorSpec
-from opforge.core.tolerances import MOVED
-from opforge.core.workloads import TILES
+from opforge.definitions.cases import TILED
+from opforge.definitions.tolerances import MOVED
+from opforge.definitions.workloads import TILES
 
 
 def reference(x):

@@ -1,9 +1,9 @@
 """Channels moved from the last place to the second: NHWC to NCHW, for any number of spatial axes."""
 
-from opforge.core.cases import IMAGES
 from opforge.core.operator import Operator, TensorSpec
-from opforge.core.tolerances import MOVED
-from opforge.core.workloads import FEATURE_MAPS
+from opforge.definitions.cases import IMAGES
+from opforge.definitions.tolerances import MOVED
+from opforge.definitions.workloads import FEATURE_MAPS
 
 
 def reference(x):

@@ -2,10 +2,10 @@
 exchanged.
 """
 
-from opforge.core.cases import TILED
 from opforge.core.operator import Operator, TensorSpec
-from opforge.core.tolerances import MOVED
-from opforge.core.workloads import TILES
+from opforge.definitions.cases import TILED
+from opforge.definitions.tolerances import MOVED
+from opforge.definitions.workloads import TILES
 
 
 def reference(x):

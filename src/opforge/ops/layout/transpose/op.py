@@ -1,7 +1,7 @@
 """The last two axes exchanged: y[l, c, r] = x[l, r, c]."""
 
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
-from opforge.core.tolerances import MOVED
+from opforge.definitions.tolerances import MOVED
 
 
 def reference(x):

@@ -1,9 +1,10 @@
 """cross_entropy of each row with the index of its right class: loss = log(sum(exp(x))) - x[target]."""
 
-from opforge.core.cases import row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding import Errors, base_two_errors, exp_errors, few_ulps, finite, sum_errors
-from opforge.core.workloads import vocabularies
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.sums import base_two_errors, exp_errors, few_ulps, finite, sum_errors
+from opforge.definitions.cases import row_layouts
+from opforge.definitions.workloads import vocabularies
 
 
 def reference(x, target, *, ignore_index, label_smoothing):

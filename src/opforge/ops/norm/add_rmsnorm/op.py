@@ -2,12 +2,20 @@
 results.
 """
 
-from opforge.core.cases import LARGE_SQUARES, MANY_NARROW, ONE_PAST_A_WARP, ROWS, TINY_EPS, row_layouts, row_ranks
 from opforge.core.dtypes import DTYPES
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding import BEYOND, few_ulps
-from opforge.core.rounding_rows import normalised_errors, row_of_squares, where_squares_fit
-from opforge.core.workloads import RMS_NORMS
+from opforge.definitions.bounds.rows import normalised_errors, row_of_squares, where_squares_fit
+from opforge.definitions.bounds.sums import BEYOND, few_ulps
+from opforge.definitions.cases import (
+    LARGE_SQUARES,
+    MANY_NARROW,
+    ONE_PAST_A_WARP,
+    ROWS,
+    TINY_EPS,
+    row_layouts,
+    row_ranks,
+)
+from opforge.definitions.workloads import RMS_NORMS
 
 
 def reference(x, residual, weight, eps):

@@ -1,6 +1,8 @@
 """layernorm over the last axis: y = (x - mean) / sqrt(var + eps) * weight + bias."""
 
-from opforge.core.cases import (
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
+from opforge.definitions.bounds.rows import centred_row, normalised_errors, where_squares_fit
+from opforge.definitions.cases import (
     LARGE_SQUARES,
     MANY_NARROW,
     OFFSET_SQUARES,
@@ -12,9 +14,7 @@ from opforge.core.cases import (
     row_layouts,
     row_ranks,
 )
-from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding_rows import centred_row, normalised_errors, where_squares_fit
-from opforge.core.workloads import LAYER_NORMS, ROW_SWEEP
+from opforge.definitions.workloads import LAYER_NORMS, ROW_SWEEP
 
 
 def reference(x, weight, bias, eps):

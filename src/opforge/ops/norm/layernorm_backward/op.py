@@ -1,9 +1,8 @@
 """Gradients of layernorm: dx, dweight and dbias from x, weight and dy; mean and variance are taken from x again."""
 
-from opforge.core.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, OFFSET_SQUARES, ONE_PAST_A_WARP, row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import (
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.rows import (
     centred_row,
     column_sum_errors,
     expanded_gradient,
@@ -12,7 +11,15 @@ from opforge.core.rounding_rows import (
     lost_below,
     where_squares_fit,
 )
-from opforge.core.workloads import LAYER_NORMS
+from opforge.definitions.cases import (
+    LARGE_SQUARES,
+    LONG_COLUMNS,
+    MANY_NARROW,
+    OFFSET_SQUARES,
+    ONE_PAST_A_WARP,
+    row_layouts,
+)
+from opforge.definitions.workloads import LAYER_NORMS
 
 
 def reference(x, weight, dy, eps):

@@ -2,11 +2,19 @@
 bias.
 """
 
-from opforge.core.cases import LARGE_SQUARES, OFFSET_SQUARES, ONE_PAST_A_WARP, SPECIAL_SQUARES, TINY_EPS, WIDE_NORMS
 from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.philox import threshold, words
-from opforge.core.rounding import Errors, few_ulps
-from opforge.core.rounding_rows import centred_row, normalised_errors, where_squares_fit
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.rows import centred_row, normalised_errors, where_squares_fit
+from opforge.definitions.bounds.sums import few_ulps
+from opforge.definitions.cases import (
+    LARGE_SQUARES,
+    OFFSET_SQUARES,
+    ONE_PAST_A_WARP,
+    SPECIAL_SQUARES,
+    TINY_EPS,
+    WIDE_NORMS,
+)
 
 
 def mask(x, p, seed):

@@ -1,6 +1,8 @@
 """rmsnorm over the last axis: y = x / sqrt(mean(x^2) + eps) * weight."""
 
-from opforge.core.cases import (
+from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
+from opforge.definitions.bounds.rows import normalised_errors, row_of_squares
+from opforge.definitions.cases import (
     LARGE_SQUARES,
     MANY_NARROW,
     ONE_PAST_A_WARP,
@@ -11,9 +13,7 @@ from opforge.core.cases import (
     row_layouts,
     row_ranks,
 )
-from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding_rows import normalised_errors, row_of_squares
-from opforge.core.workloads import RMS_NORMS, ROW_SWEEP
+from opforge.definitions.workloads import RMS_NORMS, ROW_SWEEP
 
 
 def reference(x, weight, eps):

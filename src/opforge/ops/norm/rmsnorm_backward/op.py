@@ -1,10 +1,16 @@
 """Gradients of rmsnorm: dx and dweight from x, weight and dy; the mean of squares is taken from x again."""
 
-from opforge.core.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import gradient_errors, gradient_of_weight, lost_below, row_of_squares, unscaled_sums
-from opforge.core.workloads import RMS_NORMS
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.rows import (
+    gradient_errors,
+    gradient_of_weight,
+    lost_below,
+    row_of_squares,
+    unscaled_sums,
+)
+from opforge.definitions.cases import LARGE_SQUARES, LONG_COLUMNS, MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts
+from opforge.definitions.workloads import RMS_NORMS
 
 
 def reference(x, weight, dy, eps):

@@ -1,9 +1,9 @@
 """log_softmax over the last axis: y = x - max(x) - log(sum(exp(x - max(x))))."""
 
-from opforge.core.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.rounding import base_two_errors, exp_errors, few_ulps, finite
-from opforge.core.workloads import vocabularies
+from opforge.definitions.bounds.sums import base_two_errors, exp_errors, few_ulps, finite
+from opforge.definitions.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
+from opforge.definitions.workloads import vocabularies
 
 
 def reference(x):

@@ -1,6 +1,9 @@
 """Mean and population variance over the last axis: mean = sum(x) / cols, var = sum((x - mean)^2) / cols."""
 
-from opforge.core.cases import (
+from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.rows import centred_row, where_squares_fit
+from opforge.definitions.cases import (
     LARGE_SQUARES,
     MANY_NARROW,
     OFFSET_SQUARES,
@@ -9,9 +12,6 @@ from opforge.core.cases import (
     WIDE_NORMS,
     row_layouts,
 )
-from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance, Workload
-from opforge.core.rounding import Errors
-from opforge.core.rounding_rows import centred_row, where_squares_fit
 
 
 def reference(x):

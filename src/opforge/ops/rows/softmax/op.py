@@ -1,9 +1,9 @@
 """softmax over the last axis: y = exp(x - max(x)) / sum(exp(x - max(x)))."""
 
-from opforge.core.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.rounding import exp_errors, finite
-from opforge.core.workloads import ROW_SWEEP, SOFTMAXES
+from opforge.definitions.bounds.sums import exp_errors, finite
+from opforge.definitions.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
+from opforge.definitions.workloads import ROW_SWEEP, SOFTMAXES
 
 
 def reference(x):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.rounding import ALIKE, BEYOND, EPSILON, FEW, LARGEST, TYPICAL, Errors, finite
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.sums import ALIKE, BEYOND, EPSILON, FEW, LARGEST, TYPICAL, finite
 
 LEAST = 2.0**-126
 """The smallest normal float32: a product below may be 0."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opforge.core.attention_dropout import kept_of
 from opforge.core.operator import Constraint, Scalar
+from opforge.definitions.attention.dropout import kept_of
 
 ABOUT = {
     "key_lengths": "how many keys each entry of the batch has: none sees those past them",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from opforge.core.attention_sides import NAMES
 from opforge.core.operator import Case, ScalarValue, Workload
 from opforge.core.shapes import AxisValue
+from opforge.definitions.attention.sides import NAMES
 
 
 def axes(

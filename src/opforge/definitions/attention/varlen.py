@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from opforge.core.attention import PARAMETERS, attended, attention_errors, in_parts
-from opforge.core.attention_gradients import differentiated, gradient_errors
-from opforge.core.attention_sides import Sides
 from opforge.core.operator import Constraint, ScalarValue, Workload
-from opforge.core.rounding import Errors
+from opforge.core.rounding_errors import Errors
 from opforge.core.shapes import AxisValue
+from opforge.definitions.attention.attention import PARAMETERS, attended, attention_errors, in_parts
+from opforge.definitions.attention.gradients import differentiated, gradient_errors
+from opforge.definitions.attention.sides import Sides
 
 VARLEN_NAMES = ("scale", "causal", "window_left", "window_right", "alignment", "softcap")
 VARLEN_PARAMETERS = tuple(scalar for scalar in PARAMETERS if scalar.name in VARLEN_NAMES)

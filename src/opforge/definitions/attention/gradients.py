@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.attention import (
+from opforge.core.dtypes import DTYPES
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.attention.attention import (
     HALF_STEP,
     INDEPENDENT,
     TOGETHER,
@@ -18,9 +20,8 @@ from opforge.core.attention import (
     score_errors,
     scores_of,
 )
-from opforge.core.attention_sides import Sides
-from opforge.core.dtypes import DTYPES
-from opforge.core.rounding import BEYOND, CUT, EPSILON, Errors, few_ulps, finite, product_errors, sum_errors
+from opforge.definitions.attention.sides import Sides
+from opforge.definitions.bounds.sums import BEYOND, CUT, EPSILON, few_ulps, finite, product_errors, sum_errors
 
 FLUSHED = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
 """What that rounding loses below the smallest normal number of the dtype, absolute."""

@@ -1,8 +1,8 @@
 """How far the statistics of rows in float32 may be off, and what is made of them: means, variances, normalised rows,
 and gradients summed over all rows.
 
-`core.rounding` says what a sum may be off; here is what becomes of it, to first order. A row's sums are shared by at
-least 32 accumulators; those over all rows may be added one after another.
+`definitions.bounds.sums` says what a sum may be off; here is what becomes of it, to first order. A row's sums are
+shared by at least 32 accumulators; those over all rows may be added one after another.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.core.dtypes import DTYPES
-from opforge.core.rounding import BEYOND, EPSILON, FEW, LANES, LARGEST, Errors, few_ulps, finite, sum_errors
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.sums import BEYOND, EPSILON, FEW, LANES, LARGEST, few_ulps, finite, sum_errors
 
 
 @dataclass(frozen=True)

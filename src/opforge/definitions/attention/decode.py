@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from opforge.core.attention import CONSTRAINTS, PARAMETERS, attended, attention_errors, in_parts
 from opforge.core.operator import Constraint, Scalar, ScalarValue, Workload
-from opforge.core.rounding import Errors, few_ulps
+from opforge.core.rounding_errors import Errors
 from opforge.core.shapes import AxisValue
+from opforge.definitions.attention.attention import CONSTRAINTS, PARAMETERS, attended, attention_errors, in_parts
+from opforge.definitions.bounds.sums import few_ulps
 
 _SHARED = {scalar.name: scalar for scalar in PARAMETERS}
 

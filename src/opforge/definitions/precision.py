@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 from opforge.core.operator import Constraint, Scalar
-from opforge.core.rounding import BEYOND, Errors, finite, product_errors
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.sums import BEYOND, finite, product_errors
 
 PRECISIONS = ("ieee", "tf32")
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.rounding import Errors, finite
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.sums import finite
 
 BLOCK = 128
 """Terms after which a sum is carried on in float32."""

@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opforge.core.attention_sides import DROPOUT, LIMITS_OF_DROPOUT, Sides
-from opforge.core.fp8_weights import FP8_WEIGHTS, fp8_product_errors, fp8_weight_errors
 from opforge.core.operator import Constraint, Scalar
-from opforge.core.rounding import EPSILON, Errors, few_ulps, finite, positive_sum, product_errors
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.attention.sides import DROPOUT, LIMITS_OF_DROPOUT, Sides
+from opforge.definitions.bounds.fp8 import FP8_WEIGHTS, fp8_product_errors, fp8_weight_errors
+from opforge.definitions.bounds.sums import EPSILON, few_ulps, finite, positive_sum, product_errors
 
 PARAMETERS = (
     Scalar(name="scale", default=0.0, about="a factor of all scores; 0 means 1 / sqrt(head_dim)"),

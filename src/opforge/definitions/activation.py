@@ -7,7 +7,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from opforge.core.rounding import Errors, few_ulps, finite, product_errors
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.bounds.sums import few_ulps, finite, product_errors
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")
 

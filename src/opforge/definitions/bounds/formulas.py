@@ -2,7 +2,7 @@
 
 `formula_errors(reference, inputs, outputs, scalars)` is a Tolerance's `errors` for any reference that is made of the
 methods below. Each operation adds its own rounding to what its arguments carry, to first order. Sums are bounded as
-core.rounding bounds them. Every intermediate is float32; the output alone is rounded to its dtype.
+definitions.bounds.sums bounds them. Every intermediate is float32; the output alone is rounded to its dtype.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.rounding import BEYOND, EPSILON, Errors, product_errors, sum_errors
-from opforge.core.rounding_scans import prefix_product_errors, prefix_sum_errors
+from opforge.core.rounding_errors import Errors
 from opforge.core.tensors import ScalarValue
+from opforge.definitions.bounds.scans import prefix_product_errors, prefix_sum_errors
+from opforge.definitions.bounds.sums import BEYOND, EPSILON, product_errors, sum_errors
 
 MOST = 3.4028234663852886e38
 """The largest float32."""
@@ -120,7 +121,7 @@ class Rounded:
         return self._compared(other, lambda a, b: a != b)
 
     def exp(self) -> Rounded:
-        # an argument is multiplied by log2(e) first: eps * |x|, as in core.rounding.exp_errors
+        # an argument is multiplied by log2(e) first: eps * |x|, as in definitions.bounds.sums.exp_errors
         return self._mapped(lambda v: v.exp(), lambda x, y: y * (4 + 3 * x.abs()))
 
     def log(self) -> Rounded:

@@ -8,11 +8,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opforge.core.attention import CONSTRAINTS, PARAMETERS, attended, attention_errors, in_parts, scale_of
-from opforge.core.attention_cases import WORKLOADS
-from opforge.core.attention_sides import LIMITS_OF_DROPOUT, Sides
 from opforge.core.operator import Constraint, Scalar, ScalarValue, Workload
-from opforge.core.rounding import Errors, few_ulps
+from opforge.core.rounding_errors import Errors
+from opforge.definitions.attention.attention import (
+    CONSTRAINTS,
+    PARAMETERS,
+    attended,
+    attention_errors,
+    in_parts,
+    scale_of,
+)
+from opforge.definitions.attention.cases import WORKLOADS
+from opforge.definitions.attention.sides import LIMITS_OF_DROPOUT, Sides
+from opforge.definitions.bounds.sums import few_ulps
 
 FORMATS = ("float8_e4m3fn", "float8_e5m2")
 
@@ -74,8 +82,8 @@ def attended_fp8(
 
 
 def fp8_errors(inputs: Any, outputs: Any, scalars: Mapping[str, Any], dtype: str) -> dict[str, Errors]:
-    """Those of attention of the dequantised tensors, where products are FP8's (core.fp8_weights). The scales of q and k
-    are multiplied before they meet a product: that may leave float32 by itself. Out is multiplied by that of v.
+    """Those of attention of the dequantised tensors, where products are FP8's (definitions.bounds.fp8). The scales of q
+    and k are multiplied before they meet a product: that may leave float32 by itself. Out is multiplied by that of v.
     """
     tensors = [inputs[name] for name in ("q", "k", "v", "q_scale", "k_scale", "v_scale")]
     q, k, v = dequantised(tensors, scalars)

@@ -1,0 +1,1 @@
+"""What the operators of attention share: mathematics, bounds, cases."""
