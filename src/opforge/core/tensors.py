@@ -19,6 +19,11 @@ DOMAINS = {"any": "", "nonzero": "never 0", "positive": "above 0"}
 
 TIES = ("any", "first", "last")
 
+EXACT_STEPS = "exact"
+"""What an output is rounded to whose steps are the reference's own, at ties too."""
+FIELDS = {"int2": 2, "uint2": 2, "int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+"""Formats of values of which several may stand in one whole number, and their bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ties:
@@ -56,6 +61,10 @@ class TensorSpec:
                 them: they have a place in every domain
     ties        for an output of indices: which of several equal ones is right. Whole numbers are compared exactly;
                 without it, with the reference's own
+    rounded_to  for an output that the reference rounds: the format of one value where several are packed into a whole
+                number ("int4" in uint8), or "exact" where the reference's own step is the only right one, at ties too.
+                Without it either step is right where the value before rounding lies as near to a tie as the arithmetic
+                may be off
     overwrites  for an output: the input in whose memory it is written. Kernels are given that tensor once, as the
                 input; a call returns the other outputs alone. The reference returns this one too, and leaves its
                 arguments as they are
@@ -79,6 +88,7 @@ class TensorSpec:
     sometimes: tuple[str, ...] = ()
     domain: str = "any"
     ties: Ties | None = None
+    rounded_to: str | None = None
     overwrites: str | None = None
     optional: bool = False
     offsets: str | None = None
@@ -86,6 +96,8 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.rounded_to not in (None, EXACT_STEPS, *FIELDS):
+            raise wrong_field(self, "rounded_to", f'must be "{EXACT_STEPS}" or one of {", ".join(FIELDS)}')
 
     def dtype_for(self, dtype: str, scalars: Mapping[str, ScalarValue]) -> str:
         """The dtype this tensor has in a case of `dtype` with these parameters."""

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from opforge.core.call_form import formed
@@ -20,6 +20,7 @@ from opforge.core.shapes import full_shape
 from opforge.definitions.bounds.sums import finite
 from opforge.verify.oracle.aside import ASIDE, Aside, Waiting, empty_on_host, waits, widened
 from opforge.verify.oracle.integer_outputs import scores_of, settled
+from opforge.verify.oracle.rounded_outputs import Roundings, rounds
 from opforge.verify.oracle.tolerance_checks import check_returned
 
 # arithmetic is float32: GPUs and vector units may flush its subnormals to zero
@@ -53,6 +54,8 @@ class Expectation:
     exact: Any = None
     ties: Ties | None = None
     scores: Any = None
+    roundings: Roundings | None = None
+    rounded_to: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,10 +134,24 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
         check_returned(operator, "errors", errors, outputs, 0)
         length = reduction_length(operator, case, dtype)
         # a whole number beyond 64 bits is none to torch
-        factor, roundings = float(tolerance.factor), float(tolerance.roundings)
+        factor, stores = float(tolerance.factor), float(tolerance.roundings)
         shared = max(1.0, float(evaluate(tolerance.shared, {**case.axes, **scalars, "dtype": dtype})))
         place = values[0].device
         aside = waits(place, sum(8 * outputs[name].numel() * (3 if name in errors else 2) for name in outputs))
+        bytes_there = sum(tensor.nbytes for tensor in wide.values() if tensor.device.type != "cpu")
+        kept: Mapping[str, Any] = Aside(inputs) if bytes_there >= ASIDE else wide
+        whole = [spec.name for spec in operator.outputs if DTYPES[spec.dtype_for(dtype, scalars)].whole]
+        finer = _finer(DTYPES["float64" if dtype == "float64" else "float32"])
+        relative = factor * DTYPES["float32"].epsilon * length**0.5 * finer
+        roundings = Roundings(
+            reference=operator.reference,
+            arguments=lambda: [kept[spec.name] for spec in operator.inputs],
+            scalars=scalars,
+            outputs=tuple(spec.name for spec in operator.outputs),
+            relative=max(relative, DTYPES["float32"].epsilon * finer),
+            sizes={name: size for name, size in magnitudes.items() if name in whole},
+            errors={name: finite(error.largest) * finer for name, error in errors.items() if name in whole},
+        )
         expectations: list[Expectation] = []
         for spec in operator.outputs:
             if DTYPES[spec.dtype_for(dtype, scalars)].whole:
@@ -148,7 +165,7 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                 stored=stored,
                 arithmetic=DTYPES["float64" if stored == dtype == "float64" else "float32"],
                 relative=factor * DTYPES["float32"].epsilon * length**0.5,
-                roundings=roundings,
+                roundings=stores,
             )
             bound, typical, beyond = _bounded(
                 rule, expected, magnitudes.get(spec.name), errors.get(spec.name), rounded.get(spec.name), aside
@@ -164,9 +181,12 @@ def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any
                     groups=max(1.0, expected.numel() / shared),
                 )
             )
-    bytes_there = sum(tensor.nbytes for tensor in wide.values() if tensor.device.type != "cpu")
+    expectations = [
+        replace(one, roundings=roundings, rounded_to=spec.rounded_to) if rounds(spec.rounded_to) else one
+        for one, spec in zip(expectations, operator.outputs, strict=True)
+    ]
     return Truth(
-        inputs=Aside(inputs) if bytes_there >= ASIDE else wide,
+        inputs=kept,
         expectations=Waiting(expectations, place) if aside else tuple(expectations),
     )
 
