@@ -409,12 +409,12 @@ def as_tuned(call: Measured, device: str) -> Chosen | None:
     one kernel has a time.
     """
     from opforge.registry import load
-    from opforge.registry.tuned_choices import choice_for, choices_path
+    from opforge.registry.tuned_choices import choice_for, shipped_path
 
     operator = _REGISTRY.setdefault("registry", load()).operator(call.operator)
     form, kind = operator.compute_dtype_of(call.dtype, call.scalars), operator.kind_of_call(call.scalars)
     axes = operator.completed(call.axes, call.scalars)
-    chosen = choice_for(choices_path(operator, device), form, axes, kind)
+    chosen = choice_for(shipped_path(operator, device), form, axes, kind)
     if chosen is None or chosen.implementation not in call.ours or len(call.ours) == 1:
         return None
     return beside_the_best(call, chosen.implementation, f"tuned on {dict(chosen.axes or {})}")

@@ -40,7 +40,7 @@ from opforge.core.implementation import COMPARED_AS_IS, COMPARED_WITH  # noqa: E
 from opforge.core.operator import Operator, Workload  # noqa: E402
 from opforge.machine import detect  # noqa: E402
 from opforge.registry import Registry, load  # noqa: E402
-from opforge.registry.tuned_choices import choice_for, choices_path  # noqa: E402
+from opforge.registry.tuned_choices import choice_for, shipped_path  # noqa: E402
 from opforge.store import Store  # noqa: E402
 from opforge.workbench.qualify import MOST_USED  # noqa: E402
 
@@ -107,7 +107,7 @@ def state(registry: Registry, operator: Operator, workload: Workload, dtype: str
     scalars = operator.scalar_values(workload.scalars)
     form, kind = operator.compute_dtype_of(dtype, scalars), operator.kind_of_call(scalars)
     axes = operator.completed(workload.axes, scalars)
-    chosen = choice_for(choices_path(operator, device), form, axes, kind)
+    chosen = choice_for(shipped_path(operator, device), form, axes, kind)
     if chosen is None:
         return "missing"
     known = {item.name: item for item in registry.implementations(operator.name)}
@@ -126,7 +126,19 @@ class Search:
 
     def command(self, device: str, limit_s: float, trials: int, budget_s: float) -> list[str]:
         """Of `opforge tune`."""
-        asked = [sys.executable, "-m", "opforge", "tune", self.operator, "--device", device, "--dtype", self.dtype]
+        asked = [
+            sys.executable,
+            "-m",
+            "opforge",
+            "tune",
+            self.operator,
+            "--into",
+            "package",
+            "--device",
+            device,
+            "--dtype",
+            self.dtype,
+        ]
         asked += [word for name in self.workloads for word in ("--workload", name)]
         asked += [word for name in self.implementations for word in ("--implementation", name)]
         return [*asked, "--limit", f"{limit_s:.0f}", "--trials", f"{trials}", "--budget", f"{budget_s}", "--json"]

@@ -4,6 +4,7 @@ C++, compiled here.
 
 import importlib.util
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -20,11 +21,20 @@ from opforge.backends.cuda import Cuda
 from opforge.core.errors import EnvironmentLacks, UsageError
 from opforge.core.implementation import Config, Implementation
 from opforge.core.shapes import shape_class
+from opforge.core.user_folders import data_folder
 from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
 from opforge.dispatch.choose import Chooser
 from opforge.machine import detect
 from opforge.registry import load
-from opforge.registry.tuned_choices import choice_for, choices_path, keep
+from opforge.registry.tuned_choices import (
+    choice_files,
+    choice_for,
+    choices_path,
+    choices_together,
+    chosen,
+    give_way,
+    keep,
+)
 from opforge.runner import Isolated
 from opforge.timing import Plan
 from opforge.trial import Setting
@@ -632,6 +642,48 @@ def test_a_choice_replaces_its_own_class_alone(home):
         shape_class(small.axes),
         shape_class(large.axes),
     ]
+
+
+def test_a_choice_for_our_own_operator_lies_with_the_user_and_is_read_first(monkeypatch):
+    """An installed package is shared between users, and a git tree of ours was left dirty by every search."""
+    operator = load().operator("softmax")
+    mine, ships = choice_files(operator, "here")
+    assert ships == operator.folder / "tuned" / "here.json"
+    assert mine == data_folder() / "tuned" / "softmax" / "here.json" == choices_path(operator, "here")
+    assert choices_path(operator, "here", into_package=True) == ships
+    call = ("float32", record().axes, {})
+    assert chosen(operator, "here", *call) is None
+    monkeypatch.setattr("opforge.registry.tuned_choices.shipped_path", lambda *_: mine.parent / "ships" / "here.json")
+    shipped = mine.parent / "ships" / "here.json"
+    keep(shipped, replace(record(), id="ships"), over_default=None, trials=1, failed=0)
+    assert chosen(operator, "here", *call).record == "ships"
+    keep(mine, replace(record(), id="mine"), over_default=None, trials=1, failed=0, unsure=True)
+    assert (chosen(operator, "here", *call).record, chosen(operator, "here", *call).unsure) == ("mine", True)
+    assert [item["record"] for item in choices_together(operator)["here.json"]["choices"]] == ["mine"]
+    # what a developer writes into the package must not be hidden by the choice that it beat
+    give_way(operator, record(), shipped, factors="float32", kind={})
+    assert chosen(operator, "here", *call).record == "ships"
+
+
+def test_a_folder_of_the_users_own_keeps_its_choices_unless_it_is_read_only(home, monkeypatch):
+    """Two folders may hold an operator of one name: the place tells them apart in the data folder."""
+    operator = load([home]).operator("twice")
+    assert choices_path(operator, "here") == home / "twice" / "tuned" / "here.json"
+    monkeypatch.setattr("opforge.registry.tuned_choices.os.access", lambda folder, mode: False)
+    kept = choices_path(operator, "here")
+    assert kept.parent.parent == data_folder() / "tuned" and re.fullmatch("twice-[0-9a-f]{8}", kept.parent.name)
+    assert kept == choice_files(operator, "here")[0]
+
+
+def test_a_choice_of_unsteady_times_is_marked_and_keeps_no_place_in_a_tie(home, monkeypatch):
+    """It was kept like any other: the next search believed it, and a quiet machine could not undo it."""
+    path = choices_path(load([home]).operator("twice"), "here")
+    for unsure in (True, False):
+        keep(path, record(), over_default=None, trials=1, failed=0, unsure=unsure)
+        kept = choice_for(path, "float32", record().axes, {})
+        assert kept.unsure is unsure
+        monkeypatch.setattr(final, "former_choice", lambda job, kept=kept: kept)
+        assert final._there(None) == (None if unsure else (kept.implementation, kept.config))
 
 
 def test_searches_that_end_at_once_keep_their_choices_both(home):

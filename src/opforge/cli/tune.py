@@ -1,4 +1,4 @@
-"""`opforge tune OP …`: the fastest right point of each declared space, kept beside the kernel."""
+"""`opforge tune OP …`: the fastest right point of each declared space, kept for dispatch."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from opforge.store import Store
     from opforge.tuning import Trial, Tuned
 
+INTO = ("user", "package")
+"""Where a choice may be kept."""
 FRONT = 8
 """So many points of a front are shown; all of them are in the JSON."""
 
@@ -130,26 +132,36 @@ def tune(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Search and record, and leave the choices as they are.")
     ] = False,
+    into: Annotated[
+        str,
+        typer.Option(
+            metavar="PLACE",
+            help="Where choices for opforge's own operators are kept: user (your data folder) or package (beside the "
+            "kernels, to ship them).",
+        ),
+    ] = "user",
     json: Json = False,
 ) -> None:
     """Search the declared spaces: each valid point is judged on the workload and timed interleaved with the best until
     then.
 
-    The fastest implementation and config of each workload × dtype is verified with all cases and kept in the operator's
-    tuned/DEVICE.json, which `opforge.ops` reads while the programs are what they were. Every trial is recorded, a
-    failure with its reason; a point whose compiled code is that of an earlier one is not measured again, and one that
-    is right on the workload and takes more than 1.1 times as long as the best is not looked at any further.
+    The fastest implementation and config of each workload × dtype is verified with all cases and kept in your data
+    folder (~/.local/share/opforge/tuned, or under XDG_DATA_HOME). The operators of your own --home keep theirs beside
+    the kernels, in tuned/DEVICE.json. `opforge.ops` reads both, yours before those that ship, while the programs are
+    unchanged.
 
-    Defaults come first; who takes more than twice as long as the fastest default is searched last, with what is left of
-    --limit. Several searches may run at once, on one device too: they measure one at a time.
+    Every trial is recorded, a failure with its reason. A point is not measured again if its compiled code is that of an
+    earlier point. A point that is right but takes more than 1.1 times as long as the best is dropped.
 
-    A model of the points tried until then says which comes next; it begins with what the records say of the same
-    implementation on other devices, dtypes and shapes. A run that was interrupted, by a kill too, goes on where it was
-    when the same command is given again: no point is measured twice.
+    Defaults come first. An implementation that takes more than twice as long as the fastest default is searched last,
+    with what is left of --limit. Several searches may run at once, on one device too: they measure one at a time.
 
-    Ctrl-C (or SIGTERM) ends the search after the point under way: what was found until then is verified and kept. A
-    second one ends at once; every trial is on record then too. Exit code 1 if no point passed for some workload, 130
-    after Ctrl-C.
+    A model of the earlier points says which comes next. It begins with the records of the same implementation on other
+    devices, dtypes and shapes. An interrupted run, even a killed one, continues when the same command is given again:
+    no point is measured twice.
+
+    Ctrl-C (or SIGTERM) ends the search after the current point: the best so far is verified and kept. A second one ends
+    at once; every trial is on record then too. Exit code 1 if no point passed for some workload, 130 after Ctrl-C.
     """
     import signal
     import time
@@ -203,6 +215,7 @@ def tune(
         fresh=fresh,
         priors=tuple(prior or ()),
         requalify=requalify,
+        into_package=checked("place", [into], INTO)[0] == "package",
         plan=Plan(samples=10, budget_s=budget, cache="warm" if where == "cpu" else "cold"),
         jobs=jobs,
         # importing PyTorch is a part of it, and on a busy machine no small one

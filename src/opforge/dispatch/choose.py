@@ -1,8 +1,8 @@
 """Chooses an implementation for a call: only one that has a Pass here, of the very source that is there now.
 
-The order: a choice recorded beside the kernel (`tuned/<device>.json`) for the source that is there now and for inputs
-that lie like these, then what the model over the believed times expects to be fastest (roofline.time_model), then the
-operator's declared order. PyTorch eager is the fallback, whatever else is true.
+The order: a choice that `opforge tune` kept (`registry.tuned_choices`, the user's own first) for the source that is
+there now and for inputs that lie like these, then what the model over the believed times expects to be fastest
+(roofline.time_model), then the operator's declared order. PyTorch eager is the fallback, whatever else is true.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from opforge.backends import ExecutionMode, Native, backend
@@ -26,7 +27,7 @@ from opforge.dispatch.beliefs import OperatorBeliefs, brought, look
 from opforge.dispatch.installation import installation_of, toolchain_of
 from opforge.machine import detect
 from opforge.registry import Registry
-from opforge.registry.tuned_choices import choice_for, choices_path
+from opforge.registry.tuned_choices import choice_files, choice_for
 from opforge.roofline.manners import Manner
 from opforge.roofline.time_model import Model, Place, pick, place_of
 from opforge.runner.manner import manner_as
@@ -232,8 +233,25 @@ class Chooser:
         """The choice that `opforge tune` wrote for this shape class, where it is of the program that is there now, and
         of inputs that lie as these do.
         """
-        path = choices_path(operator, self._name(device))
-        where = f"tuned/{path.name}"
+        for path in choice_files(operator, self._name(device)):
+            found = self._choice_in(path, operator, axes, dtype, scalars, place, fit, known, passed_over)
+            if found is not None:
+                return found
+        return None
+
+    def _choice_in(
+        self,
+        path: Path,
+        operator: Operator,
+        axes: Axes,
+        dtype: str,
+        scalars: Mapping[str, ScalarValue],
+        place: Place,
+        fit: Mapping[str, Implementation],
+        known: OperatorBeliefs,
+        passed_over: list[tuple[str, str]],
+    ) -> Choice | None:
+        where = f"tuned/{path.name}" if operator.folder in path.parents else str(path)
         try:
             tuned = choice_for(path, operator.compute_dtype_of(dtype, scalars), axes, operator.kind_of_call(scalars))
         except UsageError as error:

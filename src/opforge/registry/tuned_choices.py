@@ -1,5 +1,9 @@
-"""`<operator>/tuned/<device>.json`: the choices beside the kernels, one for each dtype, shape class and kind of call.
-Tuning writes them, dispatch reads them, and nobody else knows what is in the file.
+"""`<device>.json`: the choices of an operator, one for each dtype, shape class and kind of call. Tuning writes them,
+dispatch reads them, and no other module knows what is in the file.
+
+Choices that ship lie beside the kernels, in `<operator>/tuned`. A user's own lie in the user's data folder
+(core.user_folders), because an installed package is shared and replaced by the next version. The operators of a folder
+of the user's own (`--home`) keep theirs beside the kernels. Readers ask both places, the user's first.
 
 An entry says what was chosen and on what evidence, so that a reader can repeat it: workload, time, time of the default,
 how many points were tried, the source's hash, the record.
@@ -9,8 +13,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
+import site
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,6 +28,11 @@ from opforge.core.implementation import Config
 from opforge.core.operator import Operator
 from opforge.core.record import Record
 from opforge.core.shapes import Axes, shape_class
+from opforge.core.user_folders import data_folder
+
+PACKAGE = Path(__file__).resolve().parent.parent
+TUNED = "tuned"
+"""The folder of choices, in an operator's folder and in the user's data folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +40,7 @@ class Chosen:
     """What was chosen for calls of one dtype, shape class and kind. `axes` are those that it was tuned on; None in
     files from before they were kept.
     `source_sha256` and `code_sha256` are the record's: what was chosen is of any source of one of them
-    (backends.program_hash.is_of). `record` is the evidence, by its id."""
+    (backends.program_hash.is_of). `record` is the evidence, by its id. `unsure`: no time of the final was steady."""
 
     implementation: str
     config: Config
@@ -37,12 +48,52 @@ class Chosen:
     code_sha256: str
     axes: Axes | None
     record: str
+    unsure: bool = False
 
 
-def choices_path(operator: Operator, device: str) -> Path:
-    """Where an operator's choices for a device (by its name, "nvidia-h200") are kept."""
+def shipped_path(operator: Operator, device: str) -> Path:
+    """Where the choices that come with an operator are kept, for a device by its name ("nvidia-h200")."""
     assert operator.folder is not None
-    return operator.folder / "tuned" / f"{device}.json"
+    return operator.folder / TUNED / f"{device}.json"
+
+
+def users_path(operator: Operator, device: str) -> Path:
+    """Where the user's own choices are kept. The operators of other packages and folders may have names of ours: the
+    place of the folder tells them apart.
+    """
+    assert operator.folder is not None
+    folder = operator.folder.resolve()
+    apart = "" if PACKAGE in folder.parents else f"-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:8]}"
+    return data_folder() / TUNED / f"{operator.name}{apart}" / f"{device}.json"
+
+
+def choices_path(operator: Operator, device: str, *, into_package: bool = False) -> Path:
+    """Where a new choice is written: beside the kernel in a folder of the user's own or with `into_package`, else in
+    the user's data folder.
+    """
+    beside = shipped_path(operator, device)
+    folder = beside.parent if beside.parent.is_dir() else beside.parent.parent
+    own = not _installed(beside) and os.access(folder, os.W_OK)
+    return beside if into_package or own else users_path(operator, device)
+
+
+def choice_files(operator: Operator, device: str) -> tuple[Path, ...]:
+    """Where choices are read, the user's first."""
+    return users_path(operator, device), shipped_path(operator, device)
+
+
+def known_files(operator: Operator) -> tuple[Path, ...]:
+    """The files of choices that there are, of every device; the user's first."""
+    if operator.folder is None:
+        return ()
+    folders = (path.parent for path in choice_files(operator, ""))
+    return tuple(file for folder in folders for file in sorted(folder.glob("*.json")))
+
+
+def _installed(path: Path) -> bool:
+    """Whether a path lies in this package, or where Python keeps installed ones."""
+    places = (PACKAGE, *map(Path, site.getsitepackages()), Path(site.getusersitepackages()))
+    return any(place.resolve() in path.resolve().parents for place in places)
 
 
 def entries(path: Path) -> list[dict[str, Any]]:
@@ -70,15 +121,15 @@ def ensure_usable(path: Path, *, written: bool) -> None:
     after it.
     """
     entries(path)
-    folder = path.parent if path.parent.is_dir() else path.parent.parent
+    folder = next(parent for parent in path.parents if parent.is_dir())
     if written and not os.access(folder, os.W_OK):
         raise _not_written(path, f"{folder} is not writable")
 
 
 def _not_written(path: Path, reason: str | None) -> UsageError:
     return UsageError(
-        f"{path} cannot be written ({reason}). Tune a copy of the operator in a folder of yours: opforge --home "
-        "FOLDER tune …, or say --dry-run."
+        f"{path} cannot be written ({reason}). Name a data folder that you may write: XDG_DATA_HOME=FOLDER opforge "
+        "tune …, or say --dry-run."
     )
 
 
@@ -101,8 +152,28 @@ def choice_for(path: Path, dtype: str, axes: Axes, kind: Mapping[str, Any]) -> C
                 code_sha256=entry.get("code_sha256", ""),
                 axes=tuned_on,
                 record=entry.get("record", ""),
+                unsure=bool(entry.get("unsure")),
             )
     return None
+
+
+def chosen(operator: Operator, device: str, dtype: str, axes: Axes, kind: Mapping[str, Any]) -> Chosen | None:
+    """`choice_for` over all places, the user's first."""
+    found = (choice_for(path, dtype, axes, kind) for path in choice_files(operator, device))
+    return next((choice for choice in found if choice is not None), None)
+
+
+def choices_together(operator: Operator) -> dict[str, dict[str, Any]]:
+    """What is known for each device, by its file's name and in the file's form; a user's choice in the place of one
+    that ships. Raises UsageError for a file that cannot be read.
+    """
+    together: dict[str, dict[str, Any]] = {}
+    for file in known_files(operator):
+        known = together.setdefault(file.name, {"device": file.stem, "choices": []})["choices"]
+        taken = [_place(entry) for entry in known]
+        known += [entry for entry in entries(file) if _place(entry) not in taken]
+        known.sort(key=_place)
+    return together
 
 
 def keep(
@@ -114,12 +185,14 @@ def keep(
     failed: int,
     factors: str = "",
     kind: Mapping[str, Any] | None = None,
+    unsure: bool = False,
 ) -> None:
     """Write a choice, in place of the one for the same dtype, shape class and kind of call. The file is replaced whole.
 
     factors   the format in which factors were multiplied, where that is not the record's dtype: it stands in the
               dtype's place
     kind      of the call that was tuned (Operator.kind_of_call)
+    unsure    no time of the final was steady
 
     Raises UsageError where the operator's folder cannot be written.
     """
@@ -141,13 +214,24 @@ def keep(
         "code_sha256": record.code_sha256,
         "record": record.id,
         "tuned_at": record.created_at,
+        **({"unsure": True} if unsure else {}),
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _alone(path.parent):
-            _put(path, record.device, entry)
+            _put(path, record.device, [*_others(path, entry), entry])
     except OSError as error:
         raise _not_written(path, error.strerror) from error
+
+
+def give_way(operator: Operator, record: Record, path: Path, *, factors: str, kind: Mapping[str, Any]) -> None:
+    """Take the user's own choice for a record's call away after another was written to `path`, which it would hide."""
+    mine = users_path(operator, path.stem)
+    if mine == path or not mine.is_file():
+        return
+    entry = {"dtype": factors, "shape_class": dict(shape_class(record.axes)), "kind": dict(kind)}
+    with _alone(mine.parent):
+        _put(mine, record.device, _others(mine, entry))
 
 
 @contextlib.contextmanager
@@ -163,11 +247,14 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _put(path: Path, device: str, entry: dict[str, Any]) -> None:
-    others = [item for item in entries(path) if _place(item) != _place(entry)]
+def _others(path: Path, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [item for item in entries(path) if _place(item) != _place(entry)]
+
+
+def _put(path: Path, device: str, choices: list[dict[str, Any]]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as scratch:
         try:
-            json.dump({"device": device, "choices": sorted([*others, entry], key=_place)}, scratch, indent=1)
+            json.dump({"device": device, "choices": sorted(choices, key=_place)}, scratch, indent=1)
             scratch.write("\n")
             scratch.close()
             with contextlib.suppress(OSError):  # a file system without modes keeps its own

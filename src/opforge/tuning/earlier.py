@@ -10,7 +10,7 @@ from opforge.core.implementation import Config, Implementation
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import Record
 from opforge.core.verdict import Broken, Crash, Mismatch, Timeout, Verdict
-from opforge.registry.tuned_choices import entries
+from opforge.registry.tuned_choices import entries, known_files
 from opforge.tuning.strategies import Failure, Measured, Outcome, Trace
 
 MOST_TRACES = 6
@@ -62,9 +62,7 @@ def traces_of(
 def _choices(operator: Operator, implementation: Implementation) -> list[Trace]:
     """The winners alone: near them is a good place to begin."""
     traces: list[Trace] = []
-    if operator.folder is None:
-        return traces
-    for file in sorted((operator.folder / "tuned").glob("*.json")):
+    for file in known_files(operator):
         try:
             chosen = entries(file)
         except UsageError:

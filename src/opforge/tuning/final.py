@@ -14,7 +14,7 @@ from opforge.core.record import Record
 from opforge.core.timing import Timing
 from opforge.core.verdict import Broken, Checked, Mismatch, Pass, Verdict
 from opforge.machine import detect
-from opforge.registry.tuned_choices import Chosen, choice_for, choices_path, keep
+from opforge.registry.tuned_choices import Chosen, choices_path, chosen, give_way, keep
 from opforge.runner.messages import Failure, Run
 from opforge.timing import Candidate
 from opforge.timing.paired_statistics import Rule, compare
@@ -84,9 +84,9 @@ def add_previous(job: Job, finalists: list[Passed]) -> None:
 def former_choice(job: Job) -> Chosen | None:
     """What had been chosen for this workload and dtype on this device; None where nothing was."""
     operator, scalars = job.operator, job.workload.scalars
-    path = choices_path(operator, detect(job.options.device).name)
     form = operator.compute_dtype_of(job.dtype, scalars)
-    return choice_for(path, form, job.workload.axes, operator.kind_of_call(scalars))
+    device = detect(job.options.device).name
+    return chosen(operator, device, form, job.workload.axes, operator.kind_of_call(scalars))
 
 
 def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[Passed] | None = None) -> Tuned:
@@ -222,8 +222,9 @@ def surely_faster(one: Timing, other: Timing) -> bool:
 
 
 def _there(job: Job) -> tuple[str, Config] | None:
+    """The former choice, which keeps its place in a tie; one that was made of unsteady times has none to keep."""
     old = former_choice(job)
-    return None if old is None else (old.implementation, old.config)
+    return None if old is None or old.unsure else (old.implementation, old.config)
 
 
 def _judged(job: Job, first: Standing) -> Verdict:
@@ -306,8 +307,9 @@ def _kept(
         others.setdefault(
             other.implementation.name, (other.implementation.name, other.config, other.seconds / median_s)
         )
-    path = choices_path(job.operator, detect(job.options.device).name)
+    path = choices_path(job.operator, detect(job.options.device).name, into_package=job.options.into_package)
     write = write and not job.untried
+    unsure = not any(item.timing.steady for item in standing)
     if write:
         scalars = job.workload.scalars
         form, kind = job.operator.compute_dtype_of(job.dtype, scalars), job.operator.kind_of_call(scalars)
@@ -319,8 +321,11 @@ def _kept(
             failed=job.counts[FAILED],
             factors=form,
             kind=kind,
+            unsure=unsure,
         )
-    why = f"kept in {path}" if write else _not_kept(job) if job.untried else "not kept: a dry run"
+        give_way(job.operator, record, path, factors=form, kind=kind)
+    doubt = " as unsure: every time of the final was unsteady; the next search tries it first" if unsure else ""
+    why = f"kept in {path}{doubt}" if write else _not_kept(job) if job.untried else "not kept: a dry run"
     return _tuned(job, why, record=record, over_default=over_default, others=tuple(others.values()), kept=write)
 
 

@@ -35,6 +35,7 @@ class TuneOptions:
     fresh             begin anew: what an interrupted run of the same search had measured is measured again
     priors            files of other tuners' results that searches begin with (tuning.exchange)
     requalify         try the former winners, the runners-up on record and the defaults alone
+    into_package      choices are written beside the kernel also where that is an installed package
     plan              how long each point is measured
     jobs              compilers at once; 0: half of the processors where kernels run on them, all but two beside a GPU
     limit_s           seconds for all of it, shared among what is to be tuned; None: no limit
@@ -55,6 +56,7 @@ class TuneOptions:
     fresh: bool = False
     priors: tuple[Path, ...] = ()
     requalify: bool = False
+    into_package: bool = False
     plan: Plan = field(default_factory=lambda: Plan(samples=10, budget_s=0.2))
     jobs: int = 0
     limit_s: float | None = None

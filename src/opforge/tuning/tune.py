@@ -27,14 +27,14 @@ from opforge.core.record import Record
 from opforge.core.verdict import Pass
 from opforge.machine import detect, environment
 from opforge.registry import Registry
-from opforge.registry.tuned_choices import choices_path, ensure_usable
+from opforge.registry.tuned_choices import choice_files, choices_path, ensure_usable
 from opforge.runner import Host
 from opforge.trial import Clock, Setting, ensure_adequate, leave
 from opforge.trial.verified_before import VerifiedKey
 from opforge.tuning.codes import CompiledCode
 from opforge.tuning.compile_queue import LATER, NOW, Compilers, beside_kernels, default_jobs
 from opforge.tuning.device_lock import alone_on
-from opforge.tuning.final import add_previous, hold_final
+from opforge.tuning.final import add_previous, former_choice, hold_final
 from opforge.tuning.finalists import park, revived
 from opforge.tuning.job import Job, Passed, Proofs
 from opforge.tuning.outcomes import Trial, Tuned, TuneOptions
@@ -72,7 +72,7 @@ def tune(
     """A Tuned for every dtype × workload of an operator, as they are found.
 
     add     gets the Record of every trial, failures and points with known code too
-    write   False leaves `tuned/<device>.json` as it is
+    write   False leaves the choices as they are
     stop    asked between points; once it says True no more are begun, and what was found until then is verified and
             kept
     earlier records of the operator from anywhere: what they say of a space is where its search begins
@@ -81,7 +81,10 @@ def tune(
     """
     operator = registry.operator(name)
     ensure_adequate(operator)
-    ensure_usable(choices_path(operator, detect(options.device).name), written=write)
+    device = detect(options.device).name
+    for path in choice_files(operator, device):
+        ensure_usable(path, written=False)
+    ensure_usable(choices_path(operator, device, into_package=options.into_package), written=write)
     pool = SearchWorkers(host=host, device=options.device, kept=options.device != "cpu")
     cases = CaseCache(
         registry=registry, operator=operator, host=host, device=options.device, run_limit_s=options.hang_s, pool=pool
@@ -266,6 +269,8 @@ def _tune_workload(job: Job, spaces: Sequence[Space], write: bool) -> Tuned:
     try:
         for space in spaces:
             resume(job, space, finalists)
+        if (before := former_choice(job)) is not None and before.unsure:
+            add_previous(job, finalists)
         _try_defaults(job, spaces, finalists)
         near, far = within_reach({space.implementation.name: space.seconds for space in spaces})
         known = {space.implementation.name: space for space in spaces}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import keyword
 import re
 import sysconfig
@@ -18,6 +19,7 @@ from pathlib import Path
 from opforge import __version__
 from opforge.core.errors import UsageError
 from opforge.registry.discovery import PACKAGE_HOME, Registry
+from opforge.registry.tuned_choices import TUNED, choices_together
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time of every file in a wheel: the same files make the same wheel."""
@@ -61,6 +63,10 @@ def kernel_wheel(
         for name in names
         for path in _files(registry.folders[name], built)
     }
+    for name in names:
+        inside = registry.folders[name].relative_to(home).as_posix()
+        for file, choices in choices_together(registry.operator(name)).items():
+            members[f"{package}/{inside}/{TUNED}/{file}"] = (json.dumps(choices, indent=1) + "\n").encode()
     members[f"{package}/__init__.py"] = f'"""Operators for opforge: {", ".join(names)}."""\n'.encode()
     # a library is for one kind of machine
     native = any(name.endswith((".so", ".cubin")) for name in members)
