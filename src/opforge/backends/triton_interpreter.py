@@ -8,16 +8,22 @@ by hand, before anything imports ``triton``.  It repairs, in this process only:
   the raw 16-bit patterns; here each operation computes in float32 and rounds to even;
 * float8 e4m3 and e5m2 rounding (to nearest even, saturating, as on NVIDIA GPUs), and ``tl.dot``
   of them, which loses e5m2's numbers below 2^-14 and takes e4m3's NaN for 480;
-* ``libdevice`` functions, which return ``None``;
+* ``libdevice`` functions, which return ``None`` (``triton_libdevice``);
+* what Python decides otherwise than the compiler: ``and`` of masks, loops' variables, numbers given as arguments
+  (``triton_syntax``);
+* bfloat16 atomics, which are refused;
+* what is still missing: a kernel that needs it is not run, instead of wrong;
 * ``@triton.autotune``, which needs a GPU: the first configuration is taken;
 * speed: ``tl.sum``, ``tl.max`` and other helpers patch the language once a launch, not
-  at every call (row softmax runs about twice as fast).
+  at every call (row softmax runs about twice as fast); reductions by a kernel's own function
+  take whole slices.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +34,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 import triton.language as tl
-from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import InterpreterError
@@ -40,6 +45,9 @@ from triton.runtime.interpreter import (
     ScanOps,
     TensorHandle,
 )
+
+from opforge.backends import triton_lacks, triton_libdevice, triton_syntax
+from opforge.backends.triton_lacks import NotInterpreted
 
 # --------------------------------------------------------------------------- conversions
 
@@ -182,6 +190,82 @@ def _fix_reductions() -> None:
 
     through_f32(ReduceOps)
     through_f32(ScanOps)
+    ReduceOps.generic_reduce = _by_slices(ReduceOps.generic_reduce, scan=False)
+    ScanOps.generic_scan = _by_slices(ScanOps.generic_scan, scan=True)
+
+
+def _by_slices(one_by_one: Callable[..., Any], *, scan: bool) -> Callable[..., Any]:
+    """A reduction or scan by a function of the kernel's: of whole slices, one step for each index of the axis, where
+    the function takes them; of one element after another where it asks `if` of them.
+    """
+
+    def combined(self: Any, inputs: tuple[tl.tensor, ...]) -> Any:
+        function = self.combine_fn
+        combine = function.rewrite() if isinstance(function, InterpretedFunction) else function.fn
+        shape = inputs[0].handle.data.shape
+        axis = self.axis
+        if axis is None or len(shape) < 2:
+            self.combine_fn = types.SimpleNamespace(fn=combine)
+            return one_by_one(self, inputs)
+        axis %= len(shape)
+        try:
+            steps = [
+                tuple(self.to_tensor(np.take(t.handle.data, i, axis), t.dtype) for t in inputs)
+                for i in range(shape[axis])
+            ]
+            kept = [steps[0]]
+            for step in steps[1:]:
+                result = combine(*kept[-1], *step)
+                kept.append(result if isinstance(result, tuple) else (result,))
+                if not scan:
+                    kept = kept[-1:]
+        except triton_syntax.Ambiguous:
+            self.combine_fn = types.SimpleNamespace(fn=combine)
+            return one_by_one(self, inputs)
+        if scan:
+            return [
+                self.to_tensor(np.stack([step[j].handle.data for step in kept], axis), t.dtype)
+                for j, t in enumerate(inputs)
+            ]
+        results = [np.asarray(result.handle.data) for result in kept[0]]
+        if self.keep_dims:
+            results = [np.expand_dims(result, axis) for result in results]
+        return [self.to_tensor(result, t.dtype) for result, t in zip(results, inputs, strict=True)]
+
+    return combined
+
+
+def _fix_atomics() -> None:
+    plain, operations = InterpreterBuilder.create_atomic_rmw, interpreter._ir.ATOMIC_OP
+
+    def atomic(
+        self: Any, operation: Any, ptr: TensorHandle, val: TensorHandle, mask: TensorHandle, sem: Any, scope: Any
+    ) -> TensorHandle:
+        if operation == operations.XCHG and val.data.dtype.itemsize >= 4:
+            # of bits, whatever they mean
+            bits = val.data.view(np.dtype(f"uint{8 * val.data.dtype.itemsize}"))
+            old = plain(self, operation, ptr, TensorHandle(bits, val.dtype), mask, sem, scope)
+            return TensorHandle(old.data.view(val.data.dtype), val.dtype.scalar)
+        if operation != operations.XCHG and not (_is_bf16(val) and operation == operations.FADD):
+            return plain(self, operation, ptr, val, mask, sem, scope)
+        # 16 bits, one lane after another: two of them may have the same address
+        given = np.broadcast_arrays(ptr.data, val.data, mask.data)
+        places, values, wanted = (np.ascontiguousarray(part).reshape(-1) for part in given)
+        before: Any = np.zeros_like(values)
+        yes: Any = np.ones(1, np.bool_)
+        for lane in np.flatnonzero(wanted):
+            one = slice(lane, lane + 1)
+            old = interpreter._interpreter.load(places[one], yes, values[one], values.dtype)
+            new = (
+                values[one]
+                if operation == operations.XCHG
+                else f32_to_bf16(bf16_to_f32(old) + bf16_to_f32(values[one]))
+            )
+            interpreter._interpreter.store(places[one], np.ascontiguousarray(new), yes)
+            before[one] = old
+        return TensorHandle(before.reshape(np.shape(given[1])), val.dtype.scalar)
+
+    InterpreterBuilder.create_atomic_rmw = atomic
 
 
 def _fix_index() -> None:
@@ -192,63 +276,6 @@ def _fix_index() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_lang_tensor
-
-
-# --------------------------------------------------------------------------- libdevice
-
-_LIBDEVICE: dict[str, Callable[..., torch.Tensor]] = {
-    **{
-        name: getattr(torch, name)
-        for name in (  # noqa: SIM905
-            "abs acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh erf erfc exp exp2 expm1 floor "
-            "fmod hypot isnan lgamma log log10 log1p log2 pow rsqrt sin sinh sqrt tan tanh trunc"
-        ).split()
-    },
-    "rint": torch.round,
-    "round": lambda x: torch.trunc(x + torch.copysign(torch.full_like(x, 0.5), x)),
-    "isinf": torch.isinf,
-    "finitef": torch.isfinite,
-    "erfinv": torch.erfinv,
-    "fma": lambda x, y, z: (x.double() * y.double() + z.double()).to(x.dtype),
-    "div_rn": torch.div,
-    "rcp_rn": torch.reciprocal,
-    "sqrt_rn": torch.sqrt,
-    "fast_tanhf": torch.tanh,
-    "fast_expf": torch.exp,
-    "fast_exp10f": lambda x: torch.pow(10.0, x),
-    "fast_logf": torch.log,
-    "fast_log2f": torch.log2,
-    "fast_sinf": torch.sin,
-    "fast_cosf": torch.cos,
-    "fast_powf": torch.pow,
-    "fast_dividef": torch.div,
-}
-
-
-def _fix_libdevice() -> None:
-    def emulate(function: Callable[..., torch.Tensor]) -> Callable[..., tl.tensor]:
-        def call(*args: Any, **_: Any) -> tl.tensor:
-            first = next(a for a in args if isinstance(a, tl.tensor))
-            arrays = [
-                torch.from_numpy(np.array(a.handle.data))
-                if isinstance(a, tl.tensor)
-                else torch.tensor(getattr(a, "value", a), dtype=torch.float32)
-                for a in args
-            ]
-            out = function(*arrays).numpy()
-            if out.dtype == np.bool_:
-                dtype: tl.dtype = tl.int1
-            else:
-                dtype = first.dtype
-                out = out.astype(first.handle.data.dtype)
-            scalar = not first.type.is_block()
-            return tl.tensor(TensorHandle(out, dtype), dtype if scalar else tl.block_type(dtype, list(out.shape)))
-
-        return call
-
-    for name, function in _LIBDEVICE.items():
-        if hasattr(libdevice, name):
-            setattr(libdevice, name, emulate(function))
 
 
 # --------------------------------------------------------------------------- autotuning
@@ -289,7 +316,7 @@ def _fix_speed() -> None:
             patched.add(languages)
         try:
             return self.rewrite()(*args, **kwargs)
-        except InterpreterError:
+        except (InterpreterError, NotInterpreted):
             raise
         except Exception as error:
             raise InterpreterError(repr(error)) from error
@@ -311,7 +338,10 @@ def install() -> None:
             _fix_arithmetic,
             _fix_reductions,
             _fix_index,
-            _fix_libdevice,
+            _fix_atomics,
+            triton_lacks.install,
+            triton_libdevice.install,
+            triton_syntax.install,
             _fix_autotune,
             _fix_speed,
         ):
