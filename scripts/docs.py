@@ -4,6 +4,7 @@ docs/verbs/*.md    one page per verb, from its --help
 docs/images/rows.svg  the picture of the READMEs, from the records of PICTURED (scripts/first_screen.py)
 signatures         in the operators' README.md, between `<!-- signature -->` and `<!-- end -->`, from the operator's
                    definition
+src/opforge/ops/__init__.pyi  every operator with its signature, for editors (scripts/stub.py)
 tables             in README*.md, docs/results*.md and the operators' README.md and NOTES.md, between `<!-- table: FILE
                    WORD… -->` and `<!-- end -->`, from the records in FILE; the words are operators and options of
                    `opforge report --table`
@@ -255,6 +256,13 @@ def with_tables(text: str) -> str:
     return re.sub(r"<!-- table: ([^>]+?) -->.*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
+def stub() -> str:
+    """The stub of opforge.ops."""
+    from stub import stub
+
+    return stub()
+
+
 def picture() -> str:
     """docs/images/rows.svg; "" where the records no longer speak of the sources."""
     from first_screen import rows_picture
@@ -267,6 +275,7 @@ def main() -> int:
     check = "--check" in sys.argv[1:]
     pages = {ROOT / "docs" / "verbs" / name: text for name, text in verb_pages().items()}
     pages |= {path: with_tables(with_signature(path, path.read_text(encoding="utf-8"))) for path in pages_with_tables()}
+    pages[SOURCE / "ops" / "__init__.pyi"] = stub()
     if drawn := picture():
         pages[ROOT / "docs" / "images" / "rows.svg"] = drawn
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]

@@ -68,6 +68,6 @@ def get_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
     Pass is asked for: this is the raw kernel. Raises UsageError for an unknown name or a call no implementation takes,
     and EnvironmentLacks when the backend cannot run here.
     """
-    from opforge.workbench.kernels import raw_kernel
+    from opforge.dispatch.raw_kernel import raw_kernel
 
     return raw_kernel(backend, operation, name)

@@ -118,6 +118,25 @@ def function_apply(kind: Any) -> Callable[..., Any]:
     return super(torch.autograd.Function, kind).apply  # type: ignore[misc, no-any-return, arg-type, unused-ignore]
 
 
+def with_autograd() -> contextlib.AbstractContextManager[Any] | None:
+    """Inside of a custom operator, where PyTorch looks past autograd: as a caller has it, for this thread. None where
+    the names are missing.
+    """
+    guard, excluded, included, keys = (
+        _private(f"_C.{name}")
+        for name in (
+            "_ForceDispatchKeyGuard",
+            "_dispatch_tls_local_exclude_set",
+            "_dispatch_tls_local_include_set",
+            "DispatchKey",
+        )
+    )
+    if _MISSING in (guard, excluded, included, keys) or not hasattr(keys, "AutogradFunctionality"):
+        return None
+    found: contextlib.AbstractContextManager[Any] = guard(included(), excluded().remove(keys.AutogradFunctionality))
+    return found
+
+
 # --- torch.compile and its parts
 
 

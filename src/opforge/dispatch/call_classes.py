@@ -19,6 +19,40 @@ def may_be_negated(tensor: torch.Tensor) -> bool:
     return all(stride % 2 == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1)
 
 
+def without_negation(
+    run: PreparedFunction, compute: Callable[[Sequence[torch.Tensor]], Any], overwritten: Sequence[int]
+) -> PreparedFunction:
+    """The imaginary part of a conjugate is a view whose elements PyTorch negates when it reads them; a kernel would
+    not.
+
+    compute      the call on plain tensors
+    overwritten  the places of tensors that the call overwrites
+    """
+
+    def asked(tensors: Sequence[torch.Tensor]) -> Any:
+        if any(tensor.is_neg() for tensor in tensors):
+            plain = [tensor.resolve_neg() for tensor in tensors]
+            found = compute(plain)
+            for place in overwritten:
+                if tensors[place].is_neg():
+                    tensors[place].copy_(plain[place])
+            return found
+        return run(tensors)
+
+    return asked
+
+
+def counted(run: PreparedFunction, overwritten: Sequence[int]) -> PreparedFunction:
+    """A kernel that overwrites tensors does not tell PyTorch, which counts the versions of what autograd keeps."""
+
+    def told(tensors: Sequence[torch.Tensor]) -> Any:
+        found = run(tensors)
+        torch.autograd.graph.increment_version([tensors[place] for place in overwritten])
+        return found
+
+    return told
+
+
 def without_autocast(function: Callable[..., Any], named: Mapping[str, ScalarValue]) -> PreparedFunction:
     """A function of PyTorch's for a caller who knows that autocast is off."""
     return lambda tensors: function(*tensors, **named)

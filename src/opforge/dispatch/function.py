@@ -34,7 +34,15 @@ from opforge.dispatch.arguments import (
     overwritten_places,
 )
 from opforge.dispatch.autocast import cast, outside_autocast
-from opforge.dispatch.call_classes import apart, class_of, manner_of_call, may_be_negated, without_autocast
+from opforge.dispatch.call_classes import (
+    apart,
+    class_of,
+    counted,
+    manner_of_call,
+    may_be_negated,
+    without_autocast,
+    without_negation,
+)
 from opforge.dispatch.call_table import (
     BOUND,
     BOUND_ANYWAY,
@@ -48,8 +56,10 @@ from opforge.dispatch.call_table import (
     native_call,
 )
 from opforge.dispatch.choose import Choice, Chooser
-from opforge.dispatch.gradients import Backward, Tracked, apply_directly, by_reference, in_form
+from opforge.dispatch.gradients import Backward, Tracked, apply_directly, in_form
+from opforge.dispatch.reference import by_reference
 from opforge.dispatch.registration import register
+from opforge.dispatch.signature import signature_of, text_of
 from opforge.runner.kernel_arguments import prepare
 from opforge.runner.launch import collapse, layout_of
 from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of
@@ -87,7 +97,8 @@ class Function:
         self.operator = operator
         self.chooser = chooser
         self.__name__ = operator.name
-        self.__doc__ = operator.about
+        self.__doc__ = text_of(operator)
+        self.__signature__ = signature_of(operator)
         # for each class of tensors and parameters: the kernel and why it is this one; and the call, which also knows of
         # types and gradients
         self._prepared: dict[tuple[Any, ...], tuple[PreparedCall, Choice]] = {}
@@ -168,6 +179,9 @@ class Function:
             self._keep(tensors, scalars)
         return call(tensors)
 
+    def __repr__(self) -> str:
+        return f"opforge.ops.{self.__name__}{self.__signature__}"
+
     def __reduce__(self) -> str:
         """By name, as functions are: a copy of a model calls this very one, and another process finds its own
         (`opforge.ops.NAME`).
@@ -240,12 +254,12 @@ class Function:
             # not kept: autocast may be over at the next call, and this one refused
             return self._looked_up(tuple(converted), dict(scalars))
         found, _ = self._kernel(tensors, scalars)
-        run = found.run
-        call = (
-            self._tracked(run, checked_scalars(self.operator, scalars))
-            if any(tensor.requires_grad for tensor in tensors)
-            else run
-        )
+        call = found.run
+        if self.backward_of(scalars).wanted(tensors):
+            call = self._tracked(call, checked_scalars(self.operator, scalars))
+        elif any(tensor.requires_grad for tensor in tensors):
+            # PyTorch's own functions would track them
+            call = torch.no_grad()(call)
         self._calls[key] = call = self._autocast_aware(call, scalars)
         if found.quick is not None:
             make, bound = found.quick
@@ -277,13 +291,15 @@ class Function:
             return
         prepared = self._kernel(tensors, scalars)[0]
         native = native_call(prepared)
-        if _is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        if _is_grad_enabled() and self.backward_of(scalars).wanted(tensors):
             if _any_autocast():
                 return  # it would be refused
             run = native or (prepared.run if prepared.direct is None else without_autocast(*prepared.direct))
             values = checked_scalars(self.operator, scalars)
             tracked = apply_directly(self.backward_of(scalars), run, values, forward_of)
             self._table.keep(tensors, scalars, SPREAD, tracked, None, None)
+        elif any(tensor.requires_grad for tensor in tensors):
+            self._table.keep(tensors, scalars, WHOLE, torch.no_grad()(prepared.run), None, None)
         elif native is not None:
             self._table.keep(tensors, scalars, NATIVE if self._products else NATIVE_ANYWAY, native, None, None)
         elif prepared.direct is not None:
@@ -315,9 +331,11 @@ class Function:
                 made, choice = self._prepare(tensors, scalars)
                 if any(may_be_negated(tensor) for tensor in tensors):
                     # PyTorch's own functions read the sign themselves
-                    made = PreparedCall(self._without_negation(made.run, scalars), direct=made.direct)
+                    places = overwritten_places(self._form(scalars))
+                    plain = without_negation(made.run, lambda given: self.compute(given, scalars), places)
+                    made = PreparedCall(plain, direct=made.direct)
                 if self._overwrites:
-                    made = PreparedCall(self._counted(made.run, scalars))
+                    made = PreparedCall(counted(made.run, overwritten_places(self._form(scalars))))
                 if len(self._prepared) >= MOST:
                     self.forget()
                 found = self._prepared[key] = made, choice
@@ -344,34 +362,6 @@ class Function:
             return call(tensors)
 
         return aware
-
-    def _without_negation(self, run: PreparedFunction, given: Mapping[str, ScalarValue]) -> PreparedFunction:
-        """The imaginary part of a conjugate is a view whose elements PyTorch negates when it reads them; a kernel would
-        not.
-        """
-
-        def asked(tensors: Sequence[torch.Tensor]) -> Any:
-            if any(tensor.is_neg() for tensor in tensors):
-                plain = [tensor.resolve_neg() for tensor in tensors]
-                found = self.compute(plain, given)
-                for place in overwritten_places(self._form(given)):
-                    if tensors[place].is_neg():
-                        tensors[place].copy_(plain[place])
-                return found
-            return run(tensors)
-
-        return asked
-
-    def _counted(self, run: PreparedFunction, given: Mapping[str, ScalarValue]) -> PreparedFunction:
-        """A kernel that overwrites tensors does not tell PyTorch, which counts the versions of what autograd keeps."""
-        places = overwritten_places(self._form(given))
-
-        def counted(tensors: Sequence[torch.Tensor]) -> Any:
-            found = run(tensors)
-            torch.autograd.graph.increment_version([tensors[place] for place in places])
-            return found
-
-        return counted
 
     def _prepare(
         self, tensors: Sequence[torch.Tensor], given: Mapping[str, ScalarValue]

@@ -16,6 +16,8 @@ from opforge.backends import torch_private
 from opforge.core.call_form import arguments, formed
 from opforge.core.gradient import Wiring, wire
 from opforge.core.operator import Operator, ScalarValue
+from opforge.dispatch.reference import differentiate, is_fp8
+from opforge.dispatch.traced_gradient import is_traced, reads_numbers, traced_reference
 
 _VMAP = torch_private.VMAP_KEY
 _is_included = torch_private.key_is_included
@@ -39,6 +41,20 @@ class Backward:
     call: Callable[..., Any] | None = None
     custom: Callable[..., Any] | None = None
     further: tuple[Backward, ...] = ()
+
+    @cached_property
+    def open(self) -> tuple[bool, ...]:
+        """Which inputs may have a gradient, as the definition says it (`differentiable`)."""
+        wanted = self.operator.differentiable
+        return tuple(wanted is None or spec.name in wanted for spec in self.operator.inputs)
+
+    def wanted(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether a call of these tensors stands in PyTorch's graph: one of them that may have a gradient asks for it.
+        A tensor in FP8 has none: its gradient would have to be FP8 too.
+        """
+        return any(
+            tensor.requires_grad and may and not is_fp8(tensor) for tensor, may in zip(tensors, self.open, strict=True)
+        )
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -114,7 +130,7 @@ class Backward:
         """
         count = len(self.operator.inputs)
         found: list[torch.Tensor | None] = [None] * count
-        left = list(needed[:count])
+        left = [need and may for need, may in zip(needed[:count], self.open, strict=True)]
         row: tuple[torch.Tensor | None, ...] = ()
         for part in self.parts:
             assert part.wiring is not None and part.call is not None
@@ -132,7 +148,9 @@ class Backward:
                         found[at], left[at] = results[place], False
         if any(left):
             inputs = [tensor for tensor in kept[:count] if tensor is not None]
-            for place, gradient in enumerate(differentiate(self.operator, inputs, incoming, scalars, left)):
+            left = [need and not is_fp8(tensor) for need, tensor in zip(left, inputs, strict=True)]
+            by = traced_reference if is_traced(inputs) and reads_numbers(self.operator) else differentiate
+            for place, gradient in enumerate(by(self.operator, inputs, incoming, scalars, left) if any(left) else ()):
                 if left[place]:
                     found[place] = gradient
         return tuple(found)
@@ -216,10 +234,14 @@ def apply_directly(
                  of a row of the inputs and the outputs; None where there is none
     """
     several = len(backward.operator.outputs) != 1
+    chosen = not all(backward.open) or _may_be_fp8(backward.operator)
 
     def forward(ctx: Any, *tensors: torch.Tensor) -> Any:
         output = run(tensors)
-        ctx.save_for_backward(*backward.kept(tensors, output if several else (output,)))
+        outputs = output if several else (output,)
+        ctx.save_for_backward(*backward.kept(tensors, outputs))
+        if chosen:
+            _mark(ctx, backward, tensors, outputs)
         return output
 
     def back(ctx: Any, *incoming: torch.Tensor) -> Any:
@@ -228,7 +250,8 @@ def apply_directly(
     places = None
     if backward.always is not None:
         places = tuple([place if keep else -1 for place, keep in enumerate(backward.always)])
-    members = {"forward": staticmethod(forward_of(run, places) or forward), "backward": staticmethod(back)}
+    quick = None if chosen else forward_of(run, places)
+    members = {"forward": staticmethod(quick or forward), "backward": staticmethod(back)}
     return torch_private.function_apply(type(Tracked.__name__, (torch.autograd.Function,), members))
 
 
@@ -236,8 +259,31 @@ def remember(
     ctx: Any, backward: Backward, scalars: Mapping[str, ScalarValue], tensors: Sequence[torch.Tensor], output: Any
 ) -> None:
     """Keep in an autograd context what `come_back` needs."""
-    ctx.save_for_backward(*backward.kept(tensors, output if isinstance(output, tuple) else (output,)))
+    outputs = output if isinstance(output, tuple) else (output,)
+    ctx.save_for_backward(*backward.kept(tensors, outputs))
     ctx.opforge = backward, scalars
+    _mark(ctx, backward, tensors, outputs)
+
+
+def _may_be_fp8(operator: Operator) -> bool:
+    """Whether a tensor is in FP8 in any call."""
+    choices = {scalar.name: scalar.choices for scalar in operator.scalars}
+    names = {
+        str(name)
+        for spec in (*operator.inputs, *operator.outputs)
+        for name in (operator.dtypes if spec.dtype == "T" else choices.get(spec.dtype) or (spec.dtype,))
+    }
+    return any(name.startswith("float8") for name in names)
+
+
+def _mark(ctx: Any, backward: Backward, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+    """Say which results have no gradient: those in FP8, since rounding to 8 bits has none and what arrived for them
+    would be FP8 too; and all, where no tensor that may have one asks for it.
+    """
+    wanted = backward.wanted(tensors)
+    closed = [output for output in outputs if not wanted or is_fp8(output)]
+    if closed:
+        ctx.mark_non_differentiable(*closed)
 
 
 def come_back(ctx: Any, incoming: Sequence[torch.Tensor], needed: Sequence[bool]) -> tuple[torch.Tensor | None, ...]:
@@ -257,69 +303,3 @@ def gradients_of(
     with torch.autocast(incoming[0].device.type, enabled=False) if _any_autocast() else contextlib.nullcontext():
         found: tuple[torch.Tensor | None, ...] = backward(kept, incoming, scalars, needed)
     return found
-
-
-def by_reference(operator: Operator, tensors: Sequence[torch.Tensor], scalars: Mapping[str, ScalarValue]) -> Any:
-    """The outputs by the reference, in float32 at the least and in PyTorch operations alone: what forward-mode
-    differentiation can follow.
-    """
-    kind = next(tensor.dtype for spec, tensor in zip(operator.inputs, tensors, strict=True) if spec.dtype == "T")
-    wide = [
-        tensor.to(torch.promote_types(tensor.dtype, torch.float32)) if tensor.is_floating_point() else tensor
-        for tensor in tensors
-    ]
-    returned = operator.reference(*wide, **scalars)
-    outputs = returned if isinstance(returned, tuple) else (returned,)
-    names = [spec.dtype_for(str(kind).removeprefix("torch."), scalars) for spec in operator.outputs]
-    found = tuple(output.to(getattr(torch, name)) for output, name in zip(outputs, names, strict=True))
-    return found if isinstance(returned, tuple) else found[0]
-
-
-def differentiate(
-    operator: Operator,
-    tensors: Sequence[torch.Tensor],
-    incoming: Sequence[torch.Tensor | None],
-    scalars: Mapping[str, ScalarValue],
-    needed: Sequence[bool],
-) -> tuple[torch.Tensor | None, ...]:
-    """Gradients of the inputs, by differentiating the reference in float32 (float64 stays float64).
-
-    incoming   one for each output, in the outputs' shapes; None counts as zero
-    needed     which inputs need one; the others get None
-    Under grad mode (create_graph=True) the gradients can be differentiated again.
-    """
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        wide = [_wide(tensor, need, again) for tensor, need in zip(tensors, needed, strict=True)]
-        returned = operator.reference(*wide, **scalars)
-        outputs = returned if isinstance(returned, tuple) else (returned,)
-        pairs = [
-            (output, gradient.to(output.dtype))
-            for output, gradient in zip(outputs, incoming, strict=True)
-            if gradient is not None and output.requires_grad
-        ]
-        leaves = [tensor for tensor, need in zip(wide, needed, strict=True) if need]
-        found = torch.autograd.grad(
-            [output for output, _ in pairs],
-            leaves,
-            [gradient for _, gradient in pairs],
-            allow_unused=True,
-            create_graph=again,
-        )
-        given = iter(found)
-        result: list[torch.Tensor | None] = []
-        for original, need in zip(tensors, needed, strict=True):
-            gradient = next(given) if need else None
-            result.append(None if gradient is None else gradient.to(original.dtype))
-    return tuple(result)
-
-
-def _wide(tensor: torch.Tensor, need: bool, again: bool) -> torch.Tensor:
-    # whole numbers have no gradient, and an index has to stay one
-    if not tensor.is_floating_point():
-        return tensor
-    wide = torch.promote_types(tensor.dtype, torch.float32)
-    if again and tensor.requires_grad:
-        # a view of its own for each: one tensor may be given twice, and each place has its gradient
-        return tensor.to(wide).view_as(tensor)
-    return tensor.detach().to(wide).requires_grad_(need)

@@ -20,6 +20,7 @@ from opforge.core.errors import OpforgeError
 from opforge.core.operator import Operator, Scalar, ScalarValue
 from opforge.core.shapes import full_shape
 from opforge.dispatch.batching import Batching
+from opforge.dispatch.traced_gradient import DEFINITIONS
 
 NAMESPACE = "opforge"
 _TYPES = {bool: "bool", int: "SymInt", float: "float", str: "str"}
@@ -155,6 +156,7 @@ class Registered:
     def serve(self, operator: Operator, function: Callable[[], Any]) -> None:
         """From here on it is `function` that computes it."""
         self.operator, self.function = operator, function
+        DEFINITIONS[operator.name] = operator
         self._batching: dict[tuple[Any, ...], Batching] = {}
 
 

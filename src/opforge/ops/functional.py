@@ -360,7 +360,7 @@ def scaled_dot_product_attention(
         ):
             return "such a mask is PyTorch's"
         beside["mask" if given.dtype == torch.bool else "bias"] = given.expand(shape)
-    scalars = {"causal": bool(is_causal), "scale": 0.0 if scale is None else float(scale)}
+    scalars: dict[str, Any] = {"causal": bool(is_causal), "scale": 0.0 if scale is None else float(scale)}
     if torch.compiler.is_compiling():
         return "in a compiled graph it is PyTorch's"
     if (found := ops.attention.why(q, k, v, **beside, **scalars)).implementation.backend == "torch":

@@ -54,6 +54,7 @@ operator = Operator(
     dtypes=("float16", "bfloat16"),
     scalars=(Scalar(name="activation", default="none", choices=ACTIVATIONS, about="applied to x @ w^T + bias"),),
     reference=reference,
+    differentiable=(),
     flops="2 * prod(rows) * n * k",
     bytes_saved="2 * prod(rows) * n * itemsize * (1 + (activation != 'none'))",
     unit="matrix",

@@ -142,6 +142,7 @@ operator = Operator(
         "b_blocks": "cdiv(k, 128) if scaling == 'block' else 1",
     },
     dtypes=FORMATS,
+    differentiable=("scale_a", "scale_b"),
     reference=reference,
     flops="2 * m * n * k",
     unit="matrix",

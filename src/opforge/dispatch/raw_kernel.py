@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from opforge.backends import Missing, backend as find_backend
 from opforge.core.call_form import formed, taken
 from opforge.core.errors import EnvironmentLacks, UsageError, unknown
-from opforge.core.implementation import Rejected
+from opforge.core.implementation import Implementation, Rejected
 from opforge.core.shapes import full_shape
+from opforge.dispatch.arguments import arranged, checked_scalars, fitting, misfit
 from opforge.registry import load
 from opforge.runner import bind
 
@@ -30,48 +33,38 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
     def kernel(*tensors: Any, **scalars: Any) -> Any:
         import torch
 
-        given = (*tensors, *(None for _ in whole.inputs[len(tensors) :]))
-        tensors, absent = taken(whole, given)
+        given, values = arranged(whole, tensors, scalars)
+        flat, absent = taken(whole, given)
         operator = formed(whole, absent)
-        if len(given) != len(whole.inputs) or len(tensors) != len(operator.inputs):
-            raise UsageError(
-                f"{operation} takes {len(operator.inputs)} tensors "
-                f"({', '.join(spec.name for spec in operator.inputs)}), not {len(tensors)}."
-            )
-        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            raise UsageError(
-                f"{operation} takes tensors ({', '.join(spec.name for spec in operator.inputs)}), not "
-                f"{', '.join(type(tensor).__name__ for tensor in tensors)}."
-            )
-        mode = find_backend(backend).execution_mode(tensors[0].device.type)
+        if len(flat) != len(operator.inputs) or not all(isinstance(tensor, torch.Tensor) for tensor in flat):
+            raise misfit(operator, flat, values)
+        _interpret(candidates[0], flat[0].device.type)
+        mode = find_backend(backend).execution_mode(flat[0].device.type)
         if isinstance(mode, Missing):
-            raise EnvironmentLacks(f"{backend} cannot run on {tensors[0].device.type} here: {mode}.")
-        inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, tensors, strict=True)}
-        values = operator.scalar_values({**scalars, **absent})
-        axes = operator.bind({key: tuple(tensor.shape) for key, tensor in inputs.items()}, values)
-        dtype = next(
-            (
-                str(tensor.dtype).removeprefix("torch.")
-                for spec, tensor in zip(operator.inputs, tensors, strict=True)
-                if spec.dtype == "T"
-            ),
-            operator.dtypes[0],
-        )
-        if dtype not in operator.dtypes:
-            raise UsageError(f"{operation} takes {', '.join(operator.dtypes)}, not {dtype}.")
+            raise EnvironmentLacks(f"{backend} cannot run on {flat[0].device.type} here: {mode}.")
+        inputs = {spec.name: tensor for spec, tensor in zip(operator.inputs, flat, strict=True)}
+        values = checked_scalars(operator, {**values, **absent})
+        axes, dtype = fitting(operator, flat, values)
         outputs = {
             spec.name: torch.full(
                 full_shape(spec.shape, axes),
                 float("nan"),
                 dtype=getattr(torch, spec.dtype_for(dtype, values)),
-                device=tensors[0].device,
+                device=flat[0].device,
             )
             for spec in operator.fresh
         }
         outputs |= {output: inputs[name] for name, output in operator.overwritten.items()}
         reasons: list[str] = []
         for implementation in candidates:
-            launch = bind(operator, implementation, inputs, outputs, values, axes, dtype)
+            try:
+                launch = bind(operator, implementation, inputs, outputs, values, axes, dtype)
+            except EnvironmentLacks as lacks:
+                # the next may run on this machine
+                if len(candidates) == 1:
+                    raise
+                reasons.append(str(lacks))
+                continue
             if isinstance(launch, Rejected):
                 reasons.append(f"{implementation.name}: {launch.reason}")
                 continue
@@ -82,3 +75,15 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
         raise UsageError(f"No {backend} implementation of {operation} takes this call. {'; '.join(reasons)}.")
 
     return kernel
+
+
+def _interpret(item: Implementation, device: str) -> None:
+    """On a CPU a Triton kernel is interpreted, by an interpreter that is mended first. Where Triton was imported for a
+    GPU already, it stays as it is, and the backend says so.
+    """
+    if item.backend == "triton" and device == "cpu" and _interpretable():
+        import opforge.backends.triton_interpreter  # noqa: F401
+
+
+def _interpretable() -> bool:
+    return "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"
