@@ -16,6 +16,9 @@ from opforge.core.implementation import Config
 
 OTHER, SAME = 1, 2
 """What the parent wrote to the arena before a call: other content than that of the last one, or what stood there."""
+UNTOUCHED, PAUSE, AGAIN, NEW = range(4)
+"""What the sampler does before a call whose tensors change as a whole (SampleRequest.steps): nothing, a pause as long
+as the last writing took, it writes what stands there AGAIN, or NEW content."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,7 +317,8 @@ class Sample(Question[Samples]):
     apart    on a GPU each sample comes long after what ran before it
     upload   the arena's bytes are taken to the device first
     written  what the parent wrote to the arena before: nothing (0), what stood there (SAME) or OTHER content
-    collected, places, contents   runner.sample_requests.SampleRequest; by a device's clocks runner.device_clocks.row
+    collected, places, contents, spans, steps   runner.sample_requests.SampleRequest; by a device's clocks
+             runner.device_clocks.row
     """
 
     do: ClassVar[str] = "sample"
@@ -331,12 +335,15 @@ class Sample(Question[Samples]):
     collected: bool = False
     places: tuple[tuple[int, bytes, bytes], ...] = ()
     contents: bytes = b""
+    spans: tuple[tuple[int, int, int], ...] = ()
+    steps: tuple[tuple[int, int], ...] = ()
 
     def untold(self) -> Sample:
         """The same without the numbers: how many calls it is, the worker is told through a descriptor
         (shapes.Shape).
         """
-        return dataclasses.replace(self, batch=1, count=1, lead=0, written=0, collected=False, places=(), contents=b"")
+        told = Sample(launch=self.launch, timer=self.timer, cache=self.cache)
+        return dataclasses.replace(told, apart=self.apart, upload=self.upload)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,6 +85,8 @@ def question_of(message: Mapping[str, Any]) -> Question[Any]:
             (offset, bytes.fromhex(one), bytes.fromhex(other)) for offset, one, other in given["places"]
         )
         given["contents"] = bytes.fromhex(given.get("contents", ""))
+    if kind is Sample and "spans" in given:
+        given["spans"], given["steps"] = (tuple(map(tuple, given.get(name, ()))) for name in ("spans", "steps"))
     return kind(**given)
 
 

@@ -21,7 +21,9 @@ from opforge.core.verdict import Proof
 from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples, Unlike
 from opforge.timing import conditions as conditions_of
 from opforge.timing.energy import Meter, calls_for
+from opforge.timing.own_content import on_its_own
 from opforge.timing.parent_clock import FEWEST as REQUESTS, TimedRequest, seconds_per_call, understated
+from opforge.timing.ramp import CONTENDED, LONGEST_RAMP, LONGEST_RAMP_S, MIDDLE_OF, ramp_of
 from opforge.timing.timers import ChosenTimer, TimerTrial, choose, clocks_of, settled
 
 
@@ -59,12 +61,6 @@ anew, and threads find processors. A loop that goes on is what a user times."""
 RAMP = 25
 """Calls that a turn begins with at least, while they fit into the untimed part of a whole one. With a small budget
 turns were so short that the ramp was in the samples: 1.18 times a plain loop's time (bias_add, budget 0.2 s)."""
-LONGEST_RAMP, LONGEST_RAMP_S, SETTLED, MIDDLE_OF, CONTENDED = 96, 0.1, 1.03, 8, 3
-"""How long a candidate's ramp is is told from calls in a row while it warms up, so many and of so many seconds at most:
-it is over where the middle of eight is within 3 % of what the last quarter takes. A third-level cache that holds what
-the second drops fills by and by: with results of 26 MB a call takes 2.1 ms at first, 1.1 at the fortieth, 1.05 from the
-eightieth on, and 30 ms are over at the fifteenth. After rivals, whose data must leave first, it takes up to three times
-as many (docs/timing.md#page-faults-and-ramps)."""
 TURNS = 16
 """The turns that a budget has room for at least: what the parent's clock says is held against them
 (timing.parent_clock).
@@ -111,6 +107,7 @@ class Candidate:
 
     inaccurate   its file says so, and it is there to be compared with
     long         its turns are longer than others' for its ramp
+    spans        inputs whose rows each turn by the host's clock has in an order of its own (SampleRequest.spans)
     watch        begins to watch over memory that it shares with its rivals; what that returns says what was done to it
                  since
     """
@@ -139,6 +136,7 @@ class Candidate:
     broken: Any = None
     rounds: list[Round] = field(default_factory=list)
     asked: list[TimedRequest] = field(default_factory=list)
+    spans: tuple[tuple[int, int, int], ...] = ()
     watch: Callable[[], Callable[[], str | None]] | None = None
     shapes: random.Random = field(default_factory=random.SystemRandom)
 
@@ -158,9 +156,8 @@ class Candidate:
             count = self.shapes.randint((count + 1) // 2, max(2, count + count // 2))
         lead = self.shapes.randint(self.lead, self.lead + self.lead // 2)
         self.turns += 1
-        answer = self.request(
-            Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=lead), clock
-        )
+        question = Sample(launch=self.launch, timer=self.timer, cache=cache, batch=batch, count=count, lead=lead)
+        answer = self.request(on_its_own(question, self.spans, self.shapes), clock)
         if answer.seen is not None:
             self.rounds.append(Round(samples=count, **vars(answer.seen)))
             self.asked.append(
@@ -377,13 +374,6 @@ def _stable(candidate: Candidate, plan: Plan, clock: Callable[[], float]) -> flo
         if candidate.spent_s > until:
             break
     return min(history)
-
-
-def ramp_of(calls_s: Sequence[float]) -> int:
-    """How many calls in a row a ramp takes: until the middle of MIDDLE_OF is within SETTLED of the last quarter's."""
-    settled_s = SETTLED * median(calls_s[-max(1, len(calls_s) // 4) :])
-    starts = range(len(calls_s) - MIDDLE_OF + 1)
-    return next((at for at in starts if median(calls_s[at : at + MIDDLE_OF]) <= settled_s), len(calls_s))
 
 
 def _try_clocks(candidate: Candidate, plan: Plan, possible: Sequence[str], clock: Callable[[], float]) -> ChosenTimer:

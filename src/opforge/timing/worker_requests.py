@@ -41,6 +41,8 @@ def asker(worker: Worker, limit_s: float = REQUEST_LIMIT_S) -> Ask:
                     collected=question.collected,
                     places=question.places,
                     contents=question.contents,
+                    spans=question.spans,
+                    steps=question.steps,
                 )
                 descriptors.append(shape.sent())
                 # how many calls it is, nobody over there is told beforehand

@@ -20,6 +20,7 @@ from opforge.trial.baselines import tolerated
 from opforge.trial.in_row import in_row
 from opforge.trial.setting import Setting
 from opforge.trial.unseen_content import CALLS, FEW_LOOKS, LOOKS, by_calls, remembered
+from opforge.trial.whole_content import changing, whole
 from opforge.verify import PreparedCase, judge
 
 CLAIMED_S = 0.05
@@ -96,7 +97,7 @@ GRAIN_S = 3e-6
 
 
 @spans.spanned(
-    lambda candidate, timing, unseen, operator, isolation, far=None, brief=False: (
+    lambda candidate, timing, unseen, operator, isolation, far=None, brief=False, timed=None: (
         "audit, brief" if brief else "audit",
         f"{operator.name} {candidate.name} {unseen[-1].case.name} {unseen[-1].dtype}",
         "",
@@ -110,9 +111,11 @@ def audit(
     isolation: str,
     far: PreparedCase | None = None,
     brief: bool = False,
+    timed: PreparedCase | None = None,
 ) -> Verdict | None:
     """The failure, if any.
 
+    timed    the content that was timed; None where no turns like those of the time are asked for
     brief    of a time that nobody would choose (see `outrun`): what it leaves is judged as ever; whether it could have
              been made to look shorter is asked by few calls
     unseen   the case that was timed, with other contents of the same memory, the second the twin of the first. Two
@@ -134,6 +137,8 @@ def audit(
         if failure is not None:
             return failure
     failure = None if brief else in_row(candidate, timing.median_s, unseen, operator, isolation, timing.cache)
+    if failure is None and timed is not None and not brief:
+        failure = whole(candidate, timing, unseen, operator, isolation, timed)
     if failure is not None:
         return failure
     stale = replayed(candidate, unseen[0], operator, isolation)
@@ -153,8 +158,10 @@ def audit(
         or undivided(candidate, timing)
         or understated(candidate, timing)
         or outgrown(candidate, timing)
-        or remembered(candidate, last, LOOKS if timing.median_s < SLOW_S and last.arena.size < LARGE else FEW_LOOKS)
     )
+    if not reason and not (timed is not None and changing(candidate, last.arena)):
+        few_looks = timing.median_s >= SLOW_S or last.arena.size >= LARGE
+        reason = remembered(candidate, last, FEW_LOOKS if few_looks else LOOKS)
     return Broken(case=last.case, dtype=last.dtype, reason=reason, isolation=isolation) if reason else None
 
 
@@ -213,7 +220,10 @@ def believed(
         return Broken(
             case=case, dtype=setting.prepared.dtype, reason=f"not timed: {timing.reason}", isolation=setting.isolation
         )
-    return audit(candidate, timing, unseen, setting.cases.operator, setting.isolation, far, brief) or candidate.proof
+    return (
+        audit(candidate, timing, unseen, setting.cases.operator, setting.isolation, far, brief, setting.prepared)
+        or candidate.proof
+    )
 
 
 def unseen_contents(setting: Setting) -> list[PreparedCase]:

@@ -13,11 +13,15 @@ from opforge.core import spans
 from opforge.core.timing import Timing, Untimed
 from opforge.core.timing_terms import CALL
 from opforge.runner import Worker
+from opforge.runner.arena import Arena
 from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.energy import Meter, meter
 from opforge.timing.worker_requests import REQUEST_LIMIT_S, Loop, look_at_clocks
+from opforge.trial.content_spans import Spans, spans_of
 from opforge.verify import CaseCache, PreparedCase, WorkerPool
 
+TURNED = 1 << 23
+"""Bytes of inputs that are copied in each turn of 40 ms: three times, which takes a tenth of it."""
 WATCHED = 1 << 24
 """Bytes of each input that are looked at after a turn of 40 ms: they take 2 ms."""
 
@@ -82,6 +86,7 @@ def _timed(setting: Setting, candidates: Sequence[Candidate], plan: Plan, timer:
         setting.prepared.reset()
         for candidate in candidates:
             candidate.watch = lambda: watched(setting.prepared)
+            candidate.spans = turned(setting.prepared.arena)
     counter = meter(device) if plan.energy_s > 0 else None
     timings = measure(
         candidates,
@@ -95,6 +100,14 @@ def _timed(setting: Setting, candidates: Sequence[Candidate], plan: Plan, timer:
         meter=counter if isinstance(counter, Meter) else None,
     )
     return [timings[candidate.name] for candidate in candidates]
+
+
+def turned(arena: Arena) -> Spans:
+    """The inputs that each turn has in an order of its own; () where a copy of them would take much of a turn, and
+    where calls overwrite one.
+    """
+    spans = () if any(slot.becomes for slot in arena.slots) else spans_of(arena, CALL)
+    return spans if sum(size for _, size, _ in spans) <= TURNED else ()
 
 
 def watched(prepared: PreparedCase) -> Callable[[], str | None]:
