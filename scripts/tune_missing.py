@@ -42,7 +42,6 @@ from opforge.machine import detect  # noqa: E402
 from opforge.registry import Registry, load  # noqa: E402
 from opforge.registry.tuned_choices import choice_for, shipped_path  # noqa: E402
 from opforge.store import Store  # noqa: E402
-from opforge.workbench.qualify import MOST_USED  # noqa: E402
 
 DTYPES = ("bfloat16", "float16", "float32")
 CPU_BACKENDS = ("cpp",)
@@ -83,10 +82,10 @@ def work(operator: Operator, workload: Workload, dtype: str) -> float:
 
 def cells(registry: Registry, device: str, cpu: bool, operators: Sequence[str]) -> list[Cell]:
     """Every search that is wanted on a device (by its descriptor's name), most used operators first."""
-    order = {name: place for place, name in enumerate(MOST_USED)}
     found = []
-    for name in sorted(operators or registry.names(), key=lambda name: (order.get(name, len(order)), name)):
-        operator = registry.operator(name)
+    known = map(registry.operator, operators or registry.names())
+    for operator in sorted(known, key=lambda operator: (not operator.used, operator.name)):
+        name = operator.name
         tunable = [
             item
             for item in registry.implementations(name)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Ties, Tolerance, Workload
+from opforge.core.operator import Case, Constraint, Law, Like, Operator, Scalar, TensorSpec, Ties, Tolerance, Workload
 from opforge.core.pipeline import Pipeline
 
 WRITTEN = {
@@ -25,6 +25,7 @@ WRITTEN = {
         *("name", "about", "inputs", "outputs", "reference", "flops", "scalars", "dtypes", "constraints", "derived"),
         *("bytes_read", "bytes_written", "bytes_saved", "tolerance", "laws", "cases", "workloads", "implementations"),
         *("differentiable", "source", "unit", "compute_dtype", "gradient", "further_gradients", "carried", "follows"),
+        *("like", "grid", "used"),
     ),
     "TensorSpec": (
         *("name", "shape", "dtype", "about", "below", "sometimes", "domain", "ties"),
@@ -47,6 +48,7 @@ WRITTEN = {
     "Case": ("name", "axes", "why", "distribution", "layout", "dtype", "scalars", "seed", "pattern"),
     "Workload": ("name", "axes", "source", "scale", "scalars", "layout"),
     "Ties": ("rule", "scores", "near"),
+    "Like": ("function", "lower", "autocast", "only_kernels", "name"),
 }
 """The fields that a definition writes."""
 
@@ -140,7 +142,7 @@ def pipeline_mutations(pipeline: Pipeline, operator: Operator) -> Iterator[tuple
 def _places(operator: Operator) -> Iterator[tuple[Any, Callable[[Any], Operator]]]:
     yield operator, lambda changed: changed
     yield operator.tolerance, lambda changed: dataclasses.replace(operator, tolerance=changed)
-    for kind in ("inputs", "outputs", "scalars", "constraints", "laws", "cases", "workloads"):
+    for kind in ("inputs", "outputs", "scalars", "constraints", "laws", "cases", "workloads", "like", "grid"):
         items = getattr(operator, kind)
         # the first of its kind; of the cases the last plain one, which is worth running
         for place in range(len(items))[: 2 if kind == "inputs" else 1]:
@@ -480,6 +482,14 @@ RULES: dict[tuple[str, str], Callable[..., Any]] = {
     ("Ties", "rule"): lambda value, *_: value in ("any", "first", "last"),
     ("Ties", "scores"): lambda value, operator, _: value in [spec.name for spec in operator.inputs],
     ("Ties", "near"): _finite,
+    ("Operator", "grid"): _tuple_of(Workload),
+    ("Operator", "like"): _tuple_of(Like),
+    ("Operator", "used"): lambda value, *_: _tuple_of(str)(value) and all(map(str.strip, value)),
+    ("Like", "function"): lambda value, *_: callable(value) or (isinstance(value, str) and value[:6] == "torch."),
+    ("Like", "lower"): lambda value, *_: callable(value),
+    ("Like", "autocast"): lambda value, *_: isinstance(value, bool),
+    ("Like", "only_kernels"): lambda value, *_: isinstance(value, bool),
+    ("Like", "name"): lambda value, *_: value == "" or (isinstance(value, str) and value.isidentifier()),
 }
 """For each field: what it may be, beside the reference's working with it."""
 

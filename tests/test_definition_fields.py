@@ -199,7 +199,7 @@ def test_every_field_has_an_example_that_is_right(noun):
     assert [item.name for item in dataclasses.fields(kind) if item.init] == list(EXAMPLES[noun])
     names = {**nouns, "Path": Path}
     names |= dict.fromkeys(
-        ("reference", "magnitude", "rounded", "errors", "rows_sum_to_one", "made_before"), lambda *given: None
+        ("reference", "magnitude", "rounded", "errors", "rows_sum_to_one", "made_before", "lower"), lambda *given: None
     )
     values = {name: eval(text, names) for name, text in EXAMPLES[noun].items()}
     if noun != "Operator":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import os
+import subprocess
 import sys
 import unittest
 import warnings
@@ -53,7 +55,7 @@ class Kernels(Chooser):
 def functional(front_door):
     from opforge.ops import functional
 
-    for name in functional._OPERATORS:
+    for name in functional.OPERATORS:
         getattr(ops, name)
     return functional
 
@@ -64,7 +66,7 @@ def on_kernels(functional):
     for name in [name for name, value in vars(ops).items() if isinstance(value, Function | Chooser)]:
         del vars(ops)[name]
     vars(ops)["_chooser"] = Kernels(load())
-    for name in functional._OPERATORS:
+    for name in functional.OPERATORS:
         getattr(ops, name)
     yield functional
     for name in [name for name, value in vars(ops).items() if isinstance(value, Function | Chooser)]:
@@ -179,13 +181,18 @@ def test_all_of_pytorchs_samples_on_kernels(on_kernels, capsys, dtypes, least):
         ("softmax", (torch.randn(2, 3).t(), 0), {}, "softmax → torch_eager"),
         ("softmax", (torch.randn(2, 3), 0), {}, "softmax → torch: dim 0 is not the innermost in memory"),
         ("softmax", (torch.randn(2, 3).double(), 1), {}, "torch: softmax has no torch.float64"),
-        ("layer_norm", (torch.randn(2, 3), (3,)), {}, "torch: layernorm takes a weight and a bias"),
+        ("layer_norm", (torch.randn(2, 3), (3,)), {}, "torch: the operator takes a weight and a bias"),
         ("rms_norm", (torch.randn(2, 3).half(), (3,), torch.ones(3).half()), {}, "torch: no eps is given"),
         ("cross_entropy", (torch.randn(2, 3), torch.tensor([0, 1]), torch.ones(3)), {}, "torch: .*no class weights"),
         ("linear", (torch.randn(2, 3), torch.randn(4, 3)), {}, "matmul → torch_definition"),
         ("linear", (torch.randn(2, 3), torch.randn(4, 3, requires_grad=True)), {}, "torch: a gradient is wanted"),
-        ("add", (torch.randn(2, 3), torch.randn(2, 1)), {}, "torch: no operator adds tensors of these shapes"),
-        ("relu", (torch.randn(2, 3),), {"inplace": True}, "torch: relu makes its result"),
+        (
+            "add",
+            (torch.randn(2, 3), torch.randn(2, 1)),
+            {},
+            "torch: the other operand is no real number; the other operand has not the shape of the last axes",
+        ),
+        ("relu", (torch.randn(2, 3),), {"inplace": True}, "torch: the operator makes its result"),
     ],
 )
 def test_why_says_which_operator_or_why_pytorch(functional, name, arguments, named, words):
@@ -249,3 +256,59 @@ def test_attention_s_masks_are_lowered(on_kernels, kind, heads):
         assert torch.allclose(mine, torch_functional.scaled_dot_product_attention(q, k, v, mask), atol=1e-5), shape
     for named in ({"attn_mask": torch.zeros(6, 9, requires_grad=True)}, {"dropout_p": 0.5}):
         assert not on_kernels.scaled_dot_product_attention.why(q, k, v, **named).operator
+
+
+STANDS_FOR = """
+from opforge.core.operator import Case, Like, Lowered, Operator, TensorSpec, Tolerance, Workload
+
+
+def reference(x):
+    return x / (1 + x.abs())
+
+
+def lower(input):
+    return Lowered((input,)) if input.ndim == 2 else "it takes two axes"
+
+
+operator = Operator(
+    name="guest_softsign",
+    about="x / (1 + |x|)",
+    inputs=(TensorSpec(name="x", shape="rows cols"),),
+    outputs=(TensorSpec(name="y", shape="rows cols"),),
+    reference=reference,
+    flops="3 * rows * cols",
+    tolerance=Tolerance(roundings=3),
+    cases=(Case(name="odd", axes={"rows": 3, "cols": 5}, why="no whole block"),),
+    workloads=(Workload(name="tiny", axes={"rows": 8, "cols": 8}, source="made for tests", scale="laptop"),),
+    implementations=("torch_eager",),
+    like=(Like(function="torch.nn.functional.softsign", lower=lower),),
+    grid=(Workload(name="odd", axes={"rows": 9, "cols": 7}, source="shape class: odd", scale="laptop"),),
+)
+"""
+
+
+def test_a_new_folder_is_listed_dispatched_and_stands_for_its_function(tmp_path):
+    """One folder is enough: no list of operators, functions or shapes elsewhere has to be told of it."""
+    folder = tmp_path / "guest_softsign"
+    folder.mkdir()
+    (folder / "op.py").write_text(STANDS_FOR)
+    (folder / "torch_eager.py").write_text("def run(x):\n    return x / (1 + x.abs())\n")
+    code = (
+        "import torch\nfrom opforge import ops\nfrom opforge.ops import functional as F\n"
+        "from opforge.core.shape_classes import shape_grid\n"
+        "x = torch.randn(3, 5)\n"
+        "assert 'guest_softsign' in dir(ops) and torch.equal(F.softsign(x), torch.nn.functional.softsign(x))\n"
+        "print(F.softsign.why(x).operator, '|', F.softsign.why(x[0]).reason, '|', F.softsign.why(x.double()).reason)\n"
+        "print(*(item.name for item in shape_grid(ops.guest_softsign.operator, cpu=True)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OPFORGE_HOME": str(tmp_path)},
+        check=False,
+    )
+    assert done.stdout.splitlines() == [
+        "guest_softsign | it takes two axes | guest_softsign has no torch.float64",
+        "grid_odd",
+    ], done.stderr

@@ -34,7 +34,7 @@ def nn(front_door):
     from opforge import nn
     from opforge.ops import functional
 
-    for name in functional._OPERATORS:
+    for name in functional.OPERATORS:
         getattr(ops, name)
     torch.manual_seed(0)
     return nn

@@ -94,6 +94,16 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "further_gradients": '("attention_sinks_backward",)',
         "carried": '("mask",)',
         "follows": "made_before",
+        "like": '(Like(function="torch.nn.functional.softmax", lower=lower),)',
+        "grid": '(Workload(name="odd", axes={"lead": (4095,), "cols": 1023}, source="shape class: odd"),)',
+        "used": '("language models",)',
+    },
+    "Like": {
+        "function": '"torch.nn.functional.softmax"',
+        "lower": "lower",
+        "autocast": "False",
+        "only_kernels": "True",
+        "name": '"swiglu"',
     },
     "Stage": {
         "name": '"wide"',

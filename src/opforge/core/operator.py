@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from opforge.core.cost import Cost as Cost
 from opforge.core.dtypes import DTYPES
 from opforge.core.errors import UsageError
 from opforge.core.expr import evaluate, worth
 from opforge.core.fields import check_fields, wrong_field
+from opforge.core.likeness import Like as Like, Lowered as Lowered
 from opforge.core.rounding_errors import Errors
 from opforge.core.shapes import Axes, AxisValue, axis_names, bind_axes
 from opforge.core.tensors import (
@@ -55,30 +57,6 @@ class Constraint:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """What one call must do at the least: floating-point operations, bytes read, bytes written.
-
-    bytes_saved   what a sequence of simpler operators, each of which writes its result and reads the one before, would
-                  move besides
-    """
-
-    flops: int
-    bytes_read: int
-    bytes_written: int
-    bytes_saved: int = 0
-
-    @property
-    def bytes(self) -> int:
-        """Bytes moved, read and written together."""
-        return self.bytes_read + self.bytes_written
-
-    @property
-    def intensity(self) -> float:
-        """FLOP per byte moved: the abscissa of the roofline."""
-        return self.flops / self.bytes if self.bytes else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +186,11 @@ class Operator:
                that it takes hold what they did (a log-sum-exp has the mask in it)
     follows    `follows(inputs, scalars) -> {input: tensor}`: inputs that another operator has made of the others, in
                float64 (attention's result, for its gradients); cases have these values there, rounded
+    like       the functions of PyTorch's that it stands for, and how a call of one becomes a call of it: with them
+               opforge.ops.functional has it under that function's name
+    grid       its shape classes, as workloads of either scale: the few shapes whose times tell where each
+               implementation is good. Not given, they follow from the names of its axes (core.shape_classes)
+    used       where models call it ("language models"): such operators are qualified first
     presence   not given: for each optional input a parameter `has_NAME`
     list_axes  not given: the axes with a size for each tensor of a list; `listed` has those of a call
     written_as   not given: of an operator in the form of a call, the one that the definition has (see core.call_form)
@@ -240,6 +223,9 @@ class Operator:
     further_gradients: tuple[str, ...] = ()
     carried: tuple[str, ...] = ()
     follows: Callable[[Mapping[str, Any], Mapping[str, ScalarValue]], Mapping[str, Any]] | None = None
+    like: tuple[Like, ...] = ()
+    grid: tuple[Workload, ...] = ()
+    used: tuple[str, ...] = ()
     presence: tuple[Scalar, ...] = field(init=False, default=(), repr=False)
     list_axes: tuple[str, ...] = field(init=False, default=(), repr=False)
     listed: Mapping[str, tuple[int, ...]] = field(init=False, default_factory=dict, repr=False)
@@ -302,7 +288,7 @@ class Operator:
         check_gradients(self.name, self.gradient, self.further_gradients, self.inputs, self.overwritten)
         if self.derived:
             # frozen, and still being built: what is derived stands in every case and workload from here on
-            for kind in ("cases", "workloads"):
+            for kind in ("cases", "workloads", "grid"):
                 items = tuple(
                     replace(item, axes=self.completed(item.axes, self.scalar_values(item.scalars)))
                     for item in getattr(self, kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from opforge.core.operator import Operator, Workload
 from opforge.core.shapes import AxisValue
@@ -56,13 +57,15 @@ VECTORS_CPU = ((1 << 20,), (999_999,))
 
 
 def shape_grid(operator: Operator, *, cpu: bool) -> tuple[Workload, ...]:
-    """The grid of an operator, by the names of its axes; for axes of no known family its own workloads, smaller and
-    odd.
+    """The grid of an operator: the one that its definition gives; else by the names of its axes; for axes of no known
+    family its own workloads, smaller and odd.
 
     Parameters are those of the operator's first workload that fits the device, so that what is timed is the kind of
     call that models make.
     """
     scale = "laptop" if cpu else "gpu"
+    if operator.grid:
+        return tuple(replace(item, name=PREFIX + item.name) for item in operator.grid if item.scale == scale)
     known = [workload for workload in operator.workloads if workload.scale == scale] or list(operator.workloads)
     if not known:
         return ()

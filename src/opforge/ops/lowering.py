@@ -1,5 +1,6 @@
-"""How a function of PyTorch's name goes to an operator or to PyTorch: what stands between opforge.ops.functional's
-statements and the calls.
+"""What every function of opforge.ops.functional does: a call of an operator that fits, or PyTorch's own function.
+
+Which operators stand for a function, and how its calls become theirs, their definitions say (`like`).
 """
 
 from __future__ import annotations
@@ -7,26 +8,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from opforge import ops
+from opforge.core.gradient import wire
+from opforge.core.operator import Like, Lowered, Operator
+from opforge.core.shapes import Axes
+from opforge.core.tensors import shapes_of
 
 if TYPE_CHECKING:
     from opforge.dispatch import Choice
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class Lowered(NamedTuple):
-    """A call of an operator: `finish(operator(*tensors, **scalars))`."""
-
-    operator: str
-    tensors: Sequence[Tensor]
-    scalars: Mapping[str, Any] = {}
-    finish: Callable[[Any], Any] | None = None
+_NOT_THERE = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,61 +44,123 @@ class Route:
         return f"{self.function} → {self.choice or f'torch: {self.reason}'}"
 
 
-def like(instead: Callable[..., Any], autocast: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Makes a function of what says how a call is lowered: to a Lowered, or to PyTorch for the reason returned.
+def torch_function(like: Like) -> Callable[..., Any] | None:
+    """PyTorch's function that a Like names; None where this PyTorch has none of that name."""
+    if not isinstance(like.function, str):
+        return like.function
+    found = functools.reduce(lambda at, name: getattr(at, name, _NOT_THERE), like.function.split(".")[1:], torch)
+    return found if callable(found) else None
 
-    instead    PyTorch's function of that name
-    autocast   whether torch.autocast has a say in its dtypes
+
+def standing_for(definitions: Sequence[Operator]) -> dict[str, Callable[..., Any]]:
+    """The functions that operators stand for, by name. Operators that stand for one function are asked in their
+    order here.
     """
-
-    def wrap(lower: Callable[..., Lowered | str]) -> Callable[..., Any]:
-        def route(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Lowered | str:
-            first = arguments[0] if arguments else named.get("input")
-            if not isinstance(first, Tensor):
-                return "the first argument is no tensor"
-            if autocast and torch.is_autocast_enabled(first.device.type):
-                return "under autocast it decides the dtypes"
-            return lower(*arguments, **named)
-
-        @functools.wraps(lower)
-        def call(*arguments: Any, **named: Any) -> Any:
-            lowered = route(arguments, named)
-            if isinstance(lowered, str):
-                return instead(*arguments, **named)
-            result = getattr(ops, lowered.operator)(*lowered.tensors, **lowered.scalars)
-            return result if lowered.finish is None else lowered.finish(result)
-
-        def why(*arguments: Any, **named: Any) -> Route:
-            """Which way this call goes: a Route."""
-            lowered = route(arguments, named)
-            if isinstance(lowered, str):
-                return Route(function=lower.__name__, operator="", choice=None, reason=lowered)
-            choice = getattr(ops, lowered.operator).why(*lowered.tensors, **lowered.scalars)
-            return Route(function=lower.__name__, operator=lowered.operator, choice=choice, reason="")
-
-        call.why = why  # type: ignore[attr-defined]
-        return call
-
-    return wrap
+    asked: dict[str, list[tuple[Operator, Like]]] = {}
+    for definition in definitions:
+        for like in definition.like:
+            asked.setdefault(like.name, []).append((definition, like))
+    return {
+        name: _function(name, instead, tuple(pairs))
+        for name, pairs in sorted(asked.items())
+        if (instead := torch_function(pairs[0][1])) is not None
+    }
 
 
-def unfit(operator: str, *tensors: Any) -> str:
-    """Why an operator does not take these tensors, "" where it does: one dtype that it has, one device, plain memory,
-    and gradients that an operator of its own computes (differentiating the reference takes more time and memory than
-    PyTorch's own formulas).
+def _function(name: str, instead: Callable[..., Any], pairs: tuple[tuple[Operator, Like], ...]) -> Callable[..., Any]:
+    def route(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Operator | None, Lowered, str]:
+        """The operator and its call; or no operator, and why PyTorch computes this."""
+        first = arguments[0] if arguments else named.get("input", named.get("query"))
+        if not isinstance(first, Tensor):
+            return None, Lowered(()), "the first argument is no tensor"
+        reasons: list[str] = []
+        for operator, like in pairs:
+            reason: Lowered | str
+            if like.autocast and torch.is_autocast_enabled(first.device.type):
+                reason = "under autocast it decides the dtypes"
+            elif not isinstance(reason := like.lower(*arguments, **named), str):
+                lowered = reason
+                if not (reason := unfit(operator, like, lowered)):
+                    return operator, lowered, ""
+                # of this operator's shape: what the others say of theirs is beside the point
+                return None, lowered, reason
+            if reason not in reasons:
+                reasons.append(reason)
+        return None, Lowered(()), "; ".join(reasons)
+
+    @functools.wraps(pairs[0][1].lower)
+    def call(*arguments: Any, **named: Any) -> Any:
+        operator, lowered, _ = route(arguments, named)
+        if operator is None:
+            return instead(*arguments, **named)
+        result = getattr(ops, operator.name)(*lowered.tensors, **lowered.scalars)
+        return result if lowered.finish is None else lowered.finish(result)
+
+    def why(*arguments: Any, **named: Any) -> Route:
+        """Which way this call goes: a Route."""
+        operator, lowered, reason = route(arguments, named)
+        if operator is None:
+            return Route(function=name, operator="", choice=None, reason=reason)
+        choice = getattr(ops, operator.name).why(*lowered.tensors, **lowered.scalars)
+        return Route(function=name, operator=operator.name, choice=choice, reason="")
+
+    call.why = why  # type: ignore[attr-defined]
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = "opforge.ops.functional"
+    call.operators = tuple(operator.name for operator, _ in pairs)  # type: ignore[attr-defined]
+    return call
+
+
+def unfit(operator: Operator, like: Like, lowered: Lowered) -> str:
+    """Why an operator does not take a lowered call, "" where it does: dtypes that it has, and gradients that an
+    operator of its own computes (differentiating the reference takes more time and memory than PyTorch's own formulas).
     """
-    first = tensors[0]
-    for tensor in tensors:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
-            return "not all operands are tensors in plain memory"
-        if tensor.dtype not in DTYPES:
-            return f"{operator} has no {tensor.dtype}"
-        if tensor.dtype != first.dtype or tensor.device != first.device:
-            return f"{operator} takes one dtype on one device"
-    if (
-        torch.is_grad_enabled()
-        and any(tensor.requires_grad for tensor in tensors)
-        and getattr(ops, operator).operator.gradient is None
-    ):
-        return f"a gradient is wanted, and {operator} has no gradient operator"
+    wants_gradient = False
+    for spec, tensor in zip(operator.inputs, lowered.tensors, strict=False):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in (operator.dtypes if spec.dtype == "T" else (spec.dtype,)):
+            return f"{operator.name} has no {tensor.dtype}"
+        wants_gradient |= tensor.requires_grad
+    wants_gradient &= torch.is_grad_enabled()
+    if wants_gradient and operator.gradient is None:
+        return f"a gradient is wanted, and {operator.name} has no gradient operator"
+    if not like.only_kernels:
+        return ""
+    if torch.compiler.is_compiling():
+        return "in a compiled graph it is PyTorch's"
+    choice = getattr(ops, operator.name).why(*lowered.tensors, **lowered.scalars)
+    if choice.implementation.backend == "torch":
+        return f"no kernel of ours is taken here: {choice.why}"
+    if wants_gradient:
+        choice = _gradient_choice(operator, lowered)
+        if choice.implementation.backend == "torch":
+            return f"its gradients are PyTorch's here: {choice.why}"
     return ""
+
+
+def _gradient_choice(operator: Operator, lowered: Lowered) -> Choice:
+    """What dispatch takes for the gradients of a call, by tensors of the shapes that they will have."""
+    function = getattr(ops, operator.gradient)  # type: ignore[arg-type]
+    first = lowered.tensors[0]
+    given = dict(zip((spec.name for spec in operator.inputs), lowered.tensors, strict=False))
+    given |= {spec.name: lowered.scalars[spec.name] for spec in operator.inputs if spec.name in lowered.scalars}
+    scalars = {name: value for name, value in lowered.scalars.items() if name not in given}
+    axes: Axes = operator.bind({name: tuple(tensor.shape) for name, tensor in given.items()}, scalars)
+    made = {
+        spec.name: first.new_empty(
+            shapes_of(spec, axes)[0], dtype=first.dtype if spec.dtype == "T" else getattr(torch, spec.dtype)
+        )
+        for spec in operator.outputs
+    }
+    rows = {"input": given, "output": made, "incoming": made}
+    names = {"input": [spec.name for spec in operator.inputs]}
+    names["output"] = names["incoming"] = [spec.name for spec in operator.outputs]
+    takes = wire(operator, function.operator).takes
+    tensors = {
+        spec.name: rows[kind].get(names[kind][place])
+        for spec, (kind, place) in zip(function.operator.inputs, takes, strict=True)
+    }
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    known = {scalar.name for scalar in function.operator.scalars}
+    choice: Choice = function.why(**present, **{name: value for name, value in scalars.items() if name in known})
+    return choice

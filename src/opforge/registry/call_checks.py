@@ -29,7 +29,7 @@ def check_calls(operator: Operator) -> None:
     """Raises UsageError for a case or workload without its axes, words that nobody knows, parameters of another kind,
     and expressions without a value for it.
     """
-    calls: tuple[Case | Workload, ...] = (*operator.cases, *operator.workloads)
+    calls: tuple[Case | Workload, ...] = (*operator.cases, *operator.workloads, *operator.grid)
     for item in calls:
         _check_axes(operator, item)
         _check_situation(operator, item)

@@ -75,6 +75,7 @@ def check_definition(operator: Operator) -> None:
                 f"{operator.name}: carried has {name!r}, which is {'its own input' if own else 'no name, or twice'}. "
                 'Name what only the operator has whose gradients these are: carried=("mask",).'
             )
+    _check_likeness(operator)
     _check_functions(operator)
 
 
@@ -93,21 +94,21 @@ def _check_words(operator: Operator) -> None:
     said: list[tuple[Any, str]] = [(operator, "about")]
     said += [(item, "about") for item in (*operator.constraints, *operator.laws)]
     said += [(case, "why") for case in operator.cases]
-    said += [(workload, "source") for workload in operator.workloads]
+    said += [(workload, "source") for workload in (*operator.workloads, *operator.grid)]
     for noun, field in said:
         if not getattr(noun, field).strip():
             whose = "" if noun is operator else f"{type(noun).__name__.lower()} {noun.name!r}: "
             raise UsageError(
                 f"{operator.name}: {whose}{field} is empty. Readers of reports have nothing else: say it in a line."
             )
-    for kind in ("cases", "workloads", "laws", "constraints"):
+    for kind in ("cases", "workloads", "grid", "laws", "constraints"):
         for item in getattr(operator, kind):
             if not item.name or not item.name.isprintable() or any(letter.isspace() for letter in item.name):
                 raise UsageError(
                     f"{operator.name}: {item.name!r} cannot name one of its {kind}. Records and command lines show it: "
                     "use letters, digits and underscores, e.g. odd_tail."
                 )
-    for kind in ("cases", "workloads", "implementations", "dtypes", "laws", "constraints"):
+    for kind in ("cases", "workloads", "grid", "implementations", "dtypes", "laws", "constraints"):
         names = Counter(item if isinstance(item, str) else item.name for item in getattr(operator, kind))
         for name, count in names.items():
             if count > 1:
@@ -210,6 +211,16 @@ def _check_scalar(operator: Operator, scalar: Scalar) -> None:
         raise UsageError(
             f"{where} = {scalar.default!r} by default is not one of {scalar.choices}. Choose one, or add it to them."
         )
+
+
+def _check_likeness(operator: Operator) -> None:
+    """Each function that an operator stands for is named once, and what models call it in is said in words."""
+    for name, count in Counter(like.name for like in operator.like).items():
+        if count > 1:
+            raise UsageError(f"{operator.name} stands for {name} {count} times. Lower its calls in one function.")
+    for place in operator.used:
+        if not place.strip():
+            raise UsageError(f'{operator.name}: used has an empty text. Say where models call it: used=("vision",).')
 
 
 def _check_functions(operator: Operator) -> None:

@@ -15,5 +15,5 @@ from opforge.workbench.compare import (
     compare_sides as compare_sides,
     corrected_outcomes as corrected_outcomes,
 )
-from opforge.workbench.qualify import MOST_USED as MOST_USED, Step as Step, main_dtype as main_dtype, steps as steps
+from opforge.workbench.qualify import Step as Step, main_dtype as main_dtype, steps as steps
 from opforge.workbench.sides import Side as Side, parse_side as parse_side

@@ -20,19 +20,6 @@ from opforge.timing import Plan
 from opforge.verify import QUICK
 from opforge.workbench.bench import BenchOptions
 
-MOST_USED = (
-    "softmax",
-    "rmsnorm",
-    "layernorm",
-    "matmul",
-    "linear",
-    "silu_mul",
-    "gelu",
-    "cross_entropy",
-    "add_rmsnorm",
-    "vector_add",
-)
-"""The order in which operators are qualified where none is named: what language models call most."""
 TIMED_BY = Plan(samples=10, budget_s=0.05)
 """Implementations of an operator differ by a quarter where a wrong choice matters; ten samples tell that, and their
 intervals say when not.
@@ -67,9 +54,7 @@ def steps(
     """What is left to do, most used operators first. Nothing for what is believed: run again after an interruption, it
     goes on.
     """
-    order = {name: place for place, name in enumerate(MOST_USED)}
-    for name in sorted(names, key=lambda name: (order.get(name, len(order)), name)):
-        operator = registry.operator(name)
+    for operator in sorted(map(registry.operator, names), key=lambda operator: (not operator.used, operator.name)):
         for dtype in operator.dtypes:
             if dtype in (dtypes or (main_dtype(device),)):
                 step = _step(registry, operator, dtype, device, store)

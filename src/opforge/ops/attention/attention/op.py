@@ -1,9 +1,11 @@
 """Attention: out = softmax(scale * q k^T, masked) v, and the logarithm of each row's sum of exponentials."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 from opforge.definitions.attention.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
 from opforge.definitions.attention.cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, given, plain
 from opforge.definitions.attention.sides import ABOUT, NAMES, Sides
+from opforge.definitions.torch_calls import unfit
 
 
 def reference(q, k, v, *beside, **scalars):
@@ -22,6 +24,43 @@ def inside_the_values(inputs, outputs, scalars):
     most = v.repeat_interleave(out.shape[1] // v.shape[1], dim=1) if v.shape[1] else v
     over = (out - most * (1 + 1 / 64) / (1 - scalars["dropout"])).amax().item() if out.numel() else 0.0
     return None if over <= 1e-30 else f"an element is {over:.3g} beyond the largest value of its column"
+
+
+def lower(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+    """As torch.nn.functional.scaled_dot_product_attention, of tensors [batch, heads, length, dim] or without heads,
+    where nothing is dropped (PyTorch's own generator says what) and the mask wants no gradient.
+    """
+    import torch
+
+    if dropout_p:
+        return "PyTorch's generator says what is dropped"
+    if reason := unfit(query, key, value):
+        return reason
+    if query.ndim not in (3, 4) or not query.ndim == key.ndim == value.ndim:
+        return "attention takes batch, heads, length and dim"
+    q, k, v = (tensor if tensor.ndim == 4 else tensor.unsqueeze(1) for tensor in (query, key, value))
+    heads, shared = q.shape[1], k.shape[1]
+    if not (q.shape[0] == k.shape[0] == v.shape[0] and k.shape[:3] == v.shape[:3] and q.shape[3] == k.shape[3]):
+        return "what would be broadcast is PyTorch's"
+    if heads != shared and not (enable_gqa and shared and heads % shared == 0):
+        return "heads of keys and queries differ"
+    if not k.shape[2] or not k.shape[3] or not v.shape[3] or scale == 0:
+        return "there is nothing to weigh"
+    beside = {}
+    if attn_mask is not None:
+        if is_causal or attn_mask.device != q.device or attn_mask.dtype not in (torch.bool, q.dtype):
+            return "such a mask is PyTorch's"
+        if attn_mask.requires_grad and torch.is_grad_enabled():
+            return "the gradient of a mask is PyTorch's"
+        shape = (*q.shape[:3], k.shape[2])
+        # without heads its first axis is the batch
+        mask = attn_mask.unsqueeze(1) if query.ndim == attn_mask.ndim == 3 else attn_mask
+        if mask.ndim > 4 or any(own not in (1, size) for own, size in zip(mask.shape[::-1], shape[::-1], strict=False)):
+            return "such a mask is PyTorch's"
+        beside["mask" if mask.dtype == torch.bool else "bias"] = mask.expand(shape)
+    scalars = {"causal": bool(is_causal), "scale": 0.0 if scale is None else float(scale)}
+    four = query.ndim == 4
+    return Lowered((q, k, v), {**scalars, **beside}, lambda made: made[0] if four else made[0].squeeze(1))
 
 
 operator = Operator(
@@ -215,4 +254,5 @@ operator = Operator(
         "library_fa4",
         "library_flex",
     ),
+    like=(Like(function="torch.nn.functional.scaled_dot_product_attention", lower=lower, only_kernels=True),),
 )

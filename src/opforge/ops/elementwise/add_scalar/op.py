@@ -1,7 +1,9 @@
 """One number added to every element: y = x + value."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.definitions.torch_calls import unfit
 
 
 def reference(x, *, value):
@@ -19,6 +21,15 @@ def rounded(inputs, outputs, scalars):
     y = outputs["y"]
     value = y.new_full(y.shape, scalars["value"])
     return {"y": (value, ((value.half() != value) | (value.bfloat16() != value)).to(value.dtype))}
+
+
+def lower(input, other, *, alpha=1, out=None):
+    """As torch.add: a tensor and a number."""
+    if out is not None or alpha != 1:
+        return "the operators make their result, and multiply nothing by alpha"
+    if type(other) not in (int, float):
+        return "the other operand is no real number"
+    return unfit(input) or Lowered((input,), {"value": float(other)})
 
 
 operator = Operator(
@@ -80,4 +91,5 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+    like=(Like(function="torch.add", lower=lower, autocast=False),),
 )

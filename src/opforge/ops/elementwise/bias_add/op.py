@@ -1,11 +1,22 @@
 """A lower-rank tensor broadcast over the last axes of a higher-rank one: y = x + bias, any ranks."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
 from opforge.definitions.tolerances import ONE_ADDITION
+from opforge.definitions.torch_calls import added, spreads
 
 
 def reference(x, bias):
     return x + bias
+
+
+def lower(input, other, *, alpha=1, out=None):
+    """As torch.add: a tensor, and one of its last axes."""
+    if reason := added(input, other, alpha, out):
+        return reason
+    if other.shape == input.shape or not spreads(input, other):
+        return "the other operand has not the shape of the last axes"
+    return Lowered((input, other))
 
 
 operator = Operator(
@@ -105,4 +116,5 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_flat", "triton_tiles", "tilelang_tiles", "cpp_rows", "torch_eager"),
+    like=(Like(function="torch.add", lower=lower, autocast=False),),
 )

@@ -2,12 +2,26 @@
 positions.
 """
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Workload
 from opforge.definitions.tolerances import ONE_ADDITION
+from opforge.definitions.torch_calls import added, spreads
 
 
 def reference(x, b):
     return x + b
+
+
+def lower(input, other, *, alpha=1, out=None):
+    """As torch.add: four axes, of which the other operand has some and 1 elsewhere. What makes `input` larger is
+    PyTorch's.
+    """
+    if reason := added(input, other, alpha, out):
+        return reason
+    four = input.ndim == other.ndim == 4
+    if not four or spreads(input, other) or any(b not in (1, a) for a, b in zip(input.shape, other.shape, strict=True)):
+        return "the operands have not four axes, of which the other has some and 1 elsewhere"
+    return Lowered((input, other))
 
 
 operator = Operator(
@@ -149,4 +163,5 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_flat", "triton_tiles", "cpp_rows", "torch_eager"),
+    like=(Like(function="torch.add", lower=lower, autocast=False),),
 )

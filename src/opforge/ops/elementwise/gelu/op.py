@@ -4,7 +4,9 @@ approximation.
 
 import math
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
+from opforge.definitions.torch_calls import elementwise
 from opforge.definitions.workloads import GELUS
 
 
@@ -31,6 +33,13 @@ def bounded_below(inputs, outputs, scalars):
     # the minimum of either form is -0.17 (at x = -0.75); bfloat16 may round it by half a unit of 2^-10
     least = outputs["y"].min().item()
     return None if least >= -0.1706 else f"the least result is {least:.4g}; the function never falls below -0.1701"
+
+
+def lower(input, approximate="none"):
+    """As torch.nn.functional.gelu: exact, or by tanh."""
+    if approximate not in ("none", "tanh"):
+        return f"{approximate!r} is no form of gelu"
+    return elementwise(input, approximate=approximate)
 
 
 operator = Operator(
@@ -103,4 +112,6 @@ operator = Operator(
     workloads=GELUS,
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
     gradient="gelu_backward",
+    like=(Like(function="torch.nn.functional.gelu", lower=lower, autocast=False),),
+    used=("language models",),
 )

@@ -1,7 +1,9 @@
 """Rectified linear unit: y = max(x, 0), with NaN kept."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.definitions.torch_calls import elementwise
 
 
 def reference(x):
@@ -18,6 +20,11 @@ def selects(inputs, outputs, scalars):
 def not_negative(inputs, outputs, scalars):
     least = outputs["y"].min().item()
     return None if least >= 0 else f"the least result is {least:.3g}"
+
+
+def lower(input, inplace=False):
+    """As torch.nn.functional.relu, where the result is not written over the input."""
+    return elementwise(input, inplace)
 
 
 operator = Operator(
@@ -71,4 +78,5 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_bits", "torch_eager"),
+    like=(Like(function="torch.nn.functional.relu", lower=lower, autocast=False),),
 )

@@ -1,7 +1,9 @@
 """Sigmoid linear unit: y = x / (1 + exp(-x)), also called swish."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.definitions.torch_calls import elementwise
 
 
 def reference(x):
@@ -19,6 +21,11 @@ def bounded_below(inputs, outputs, scalars):
     # the minimum is -0.27846 at x = -1.278; bfloat16 may round it by half a unit of 2^-9
     least = outputs["y"].min().item()
     return None if least >= -0.2796 else f"the least result is {least:.4g}; the function never falls below -0.2785"
+
+
+def lower(input, inplace=False):
+    """As torch.nn.functional.silu, where the result is not written over the input."""
+    return elementwise(input, inplace)
 
 
 operator = Operator(
@@ -69,4 +76,5 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+    like=(Like(function="torch.nn.functional.silu", lower=lower, autocast=False),),
 )

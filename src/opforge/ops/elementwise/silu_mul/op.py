@@ -1,7 +1,9 @@
 """SwiGLU's elementwise part: y = silu(gate) * up, with silu(g) = g / (1 + exp(-g))."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
+from opforge.definitions.torch_calls import unfit
 from opforge.definitions.workloads import SWIGLUS
 
 
@@ -33,6 +35,20 @@ def no_larger_than_the_product(inputs, outputs, scalars):
 def sign_of_the_product(inputs, outputs, scalars):
     wrong = (outputs["y"] * inputs["gate"] * inputs["up"] < 0).sum().item()
     return None if wrong == 0 else f"{wrong} results have not the sign of gate * up"
+
+
+def swiglu(input, up):
+    """silu(input) * up, in the two steps that PyTorch has."""
+    import torch
+
+    return torch.nn.functional.silu(input) * up
+
+
+def lower(input, up):
+    """silu(input) * up, the gate of a SwiGLU layer; PyTorch has it in two steps."""
+    if reason := unfit(input, up):
+        return reason
+    return Lowered((input, up)) if input.shape == up.shape else "gate and up are of two shapes"
 
 
 operator = Operator(
@@ -93,4 +109,6 @@ operator = Operator(
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager", "library_liger"),
     gradient="silu_mul_backward",
+    like=(Like(function=swiglu, lower=lower, autocast=False),),
+    used=("language models",),
 )

@@ -1,12 +1,21 @@
 """Elementwise sum of two tensors of one shape: z = x + y."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS
 from opforge.definitions.tolerances import ONE_ADDITION
+from opforge.definitions.torch_calls import added
 
 
 def reference(x, y):
     return x + y
+
+
+def lower(input, other, *, alpha=1, out=None):
+    """As torch.add: two tensors of one shape."""
+    if reason := added(input, other, alpha, out):
+        return reason
+    return Lowered((input, other)) if other.shape == input.shape else "the shapes differ"
 
 
 operator = Operator(
@@ -81,4 +90,6 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_vectors", "triton_blocks", "tilelang_blocks", "cpp_simd", "torch_eager"),
+    like=(Like(function="torch.add", lower=lower, autocast=False),),
+    used=("language models",),
 )

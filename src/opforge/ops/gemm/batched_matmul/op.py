@@ -1,8 +1,10 @@
 """Batched matrix product with the rest of BLAS's GEMM: y = alpha * a @ b + beta * c, for every matrix of a batch."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.bounds.sums import few_ulps, finite
 from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, matrix_errors
+from opforge.definitions.torch_calls import batched
 
 
 def reference(a, b, c, *, alpha, beta, precision):
@@ -30,6 +32,24 @@ def _axes(batch, m, n, k):
 BOTH = {"alpha": 0.5, "beta": -2.0}
 TF32 = {"precision": "tf32"}
 
+
+def lower_matmul(input, other, *, out=None):
+    """As torch.matmul: batches of one shape."""
+    return "batched_matmul makes its result" if out is not None else batched(None, input, other, 0.0, 1.0)
+
+
+def lower_bmm(input, mat2, *, out=None):
+    """As torch.bmm."""
+    return "bmm makes its result" if out is not None or input.ndim != 3 else batched(None, input, mat2, 0.0, 1.0)
+
+
+def lower_baddbmm(input, batch1, batch2, *, beta=1, alpha=1, out=None):
+    """As torch.baddbmm: beta input + alpha batch1 batch2, where nothing is broadcast."""
+    if out is not None or getattr(batch1, "ndim", 0) != 3:
+        return "baddbmm makes its result, of three axes"
+    return batched(input, batch1, batch2, beta, alpha)
+
+
 operator = Operator(
     name="batched_matmul",
     about="batched matrix product with scaling and accumulation: alpha * a @ b + beta * c",
@@ -55,8 +75,6 @@ operator = Operator(
     tolerance=Tolerance(
         errors=errors,
         rounded=rounded,
-        about="sums of k products in float32, in any order (definitions.bounds); tf32 adds what rounding or cutting "
-        "off both factors may lose (definitions.precision)",
     ),
     cases=(
         Case(name="one_block", axes=_axes((3,), 64, 64, 64), why="whole blocks everywhere: no mask is at work"),
@@ -168,4 +186,9 @@ operator = Operator(
         ),
     ),
     implementations=("cuda_wgmma", "triton_tiled", "cuda_mma", "cpp_blocked", "torch_eager"),
+    like=(
+        Like(function="torch.matmul", lower=lower_matmul),
+        Like(function="torch.bmm", lower=lower_bmm),
+        Like(function="torch.baddbmm", lower=lower_baddbmm),
+    ),
 )

@@ -1,7 +1,9 @@
 """A linear layer with its activation: y = activation(x @ w^T + bias)."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.activation import ACTIVATIONS, activated, linear_errors, slope
+from opforge.definitions.torch_calls import unfit
 
 
 def reference(x, w, bias, *, activation):
@@ -20,6 +22,28 @@ def rounded(inputs, outputs, scalars):
 
 def _axes(rows, n, k):
     return {"rows": rows, "n": n, "k": k}
+
+
+def lower(input, weight, bias=None):
+    """As torch.nn.functional.linear with a bias; without one it is a product, which matmul takes."""
+    if bias is None:
+        return "there is no bias"
+    if reason := unfit(input, weight, bias):
+        return reason
+    if input.ndim == 0 or weight.ndim != 2 or input.shape[-1] != weight.shape[1] or bias.shape != weight.shape[:1]:
+        return "the operands are not rows, a matrix and a bias that fit"
+    return Lowered((input, weight, bias))
+
+
+def lower_addmm(input, mat1, mat2, *, beta=1, alpha=1, out=None):
+    """As torch.addmm: `input` is a bias, and both factors are 1."""
+    if out is not None or beta != 1 or alpha != 1:
+        return "linear makes its result, and multiplies nothing by beta and alpha"
+    if reason := unfit(input, mat1, mat2):
+        return reason
+    if mat1.ndim != 2 or mat2.ndim != 2 or mat1.shape[1] != mat2.shape[0] or input.shape != mat2.shape[1:]:
+        return "the operands are not rows, a matrix and a bias that fit"
+    return Lowered((mat1, mat2.t(), input))
 
 
 operator = Operator(
@@ -164,4 +188,9 @@ operator = Operator(
         ),
     ),
     implementations=("triton_gluon", "cuda_wgmma", "triton_pipelined", "cuda_mma", "cpp_blocked", "torch_eager"),
+    like=(
+        Like(function="torch.nn.functional.linear", lower=lower),
+        Like(function="torch.addmm", lower=lower_addmm),
+    ),
+    used=("language models",),
 )

@@ -1,7 +1,9 @@
 """Matrix product: c[i, j] = sum over l of a[i, l] * b[l, j]."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, lost_in_factors, matrix_errors
+from opforge.definitions.torch_calls import product
 
 
 def reference(a, b, *, precision):
@@ -49,6 +51,19 @@ def _axes(m, n, k):
 
 TF32 = {"precision": "tf32"}
 
+
+def lower(input, other, *, out=None):
+    """As torch.matmul: two matrices, or rows of any number of axes and one matrix."""
+    return "matmul makes its result" if out is not None else product(input, other)
+
+
+def lower_linear(input, weight, bias=None):
+    """As torch.nn.functional.linear without a bias."""
+    if bias is not None:
+        return "there is a bias"
+    return product(input, weight.t() if getattr(weight, "ndim", 0) == 2 else weight)
+
+
 operator = Operator(
     name="matmul",
     about="matrix product of two matrices, accumulated in float32",
@@ -63,8 +78,6 @@ operator = Operator(
     compute_dtype=COMPUTE_DTYPE,
     tolerance=Tolerance(
         errors=errors,
-        about="sums of k products in float32, in any order (definitions.bounds); tf32 adds what rounding or cutting "
-        "off both factors may lose (definitions.precision)",
     ),
     laws=(
         Law(name="row_sums", about="c @ 1 = a @ (b @ 1): Freivalds' check with a vector of ones", holds=row_sums),
@@ -369,4 +382,9 @@ operator = Operator(
         "torch_eager",
         "torch_definition",
     ),
+    like=(
+        Like(function="torch.matmul", lower=lower),
+        Like(function="torch.nn.functional.linear", lower=lower_linear),
+    ),
+    used=("language models",),
 )

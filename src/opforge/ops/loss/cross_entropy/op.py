@@ -1,9 +1,11 @@
 """cross_entropy of each row with the index of its right class: loss = log(sum(exp(x))) - x[target]."""
 
+from opforge.core.likeness import Like, Lowered
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
 from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.sums import base_two_errors, exp_errors, few_ulps, finite, sum_errors
 from opforge.definitions.cases import row_layouts
+from opforge.definitions.torch_calls import unfit
 from opforge.definitions.workloads import vocabularies
 
 
@@ -53,6 +55,44 @@ def errors(inputs, outputs, scalars, dtype):
 def never_negative(inputs, outputs, scalars):
     lowest = outputs["loss"].min().item()
     return None if lowest >= -1e-3 else f"a loss of {lowest:.3g}: no probability is above 1"
+
+
+def lower(
+    input,
+    target,
+    weight=None,
+    size_average=None,
+    ignore_index=-100,
+    reduce=None,
+    reduction="mean",
+    label_smoothing=0.0,
+):
+    """As torch.nn.functional.cross_entropy: indices of classes without class weights, where the classes are innermost
+    in memory. An index that no class has gives NaN; PyTorch raises an error.
+    """
+    import torch
+
+    if weight is not None:
+        return "cross_entropy has no class weights"
+    if size_average is not None or reduce is not None or reduction not in ("none", "mean", "sum"):
+        return "its reduction is none of none, mean and sum"
+    if reason := unfit(input):
+        return reason
+    if not isinstance(target, torch.Tensor) or target.dtype != torch.int64 or target.device != input.device:
+        return "cross_entropy takes targets in int64 on the device of the scores"
+    if input.ndim == 0 or not 0.0 <= label_smoothing <= 1.0:
+        return "these arguments are no scores of classes"
+    scores = input if input.ndim <= 2 else input.movedim(1, -1)
+    if scores.shape[:-1] != target.shape or not scores.is_contiguous() or scores.shape[-1] == 0:
+        return "the classes are not innermost in memory, or the targets are of another shape"
+
+    def reduced(losses):
+        if reduction == "none":
+            return losses
+        total = losses.sum()
+        return total if reduction == "sum" else total / (target != ignore_index).sum()
+
+    return Lowered((scores, target), {"ignore_index": ignore_index, "label_smoothing": float(label_smoothing)}, reduced)
 
 
 operator = Operator(
@@ -158,4 +198,6 @@ operator = Operator(
     workloads=vocabularies("classes"),
     implementations=("cuda_onchip", "triton_online", "cpp_twopass", "torch_eager", "torch_definition"),
     gradient="cross_entropy_backward",
+    like=(Like(function="torch.nn.functional.cross_entropy", lower=lower),),
+    used=("language models",),
 )

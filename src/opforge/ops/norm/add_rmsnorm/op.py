@@ -141,4 +141,5 @@ operator = Operator(
         "torch_definition",
         "library_liger",
     ),
+    used=("language models",),
 )

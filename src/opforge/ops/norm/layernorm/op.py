@@ -1,5 +1,6 @@
 """layernorm over the last axis: y = (x - mean) / sqrt(var + eps) * weight + bias."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
 from opforge.definitions.bounds.rows import centred_row, normalised_errors, where_squares_fit
 from opforge.definitions.cases import (
@@ -14,6 +15,7 @@ from opforge.definitions.cases import (
     row_layouts,
     row_ranks,
 )
+from opforge.definitions.torch_calls import normalized
 from opforge.definitions.workloads import LAYER_NORMS, ROW_SWEEP
 
 
@@ -45,6 +47,11 @@ def no_outlier_beyond_samuelson(inputs, outputs, scalars):
     rounding = 2.0**-8 * (y.abs() + bias.abs()) + 2.0**-16 * magnitude(inputs, outputs, scalars)["y"]
     excess = ((y - bias).abs() - weight.abs() * (x.shape[-1] - 1) ** 0.5 - rounding).max().item()
     return None if excess <= 0 else f"|y - bias| exceeds |weight| * sqrt(cols - 1) by {excess:.3g}"
+
+
+def lower(input, normalized_shape, weight=None, bias=None, eps=1e-5):
+    """As torch.nn.functional.layer_norm: over the last axes, given weight and bias."""
+    return normalized(input, normalized_shape, (weight, bias), eps)
 
 
 operator = Operator(
@@ -103,4 +110,6 @@ operator = Operator(
         "torch_eager",
         "library_liger",
     ),
+    like=(Like(function="torch.nn.functional.layer_norm", lower=lower),),
+    used=("language models",),
 )

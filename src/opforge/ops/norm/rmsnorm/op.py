@@ -1,5 +1,6 @@
 """rmsnorm over the last axis: y = x / sqrt(mean(x^2) + eps) * weight."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.bounds.rows import normalised_errors, row_of_squares
 from opforge.definitions.cases import (
@@ -13,6 +14,7 @@ from opforge.definitions.cases import (
     row_layouts,
     row_ranks,
 )
+from opforge.definitions.torch_calls import normalized
 from opforge.definitions.workloads import RMS_NORMS, ROW_SWEEP
 
 
@@ -35,6 +37,19 @@ def bounded(inputs, outputs, scalars):
 def signs_follow(inputs, outputs, scalars):
     against = (outputs["y"] * (inputs["x"] * inputs["weight"]) < 0).sum().item()
     return None if not against else f"{against} elements have the sign opposite to x * weight"
+
+
+def lower(input, normalized_shape, weight=None, eps=None):
+    """As torch.nn.functional.rms_norm: given a weight, and eps unless the dtype is float32. PyTorch's default in 16
+    bits differs between its versions.
+    """
+    import torch
+
+    if eps is None:
+        if input.dtype != torch.float32:
+            return f"no eps is given, and its default in {input.dtype} is PyTorch's to know"
+        eps = torch.finfo(torch.float32).eps
+    return normalized(input, normalized_shape, (weight,), eps)
 
 
 operator = Operator(
@@ -116,4 +131,6 @@ operator = Operator(
         "torch_definition",
         "library_liger",
     ),
+    like=(Like(function="torch.nn.functional.rms_norm", lower=lower),),
+    used=("language models",),
 )

@@ -1,8 +1,10 @@
 """log_softmax over the last axis: y = x - max(x) - log(sum(exp(x - max(x))))."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 from opforge.definitions.bounds.sums import base_two_errors, exp_errors, few_ulps, finite
 from opforge.definitions.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
+from opforge.definitions.torch_calls import along
 from opforge.definitions.workloads import vocabularies
 
 
@@ -26,6 +28,11 @@ def exponentials_sum_to_one(inputs, outputs, scalars):
     worst = (y.exp().sum(dim=-1) - 1).abs().max().item()
     allowed = 1 / 256 + y.abs().max().item() / 256
     return None if worst <= allowed else f"the exponentials of a row sum to 1 with an error of {worst:.3g}"
+
+
+def lower(input, dim=None, _stacklevel=3, dtype=None):
+    """As torch.nn.functional.log_softmax: along `dim`, where that is the innermost in memory."""
+    return along(input, dim, dtype)
 
 
 operator = Operator(
@@ -96,4 +103,5 @@ operator = Operator(
         "torch_definition",
     ),
     gradient="log_softmax_backward",
+    like=(Like(function="torch.nn.functional.log_softmax", lower=lower),),
 )

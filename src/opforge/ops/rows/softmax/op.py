@@ -1,8 +1,10 @@
 """softmax over the last axis: y = exp(x - max(x)) / sum(exp(x - max(x)))."""
 
+from opforge.core.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 from opforge.definitions.bounds.sums import exp_errors, finite
 from opforge.definitions.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks
+from opforge.definitions.torch_calls import along
 from opforge.definitions.workloads import ROW_SWEEP, SOFTMAXES
 
 
@@ -22,6 +24,11 @@ def rows_sum_to_one(inputs, outputs, scalars):
     # each element is rounded to the output dtype: at worst all in one direction, by half an ulp
     worst = (y.sum(dim=-1) - 1).abs().max().item()
     return None if worst <= 1 / 256 else f"a row sums to 1 with an error of {worst:.3g}"
+
+
+def lower(input, dim=None, _stacklevel=3, dtype=None):
+    """As torch.nn.functional.softmax: along `dim`, where that is the innermost in memory."""
+    return along(input, dim, dtype)
 
 
 operator = Operator(
@@ -93,4 +100,6 @@ operator = Operator(
         "library_liger",
     ),
     gradient="softmax_backward",
+    like=(Like(function="torch.nn.functional.softmax", lower=lower),),
+    used=("language models",),
 )
