@@ -1,7 +1,12 @@
 """Bind, validate, isolate: an implementation tied to tensors, in a process of its own."""
 
 from opforge.runner.arena import Arena as Arena
-from opforge.runner.client import Worker as Worker, WorkerDied as WorkerDied, WorkerLate as WorkerLate
+from opforge.runner.client import (
+    ServerDied as ServerDied,
+    Worker as Worker,
+    WorkerDied as WorkerDied,
+    WorkerLate as WorkerLate,
+)
 from opforge.runner.forkserver_client import RELIEF as RELIEF
 from opforge.runner.host import Host as Host, InProcess as InProcess, Isolated as Isolated
 from opforge.runner.inputs import allocate as allocate, distinct as distinct, fill as fill, fresh_seed as fresh_seed

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from opforge.core import spans
 from opforge.core.errors import NotNow
 from opforge.core.printed import Printed
-from opforge.runner import processes
+from opforge.runner import processes, senders
 from opforge.runner.channel import Closed, Late, close_all, receive, send
 from opforge.runner.executor import Executor
 from opforge.runner.forkserver_client import END_LIMIT_S, ServerProcess
@@ -32,6 +32,7 @@ STDERR_KEPT = 8000
 """Bytes of what a worker wrote last, for the verdict: a traceback, or a compiler's last words."""
 MOST_PHASES = 10_000
 """How often a worker may begin and end compiling in one call: a search over every config of a kernel has hundreds."""
+SERVER_GONE = "the process that workers come from was ended while this one ran, and it with it"
 LAST_WORDS_S = 0.2
 """What a worker said last may still be on its way when it has ended."""
 
@@ -39,12 +40,20 @@ LAST_WORDS_S = 0.2
 class WorkerDied(Exception):
     """The worker ended without an answer. `status` is its exit code (negative: a signal), `stderr` the end of what it
     wrote.
+
+    struck   it was sent a signal that no fault of its own raises, or whatever workers come from was ended: once more,
+             in a new worker, tells whether the kernel is to blame
     """
 
-    def __init__(self, status: int, stderr: str) -> None:
+    def __init__(self, status: int, stderr: str, *, struck: bool = False) -> None:
         super().__init__(f"worker ended with status {status}")
         self.status = status
         self.stderr = stderr
+        self.struck = struck
+
+
+class ServerDied(WorkerDied):
+    """The process that workers come from was ended, and a worker with it: that says nothing of a kernel."""
 
 
 class WorkerLate(Exception):
@@ -74,6 +83,9 @@ class Worker(Protocol):
     def compiled_s(self) -> float:
         """Seconds that compilers were seen to take inside of its calls since this was asked last."""
 
+    def struck(self) -> WorkerDied | None:
+        """How it ended, where a signal from outside did that."""
+
     def close(self) -> None:
         """End it."""
 
@@ -96,6 +108,9 @@ class LocalWorker:
 
     def compiled_s(self) -> float:
         return 0.0
+
+    def struck(self) -> WorkerDied | None:
+        return None
 
     def close(self) -> None:
         for _, arena, _ in self.executor.launches.values():
@@ -135,6 +150,7 @@ class ForkedWorker:
             self.process_limits = limits_of(self.pid) if guards.process_limits else None
             self.watchdog = Watchdog(self.pid)
             self.born_bytes = processes.memory_bytes(self.pid)
+            self.born_kills = senders.ended_for_memory()
             self._stop()
             # it lives: nothing is taken back
             undo.pop_all()
@@ -191,14 +207,19 @@ class ForkedWorker:
             # the process may still be running with its socket closed: its exit code is waited for, briefly
             status = self.server.status(self.inner, END_LIMIT_S)
             written = self._said()
-            ended = self.server.closed
+            gone = self.server.gone()
             self.close()
-            if ended:
-                raise NotNow(
-                    "The process that workers come from was ended while this one ran, and it with it. Run the "
-                    "command again."
-                ) from error
-            raise WorkerDied(-signal.SIGKILL if status is None else status, written) from error
+            if gone:
+                raise ServerDied(-signal.SIGKILL, SERVER_GONE, struck=True) from error
+            if status is None or not senders.sent(status):
+                raise WorkerDied(-signal.SIGKILL if status is None else status, written) from error
+            sender = senders.who(self.born_kills, senders.ended_for_memory())
+            said = f"{written.rstrip()}\n{sender}" if written.strip() else sender
+            raise WorkerDied(status, said, struck=True) from error
+        if left is not None and self.server.gone():
+            # what it had is adopted by others, and seems to have been left by the kernel
+            self.close()
+            raise ServerDied(-signal.SIGKILL, SERVER_GONE, struck=True)
         if left is not None:
             self.close()
             raise WorkerDied(-signal.SIGKILL, left)
@@ -328,6 +349,9 @@ class ForkedWorker:
 
     def printed(self) -> Printed | None:
         return self.prints.taken()
+
+    def struck(self) -> WorkerDied | None:
+        return self.gone if isinstance(self.gone, WorkerDied) and self.gone.struck else None
 
     def compiled_s(self) -> float:
         took, self.watchdog.compiled_s = self.watchdog.compiled_s, 0.0

@@ -274,6 +274,12 @@ class ServerProcess:
             if isinstance(message, wanted) and (pid is None or message.pid == pid):
                 return message
 
+    def gone(self) -> bool:
+        """Whether it has ended, or is about to: a signal takes a moment."""
+        if not self.closed and not processes.alive(self.process.pid):
+            self.end()
+        return self.closed
+
     def end(self) -> None:
         """Tell it to end, which takes it a second; `close` waits for that."""
         self.closed = True

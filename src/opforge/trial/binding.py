@@ -23,7 +23,7 @@ from opforge.timing.worker_requests import asker, on_terms
 from opforge.trial.baselines import on_the_workload
 from opforge.trial.setting import Setting
 from opforge.verify import CaseCache, CaseRun, PreparedCase, bind_blind, judge, run_bound, run_of
-from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
+from opforge.verify.judging.exception_verdicts import NO_ANSWER, crash_of, verdict_of
 from opforge.verify.judging.run_case import Ran, first_run
 
 BindAnswer = tuple[CaseRun, LaunchBound | Failure]
@@ -86,10 +86,14 @@ class Ready:
 
 @dataclass(frozen=True, kw_only=True)
 class NotReady:
-    """A point that is not timed on the workload: `verdict` says why. Its worker has been given back."""
+    """A point that is not timed on the workload: `verdict` says why. Its worker has been given back.
+
+    struck   a signal from outside ended that worker: once more tells whether the verdict is the kernel's
+    """
 
     point: Point
     verdict: Verdict
+    struck: bool = False
 
 
 def get_ready(host: Host, implementations: Iterable[Implementation], device: str) -> None:
@@ -181,6 +185,9 @@ def _on_the_workload(setting: Setting, point: Point, asked: Future[BindAnswer]) 
         ask = asker(worker, setting.limit_s)
         numbers = {terms: on_terms(ask, launch, terms) for terms in setting.terms}
     except NO_ANSWER as error:
+        if isinstance(error, WorkerDied) and error.struck:
+            verdict = crash_of(error, prepared.case, prepared.dtype, setting.isolation)
+            return NotReady(point=point, verdict=verdict, struck=True)
         return NotReady(point=point, verdict=verdict_of(error, prepared.case, prepared.dtype, setting.isolation))
     except MeasurementFailed as error:
         return broken(f"not timed: {error}")

@@ -26,7 +26,7 @@ from opforge.core.verdict import (
     Verdict,
     Window,
 )
-from opforge.runner import Worker
+from opforge.runner import Worker, WorkerDied
 from opforge.runner.launch import LIBRARY
 from opforge.runner.messages import Release
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase, Undefined, key_of
@@ -41,6 +41,8 @@ from opforge.verify.judging.run_case import run_once
 from opforge.verify.judging.threads import threads_for
 from opforge.verify.oracle.expectation import reduction_length
 
+MOST_STRUCK = 3
+"""How often in one verification a case is run once more, because a signal from outside ended its worker."""
 TELLING = 16
 """Elements of an output from which on the pattern of its own wrong ones is told, and not that of the case it was shrunk
 from.
@@ -105,6 +107,9 @@ def verify(
     if not run.checked:
         return Unsupported(reason=run.refused[0][1] if run.refused else "no case of the operator is defined here")
     statements = (*run.repeats.statements(), *run.hidden_statement(hidden)) if effort.hidden else ()
+    if run.struck:
+        words = f"a signal ended its worker in {'; '.join(run.struck)}. Right in a new worker"
+        statements = (*statements, Statement(name="interrupted", holds=None, detail=words))
     return Pass(
         checked=tuple(run.checked),
         not_taken=tuple(run.refused),
@@ -131,6 +136,8 @@ class _Run:
     undefined: list[str] = field(default_factory=list)
     worst: Window | None = None
     worst_ratio: float = -1.0
+    worker: Worker | None = None
+    struck: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.repeats = Repeats(
@@ -148,13 +155,12 @@ class _Run:
                   verify.cases.declared_cases)
         """
         pool, whole = self.bench.workers(), False
-        worker: Worker | None = None
         current: Case | None = None
         try:
-            worker = pool.take(self.implementation)
+            self.worker = pool.take(self.implementation)
             for case in own:
                 current = case
-                failure = self._case(worker, self.bench.prepare(case, self.dtype), OWN_SHARE)
+                failure = self._case(self.bench.prepare(case, self.dtype), OWN_SHARE)
                 if failure is not None:
                     return failure
             for case in hidden:
@@ -168,7 +174,7 @@ class _Run:
                     self.undefined.append(prepared.reason)
                 else:
                     current = prepared.case
-                    failure = self._case(worker, prepared, 1.0)
+                    failure = self._case(prepared, 1.0)
                 # the extra runs have counted their own part
                 self.repeats.spent_s += time.perf_counter() - begun - (self.repeats.spent_s - extra)
                 if failure is not None:
@@ -177,7 +183,7 @@ class _Run:
             for case in self._asked() if further else ():
                 current = case
                 prepared = self.bench.prepare_if_defined(case, self.dtype)
-                failure = self._case(worker, prepared, 0.0) if not isinstance(prepared, Undefined) else None
+                failure = self._case(prepared, 0.0) if not isinstance(prepared, Undefined) else None
                 if failure is not None:
                     return failure
             whole = True
@@ -196,9 +202,10 @@ class _Run:
                 verdict = dataclasses.replace(verdict, stderr=verdict.stderr + fence)
             return verdict
         finally:
-            if worker is not None:
-                pool.heard(self.implementation, self.dtype, self.config, worker)
-                pool.leave(self.implementation, worker, whole=whole)
+            if self.worker is not None:
+                pool.heard(self.implementation, self.dtype, self.config, self.worker)
+                pool.leave(self.implementation, self.worker, whole=whole)
+                self.worker = None
         return None
 
     def _asked(self) -> Iterator[Case]:
@@ -209,11 +216,21 @@ class _Run:
         yield from again(operator, implementation, dtype, self.refused_cases, checked, draw)
         yield from declared(operator, implementation, [item.case for item in self.checked], dtype)
 
-    def _case(self, worker: Worker, prepared: PreparedCase, share: float) -> Verdict | None:
+    def _case(self, prepared: PreparedCase, share: float) -> Verdict | None:
         self.progress(prepared.case)
+        assert self.worker is not None
         # copies of an arena too: a pool's second thread spins for milliseconds after each, half of all processor time
         with threads_for(prepared.arena.size):
-            return self._ran(worker, prepared, share)
+            try:
+                return self._ran(self.worker, prepared, share)
+            except WorkerDied as error:
+                if not error.struck or len(self.struck) == MOST_STRUCK:
+                    raise
+                # somebody ended it: what the kernel is to blame for shows in a new one as well
+                self.struck.append(f"{prepared.case.name}: {error.stderr.splitlines()[-1]}")
+            self.worker.close()
+            self.worker = self.bench.workers().take(self.implementation)
+            return self._ran(self.worker, prepared, share)
 
     def _ran(self, worker: Worker, prepared: PreparedCase, share: float) -> Verdict | None:
         ran = run_once(self.bench, worker, self.implementation, prepared, self.config)

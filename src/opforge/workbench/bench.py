@@ -13,7 +13,7 @@ from functools import partial
 
 from opforge.backends import Emulated, Native, backend, backends
 from opforge.core.dtypes import DTYPES
-from opforge.core.errors import EnvironmentLacks, UsageError
+from opforge.core.errors import UsageError
 from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import CONFIG, MODE, Environment, Record
@@ -21,7 +21,7 @@ from opforge.core.timing import Timing, Untimed
 from opforge.core.verdict import Inaccurate, Pass, Unsupported, Verdict
 from opforge.machine import detect, environment
 from opforge.registry import Registry
-from opforge.runner import RELIEF, Host
+from opforge.runner import Host
 from opforge.trial import (
     BRIEFLY,
     Clock,
@@ -43,6 +43,7 @@ from opforge.trial import (
     unseen_contents,
 )
 from opforge.verify import QUICK, CaseCache, Effort, WorkerPool
+from opforge.verify.judging.exception_verdicts import crash_of
 from opforge.workbench.bench_options import (
     BenchOptions as BenchOptions,
     Event as Event,
@@ -53,6 +54,9 @@ from opforge.workbench.bench_options import (
 )
 from opforge.workbench.configs import configs_of
 from opforge.workbench.shape_verification import as_case, verify_shape
+from opforge.workbench.unjudged import error_of
+
+STRUCK = "a signal from outside ended a worker while this was timed first; timed again in new workers"
 
 
 @dataclass(kw_only=True)
@@ -133,26 +137,7 @@ def bench(
     with compiling_ahead(wanted, options.device):
         yield from _bench_all(registry, names, options, host, listener, run, unjudged)
     if unjudged:
-        raise _reason(unjudged)
-
-
-def _reason(unjudged: Sequence[tuple[str, Exception]]) -> Exception:
-    """What to tell of those that got no verdict: the machine lacked something, or there is a defect, whose trace is
-    wanted.
-    """
-    what, error = unjudged[0]
-    sentence = f"{what} got no verdict" + (f", and {len(unjudged) - 1} more" if len(unjudged) > 1 else "")
-    if isinstance(error, (EnvironmentLacks, OSError, MemoryError)) or "out of memory" in str(error).lower():
-        reason = (
-            str(error)
-            if isinstance(error, EnvironmentLacks)
-            else f"{type(error).__name__}: {error}".removesuffix(".").removesuffix(": ") + f". {RELIEF}"
-        )
-        lacks = EnvironmentLacks(f"{sentence}; all others are recorded. {reason}")
-        lacks.__cause__ = error
-        return lacks
-    error.add_note(f"{sentence}; all others are recorded.")
-    return error
+        raise error_of(unjudged)
 
 
 def _bench_all(
@@ -361,9 +346,13 @@ def _verified(job: _Job, points: Sequence[Point], dtypes: Sequence[str], *, besi
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[Point]) -> Iterator[Record]:
+def _time_workload(
+    job: _Job, workload: Workload, dtype: str, passed: Sequence[Point], *, again: bool = False
+) -> Iterator[Record]:
     """Verify each implementation on the workload itself, then time those that pass, interleaved, then verify what the
-    timed calls left behind."""
+    timed calls left behind. Where a signal from outside ends a worker, what is not recorded yet is done once more, in
+    new workers (`again`).
+    """
     case = as_case(workload)
     passed = yield from _within_limits(job, workload, dtype, passed)
     setting = Setting(
@@ -376,12 +365,18 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
     )
     ready: list[Ready] = []
     whole: list[Ready] = []
+    struck: list[Point] = []
     try:
         bound = bind(setting, passed)
         ready += [item for item in bound if isinstance(item, Ready)]
         candidates = {id(item): item.candidates() for item in ready}
         timings = setting.timed([each for item in ready for each in candidates[id(item)]], job.options.plan)
         told = dict(zip((each.name for item in ready for each in candidates[id(item)]), timings, strict=True))
+        if not again and any(item.worker.struck() if isinstance(item, Ready) else item.struck for item in bound):
+            # interleaved with the others, or not at all
+            struck = list(passed)
+            bound, ready, stopped = [], [], ready
+            leave(setting, stopped)
         far = far_values(setting) if ready else None
         unseen = unseen_contents(setting) if ready else []
         for item in bound:
@@ -401,6 +396,14 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
                 baseline = item.point.implementation.backend in COMPARED_AS_IS
                 brief = outrun(timing, standing.get(candidate.terms, math.inf), baseline=baseline)
                 verdict = believed(setting, candidate, timing, unseen, far, brief)
+                died = item.worker.struck()
+                if died is not None and not again:
+                    struck.append(item.point)
+                    break
+                if died is not None:
+                    verdict = crash_of(died, setting.prepared.case, dtype, setting.isolation)
+                elif again and isinstance(timing, Timing):
+                    timing = replace(timing, conditions=(*timing.conditions, STRUCK))
                 if isinstance(timing, Timing) and brief:
                     timing = replace(timing, conditions=(*timing.conditions, BRIEFLY))
                 if isinstance(timing, Timing) and isinstance(verdict, Pass):
@@ -408,12 +411,15 @@ def _time_workload(job: _Job, workload: Workload, dtype: str, passed: Sequence[P
                 records.append(job.record(item.point, workload, dtype, verdict, timing))
                 yield records[-1]
             if not records:
-                yield job.record(item.point, workload, dtype, item.proof)
+                if item.point not in struck:
+                    yield job.record(item.point, workload, dtype, item.proof)
             elif all(record.timing is not None for record in records):
                 whole.append(item)
     finally:
         leave(setting, ready, whole)
         job.cases.forget(case)
+    if struck:
+        yield from _time_workload(job, workload, dtype, struck, again=True)
 
 
 def _within_limits(

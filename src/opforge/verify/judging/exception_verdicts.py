@@ -7,7 +7,7 @@ from __future__ import annotations
 from opforge.core.errors import EnvironmentLacks, NotNow
 from opforge.core.operator import Case
 from opforge.core.verdict import Crash, Timeout, Unsupported
-from opforge.runner import WorkerDied, WorkerLate
+from opforge.runner import ServerDied, WorkerDied, WorkerLate
 
 NO_ANSWER = (WorkerDied, WorkerLate, EnvironmentLacks)
 """What a worker raises where no answer comes."""
@@ -21,8 +21,17 @@ def verdict_of(
     """
     if isinstance(error, NotNow):
         raise error
+    if isinstance(error, ServerDied):
+        raise NotNow(f"Not judged, twice: {error.stderr}. Run the command again.") from error
     if isinstance(error, WorkerDied):
-        return Crash(case=case, dtype=dtype, status=error.status, stderr=error.stderr, isolation=isolation)
+        return crash_of(error, case, dtype, isolation)
     if isinstance(error, WorkerLate):
         return Timeout(case=case, dtype=dtype, limit_s=error.limit_s, isolation=isolation, compiling=error.compiling)
     return Unsupported(reason=str(error))
+
+
+def crash_of(error: WorkerDied, case: Case | None, dtype: str, isolation: str) -> Crash | Unsupported:
+    """How a worker ended, as a verdict: none on the kernel where it ended with the process that workers come from."""
+    if isinstance(error, ServerDied):
+        return Unsupported(reason=f"{error.stderr}, twice; run the command again")
+    return Crash(case=case, dtype=dtype, status=error.status, stderr=error.stderr, isolation=isolation)

@@ -259,6 +259,9 @@ def first_run(run: CaseRun, answer: LaunchBound | Failure) -> Started | Rejected
         raise (NotNow if answer.later else EnvironmentLacks)(answer.reason)
     if isinstance(answer, LaunchBound):
         ran = run.worker.request(Run(launch=answer.launch), (), bench.run_limit_s)
+        if isinstance(ran, Lacks):
+            # known when it runs: what an interpreter has not, say
+            raise (NotNow if ran.later else EnvironmentLacks)(ran.reason)
         if not isinstance(ran, Failure):
             evidence = library_calls(ran.operations)
             if evidence:
