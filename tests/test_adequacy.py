@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from opforge.core.dtypes import DTYPES
+from opforge.core.errors import OpforgeError
 from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
 from opforge.registry import load
 from opforge.verify.cases.hidden import elements
@@ -91,6 +94,43 @@ def test_bench_refuses_an_inadequate_operator(guest, monkeypatch, tmp_path):
         with pytest.raises(Inadequate):
             list(verify_all(load([home]), ["guest_add"], options, host))
         assert len(list((tmp_path / "cache" / "adequacy").iterdir())) == 1
+
+
+def test_an_inadequate_operator_costs_the_others_nothing(guest, monkeypatch, tmp_path):
+    """It ended the run of six others. They are recorded, and the command fails at its end."""
+    from opforge.runner import Isolated
+    from opforge.workbench import BenchOptions, verify_all
+
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
+    home = guest(right="def run(x, bias):\n    return x + bias\n")
+    text = (home / "guest_add" / "op.py").read_text()
+    for name, change in (("a_wide", "magnitude=magnitude, factor=1e6"), ("b_broken", "magnitude=lambda *given: 1")):
+        shutil.copytree(home / "guest_add", home / name)
+        (home / name / "op.py").write_text(
+            text.replace('"guest_add"', f'"{name}"').replace("magnitude=magnitude", change)
+        )
+    options = BenchOptions(dtypes=("float32",), backends=("torch",), timed=False)
+    found = []
+    with (
+        Isolated() as host,
+        pytest.raises(
+            OpforgeError, match=r"(?s)^a_wide: its tolerance.*\nThe tolerance's magn.*\nAll other oper"
+        ) as end,
+    ):
+        for record in verify_all(load([home]), ["a_wide", "b_broken", "guest_add"], options, host):
+            found.append((record.operator, type(record.verdict).__name__))
+    assert found == [("guest_add", "Pass")] and end.value.exit_code == 1
+
+
+def test_the_same_definition_gets_the_same_answer():
+    """Whatever was drawn before, and however many threads there are."""
+    wide = scale_by(Tolerance(factor=1e5))
+    answers = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        answers.append(adequacy(wide, most_elements=QUICK_ELEMENTS).impostors)
+    assert answers[0] == answers[1] and {impostor.outcome for impostor in answers[0]} >= {"accepted", "rejected"}
+    assert set(answers[0]) <= set(adequacy(wide).impostors)
 
 
 def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():

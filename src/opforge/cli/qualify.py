@@ -22,6 +22,7 @@ from opforge.cli.shared import (
     settings,
 )
 from opforge.core import units
+from opforge.core.errors import Inadequate, OpforgeError, UsageError, all_of
 
 
 def qualify(
@@ -50,6 +51,7 @@ def qualify(
     known = dtypes(dtype)
     ensure_ceilings(where, partial(typer.echo, err=True))
     began, records, done, left = time.monotonic(), [], 0, 0
+    unusable: list[OpforgeError] = []
     host = make_host(False)
     try:
         with settings(context).open_store() as store, Watcher(quiet=False) as watcher:
@@ -58,9 +60,13 @@ def qualify(
                     left += 1
                     continue
                 new_records = []
-                for record in bench(registry, [step.operator], step.options, host, listener=watcher):
-                    store.add([record])
-                    new_records.append(record)
+                try:
+                    for record in bench(registry, [step.operator], step.options, host, listener=watcher):
+                        store.add([record])
+                        new_records.append(record)
+                except (Inadequate, UsageError) as error:
+                    # its definition is wrong: the others' are not
+                    unusable.append(error)
                 records += new_records
                 done += 1
                 summary = (
@@ -79,6 +85,8 @@ def qualify(
                 "seconds": time.monotonic() - began,
             }
         )
+        if unusable:
+            raise all_of(unusable, others=done > len(unusable))
         raise typer.Exit(exit_code(records))
     typer.echo(
         f"{done} qualified in {units.seconds(time.monotonic() - began)}"
@@ -86,4 +94,6 @@ def qualify(
         if done or left
         else "nothing is left to qualify"
     )
+    if unusable:
+        raise all_of(unusable, others=done > len(unusable))
     raise typer.Exit(exit_code(records))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from opforge.cli.shared import make_host, print_json, settings
-from opforge.core.errors import UsageError
+from opforge.core.errors import OpforgeError, UsageError, all_of
 from opforge.core.record import Record
 from opforge.core.verdict import REFUSED, Broken, Crash, Mismatch
 
@@ -117,9 +117,17 @@ def check_adequacy(registry: Registry, names: Sequence[str], dtypes: Sequence[st
     from opforge.verify.extra.adequacy import adequacy
 
     results = []
+    unusable: list[OpforgeError] = []
     for name in names:
         operator = registry.operator(name)
-        results.append(adequacy(operator, dtypes=[dtype for dtype in operator.dtypes if not dtypes or dtype in dtypes]))
+        wanted = [dtype for dtype in operator.dtypes if not dtypes or dtype in dtypes]
+        try:
+            results.append(adequacy(operator, dtypes=wanted))
+        except UsageError as error:
+            # its definition is wrong: the others' are not
+            unusable.append(error)
+    if unusable and not results:
+        raise all_of(unusable, others=False)
     if json:
         print_json(
             [
@@ -131,6 +139,8 @@ def check_adequacy(registry: Registry, names: Sequence[str], dtypes: Sequence[st
                 for f in results
             ]
         )
+        if unusable:
+            raise all_of(unusable, others=True)
         return int(any(f.accepted for f in results))
     width = max(len("operator"), *(len(f.operator) for f in results))
     typer.echo(f"{'operator':<{width}}  offered  rejected  excused  accepted   score")
@@ -144,6 +154,8 @@ def check_adequacy(registry: Registry, names: Sequence[str], dtypes: Sequence[st
     typer.echo(
         "excused: outputs that happen to be right to the last digit, such as shuffled rows where there is one row"
     )
+    if unusable:
+        raise all_of(unusable, others=True)
     return int(any(f.accepted for f in results))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -28,6 +28,24 @@ class NotNow(EnvironmentLacks):
     """What is needed is not to be had at this moment: a process, memory of a device. It says nothing of a kernel, and
     is no verdict on one.
     """
+
+
+class Inadequate(OpforgeError):
+    """An operator whose tolerance accepts what is no answer. Nothing of it is verified or timed until that is
+    mended.
+    """
+
+
+def all_of(errors: Sequence[OpforgeError], *, others: bool) -> OpforgeError:
+    """One error for several definitions that nothing can be verified by. `others`: there were operators besides.
+
+    >>> print(all_of([UsageError("a is wrong."), UsageError("b is wrong.")], others=True))
+    a is wrong.
+    b is wrong.
+    All other operators were done.
+    """
+    kind = type(errors[0]) if len({type(error) for error in errors}) == 1 else OpforgeError
+    return kind("\n".join([*map(str, errors), *(["All other operators were done."] if others else [])]))
 
 
 A_LINE = 12

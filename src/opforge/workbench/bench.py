@@ -13,7 +13,7 @@ from functools import partial
 
 from opforge.backends import Emulated, Native, backend, backends
 from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
+from opforge.core.errors import Inadequate, OpforgeError, UsageError, all_of
 from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
 from opforge.core.operator import Operator, Workload
 from opforge.core.record import CONFIG, MODE, Environment, Record
@@ -127,15 +127,19 @@ def bench(
     """Records for every chosen implementation × workload × dtype of the named operators, as they are found.
 
     On a device where a backend's kernels are emulated (interpreter, emulator), the record has a verdict and no timing.
-    What keeps one from its verdict (no process, no memory, a defect) costs the others nothing: it is raised when they
-    have all been given.
+    What keeps one from its verdict (no process, no memory, a defect) costs the others nothing, nor does a definition
+    that is wrong, or accepts what is no answer: it is raised when they have all been given.
     """
     run = uuid.uuid4().hex[:12]
     wanted = [implementation for name in names for implementation in chosen(registry, registry.operator(name), options)]
     unjudged: list[tuple[str, Exception]] = []
+    unusable: list[OpforgeError] = []
     get_ready(host, wanted, options.device)
     with compiling_ahead(wanted, options.device):
-        yield from _bench_all(registry, names, options, host, listener, run, unjudged)
+        yield from _bench_all(registry, names, options, host, listener, run, unjudged, unusable)
+    if unusable:
+        error = unusable[0] if len(names) == 1 else all_of(unusable, others=len(names) > len(unusable))
+        raise error from (error_of(unjudged) if unjudged else error.__cause__)
     if unjudged:
         raise error_of(unjudged)
 
@@ -148,6 +152,7 @@ def _bench_all(
     listener: Listener,
     run: str,
     unjudged: list[tuple[str, Exception]],
+    unusable: list[OpforgeError],
 ) -> Iterator[Record]:
     for name in names:
         operator = registry.operator(name)
@@ -168,6 +173,8 @@ def _bench_all(
         )
         try:
             yield from _bench_operator(job)
+        except (Inadequate, UsageError) as error:
+            unusable.append(error)
         finally:
             pool.close()
             cases.close()

@@ -19,7 +19,7 @@ from typing import Any
 
 from opforge.core.call_form import formed
 from opforge.core.dtypes import DTYPES
-from opforge.core.errors import OpforgeError
+from opforge.core.errors import Inadequate as Inadequate
 from opforge.core.operator import Case, Operator, Workload
 from opforge.core.shapes import AxisValue, axis_names
 from opforge.runner import allocate, fill
@@ -44,12 +44,6 @@ WHOLE_ELEMENTS = 1 << 19
 """How long an axis may be that nothing is added up along, where the others stay whole; shorter yet where those are so
 long that so many elements are passed.
 """
-
-
-class Inadequate(OpforgeError):
-    """An operator whose tolerance accepts what is no answer. Nothing of it is verified or timed until that is
-    mended.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,13 +84,17 @@ class Adequacy:
 
 def adequacy(operator: Operator, *, dtypes: Sequence[str] = (), most_elements: int = MOST_ELEMENTS) -> Adequacy:
     """Offer every impostor to the bound, for all cases and workload shapes in `dtypes` (default: all of the
-    operator's).
+    operator's). What `require` offers is among it: what a run was refused for is found again here.
     """
     impostors: list[Impostor] = []
+    sizes = dict.fromkeys((most_elements, QUICK_ELEMENTS)) if most_elements > QUICK_ELEMENTS else (most_elements,)
     with threads_for(most_elements - 1), pages_kept():
         for dtype in dtypes or operator.dtypes:
-            for case in situations(operator, dtype, most_elements):
-                impostors += _offered(operator, case, dtype)
+            offered: list[tuple[str, Mapping[str, AxisValue]]] = []
+            for case in (case for most in sizes for case in situations(operator, dtype, most)):
+                if (case.name, case.axes) not in offered:
+                    offered.append((case.name, case.axes))
+                    impostors += _offered(operator, case, dtype)
             if most_elements == MOST_ELEMENTS:
                 for case in whole_lengths(operator, dtype):
                     impostors += _offered(operator, case, dtype, coarse=True)
