@@ -25,8 +25,20 @@ def private_folders(tmp_path_factory):
     patch.setenv("OPFORGE_STORE", str(tmp_path_factory.mktemp("store") / "records.sqlite"))
     patch.delenv("OPFORGE_HOME", raising=False)
     _ceilings_that_nobody_waits_for()
+    from kept_servers import KEPT
+
+    patch.setattr("opforge.runner.host.ServerProcess", KEPT.lend)
     yield
+    KEPT.close()
     patch.undo()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """A test of the servers themselves starts its own (tests/kept_servers.py)."""
+    from kept_servers import KEPT
+
+    KEPT.own = item.get_closest_marker("own_servers") is not None
 
 
 def _ceilings_that_nobody_waits_for():

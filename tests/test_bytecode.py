@@ -16,6 +16,8 @@ from opforge.registry import load
 from opforge.runner import Isolated, bytecode
 from opforge.trial import binding, compile_ahead
 
+pytestmark = pytest.mark.own_servers
+
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from opforge.tuning import TuneOptions, tune
 from simulated import make_home
 
 # six compilations each
-pytestmark = pytest.mark.campaign
+pytestmark = [pytest.mark.own_servers, pytest.mark.campaign]
 
 KERNEL = """// y = 2x, as slowly as it is told to.
 /* opforge

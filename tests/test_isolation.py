@@ -31,6 +31,8 @@ from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 from opforge.verify.judging.fallback import library_calls
 
+pytestmark = pytest.mark.own_servers
+
 confined = pytest.mark.skipif(
     not sandbox.landlock_version() or sandbox.wanted() != "full",
     reason="this kernel has no Landlock, or it was not asked for",

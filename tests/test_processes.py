@@ -15,6 +15,8 @@ import torch
 
 from opforge import ops
 
+pytestmark = pytest.mark.own_servers
+
 
 def answers(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:
     """A result and a gradient, as a worker of a server computes them. Lists, since tensors that are sent between

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.redteam import campaign
 
-pytestmark = [pytest.mark.xdist_group("redteam"), pytest.mark.campaign]
+pytestmark = [pytest.mark.own_servers, pytest.mark.xdist_group("redteam"), pytest.mark.campaign]
 
 # how long something takes says as much about the machine as about the verifier: `make redteam` asks that, on a quiet
 # one

@@ -24,6 +24,8 @@ from opforge.runner.messages import QUESTIONS, Bind, Failed, LaunchBound, Launch
 from opforge.runner.protocol import Malformed, decoded
 from opforge.verify import PreparedCase
 
+pytestmark = pytest.mark.own_servers
+
 HONEST = "def run(x, bias):\n    return x + bias\n"
 
 

@@ -8,6 +8,8 @@ from opforge.runner import Isolated
 from opforge.verify import EXACT, CaseCache, verify
 from opforge.verify.extra.soak import STATEMENT, soaked
 
+pytestmark = pytest.mark.own_servers
+
 SOURCES = {
     "right": "def run(x, bias):\n    return x + bias\n",
     "leaks": "KEPT = []\n\n\ndef run(x, bias):\n    KEPT.append(bytearray(b'1' * 4096))\n    return x + bias\n",

@@ -48,6 +48,8 @@ from opforge.verify.cases.case_cache import Undefined
 from opforge.verify.cases.hidden import QUICK
 from opforge.workbench import BenchOptions, extra_checks, verify_all
 
+pytestmark = pytest.mark.own_servers
+
 BENCH = importlib.import_module("opforge.workbench.bench")
 BOTH = {"one": "def run(x, bias):\n    return x + bias\n", "two": "def run(x, bias):\n    return x + bias\n"}
 

@@ -30,6 +30,8 @@ from opforge.runner.watchdog import HANG_S
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 
+pytestmark = pytest.mark.own_servers
+
 linux = pytest.mark.skipif(sys.platform != "linux", reason="namespaces, seals and filters are Linux's")
 
 

@@ -9,6 +9,8 @@ from opforge.runner import WorkerDied
 from opforge.runner.messages import Done, Release
 from opforge.verify import WorkerPool
 
+pytestmark = pytest.mark.own_servers
+
 
 class Hand:
     """A worker that remembers what was asked of it."""
