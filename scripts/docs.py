@@ -61,7 +61,11 @@ def verb_pages() -> dict[str, str]:
     front = help_of()
     from opforge.cli.app import VERBS
 
-    pages = {"README.md": f"# Verbs\n\nGenerated from `--help` by `make docs`.\n\n```\n{front}\n```\n"}
+    pages = {
+        "README.md": "# Verbs\n\nGenerated from `--help` by `make docs`. `opforge --install-completion` teaches bash, "
+        "zsh, fish or PowerShell to complete verbs, options and operators; open a new shell afterwards. `--home` and "
+        f"`--store` may stand before the verb or behind it.\n\n```\n{front}\n```\n"
+    }
     for verb in VERBS:
         pages[f"{verb}.md"] = f"# opforge {verb}\n\n```\n{help_of(verb)}\n```\n"
     return pages

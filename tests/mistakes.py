@@ -202,7 +202,7 @@ DEFINITIONS = (
         AXES,
         AXES + ', scalars={"alpha": 2}',
         "case 'odd_tail'",
-        "opforge show squares",
+        "opforge --home {home} show squares",
     ),
     _op(
         "a unit that is none",

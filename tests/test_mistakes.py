@@ -129,7 +129,7 @@ def test_a_slip_in_a_file_is_told_when_it_is_read(squares, tmp_path, mistake):
     edited(squares, mistake)
     code, message = command(["--home", str(squares), "show", "squares"], tmp_path / "s.sqlite")
     assert code == mistake.ends, message
-    holds(mistake, message)
+    holds(mistake, message, home=squares)
     assert message.count("\n") == 1, "one sentence, on a line"
 
 

@@ -7,16 +7,19 @@ import functools
 import importlib
 import inspect
 import math
+import os
 import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 from click.exceptions import BadOptionUsage
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperOption
 
 from opforge import __version__
 from opforge.cli.shared import Settings
@@ -87,8 +90,47 @@ def everything(
     context.obj = Settings(homes=tuple(home or ()), store=store)
 
 
+def _anywhere() -> list[TyperOption]:
+    """The options that stand before the verb or behind it."""
+
+    def homes(context: Any, option: Any, given: Sequence[str]) -> None:
+        if given:
+            context.obj = replace(context.obj, homes=(*context.obj.homes, *map(Path, given)))
+
+    def store(context: Any, option: Any, given: str | None) -> None:
+        if given:
+            context.obj = replace(context.obj, store=given)
+
+    panel = "Before the verb or behind it"
+    return [
+        TyperOption(
+            param_decls=["--home"],
+            type=click.Path(),
+            multiple=True,
+            expose_value=False,
+            callback=homes,
+            help="A folder of operator folders, beside the package's own.",
+            rich_help_panel=panel,
+        ),
+        TyperOption(
+            param_decls=["--store"],
+            expose_value=False,
+            callback=store,
+            help="Where records are kept: a file, or any SQLAlchemy URL.",
+            rich_help_panel=panel,
+        ),
+    ]
+
+
 class Verb(TyperCommand):
-    """A verb's command line. An option at its end without a value says what to do, and which verb it was."""
+    """A verb's command line. It takes --home and --store too, as if they stood before the verb. An option at its end
+    without a value says what to do, and which verb it was.
+    """
+
+    def __init__(self, *words: Any, **options: Any) -> None:
+        super().__init__(*words, **options)
+        taken = {name for param in self.params for name in param.opts}
+        self.params += [option for option in _anywhere() if not taken & set(option.opts)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """click's own, its errors with the context that its parser has not."""
@@ -110,7 +152,6 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
         name="opforge",
         help="A workbench for GPU operators: define once, implement on several backends, verify, time, compare.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -163,6 +204,11 @@ def _with_reason(verb: Callable[..., None]) -> Callable[..., None]:
                 raise UsageError(f"--{name.replace('_', '-')} is nan, which is no number. Give one, or leave it out.")
         try:
             verb(*args, **options)
+        except OpforgeError as error:
+            said = click.get_current_context().obj
+            if isinstance(said, Settings) and error.args:
+                error.args = (said.again(str(error)), *error.args[1:])
+            raise
         except KeyboardInterrupt as error:
             raise typer.Exit(_interrupted(error)) from None
         except (EOFError, BrokenPipeError) as error:
@@ -205,7 +251,7 @@ def main() -> None:
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        command_line(sys.argv[1:])()
+        command_line(sys.argv[1:] or os.environ.get("COMP_WORDS", "").split())(prog_name="opforge")
     except OpforgeError as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

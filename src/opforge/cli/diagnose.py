@@ -11,6 +11,7 @@ import typer
 from opforge.cli.shared import (
     Device,
     Json,
+    OneOperator,
     checked,
     device_to_time,
     make_host,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def diagnose(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    operator: OneOperator,
     implementation: Annotated[str, typer.Argument(metavar="IMPLEMENTATION", help="One of its implementations.")],
     workload: Annotated[
         str, typer.Option(help="A workload by name, or a shape (lead=2x3,cols=1000). Default: the first of its scale.")

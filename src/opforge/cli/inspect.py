@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.shared import Json, checked, own_configs, print_json, settings
+from opforge.cli.shared import Json, OneOperator, checked, own_configs, print_json, settings
 from opforge.core.errors import UsageError
 from opforge.core.implementation import Implementation
 from opforge.core.operator import Operator, Workload
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def inspect(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    operator: OneOperator,
     implementation: Annotated[
         str,
         typer.Argument(

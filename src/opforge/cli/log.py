@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.cli.shared import Json, checked, print_json, settings
+from opforge.cli.shared import Json, OneOperator, checked, print_json, settings
 from opforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def log(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    name: OneOperator,
     run: Annotated[str, typer.Option(help="One run. Default: the newest of the operator.")] = "",
     lang: Annotated[str, typer.Option(help="en or zh.")] = "en",
     versions: Annotated[

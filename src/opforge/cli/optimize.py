@@ -13,6 +13,7 @@ import typer
 from opforge.cli.shared import (
     Device,
     Json,
+    OneOperator,
     checked,
     device_to_time,
     make_host,
@@ -34,7 +35,7 @@ ENGINES = ("rules", "model", "replay")
 
 def optimize(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    name: OneOperator,
     implementation: Annotated[
         str, typer.Option(help="The implementation to change. Default: the first that runs here and has rules.")
     ] = "",

@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from opforge.cli.shared import Json, checked, print_json, settings
+from opforge.cli.shared import Json, OneOperator, checked, print_json, settings
 from opforge.core import units
 from opforge.core.errors import UsageError
 
 
 def recommend(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator by name.")],
+    operator: OneOperator,
     sizes: Annotated[
         list[int], typer.Argument(metavar="SIZES", help="Its axes in order, as opforge show OPERATOR says.")
     ],

@@ -77,6 +77,7 @@ def records(
     """
     from opforge.cli.records_adopt import adopt_records
     from opforge.cli.tables import print_table
+    from opforge.report import kept_rows
     from opforge.store import read_file, write_file
 
     with settings(context).open_store() as store:
@@ -87,7 +88,7 @@ def records(
             if json or target:
                 print_json(found)
             else:
-                print_table(found)
+                print_table(found, kept_rows(found))
         elif action == "rerun" and target:
             _rerun(context, store, store.get(target), budget, in_process, json)
         elif action == "export" and target:
@@ -158,7 +159,7 @@ def _rerun(context: typer.Context, store: Store, old: Record, budget: float, in_
     from opforge.timing import Plan
     from opforge.workbench import BenchOptions, bench
 
-    registry = settings(context).registry()
+    registry = settings(context).registry_of(old)
     operator = registry.operator(old.operator)
     implementation = registry.implementation(old.operator, old.implementation)
     if old.config != implementation.default:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,8 +74,28 @@ InProcessOption = Annotated[
         help="Run kernels in this process, for a debugger. A crash ends everything, and the record says so.",
     ),
 ]
-Names = Annotated[list[str] | None, typer.Argument(metavar="OPERATOR…", help="Operators by name.")]
+
+
+def operator_names(incomplete: str) -> list[str]:
+    """What a shell offers for an operator: a folder's name, so that nothing is imported while somebody waits."""
+    return [name for name in load(()).names() if name.startswith(incomplete)]
+
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="OPERATOR…", help="Operators by name.", autocompletion=operator_names),
+]
+OneOperator = Annotated[
+    str, typer.Argument(metavar="OPERATOR", help="An operator by name.", autocompletion=operator_names)
+]
 All = Annotated[bool, typer.Option("--all", help="Every operator.")]
+
+
+READS_OPERATORS = (
+    *("list", "show", "verify", "bench", "qualify", "report", "build", "inspect", "accuracy", "diagnose", "optimize"),
+    *("log", "compare", "sweep", "tune", "recommend", "history", "baseline", "check", "records"),
+)
+"""Verbs whose answer depends on the folders and the store."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +108,28 @@ class Settings:
     def registry(self) -> Registry:
         """The operators of the package, of every --home, and of plugins."""
         return load(self.homes)
+
+    def registry_of(self, record: Record) -> Registry:
+        """The same with the folder that a record names, where its operator is in none of them."""
+        from opforge.core.record import FOLDER
+
+        known = self.registry()
+        folder = Path(record.environment.facts.get(FOLDER, "")).expanduser()
+        found = record.operator in known.folders or folder.name != record.operator or not (folder / "op.py").is_file()
+        return known if found else load((*self.homes, folder.parent))
+
+    def again(self, words: str) -> str:
+        """A message whose commands run as they stand: they name the folders and the store of this call."""
+        # a folder that OPFORGE_HOME names is found again without being told
+        given = [f"--home {shlex.quote(str(home))}" for home in self.homes]
+        if self.store and self.store != os.environ.get("OPFORGE_STORE"):
+            given.append(f"--store {shlex.quote(self.store)}")
+        if not given:
+            return words
+        # opforge's own operators need no folder
+        ours = "|".join(map(re.escape, load(()).names()))
+        command = rf"\bopforge (?=(?:{'|'.join(READS_OPERATORS)})\b(?! (?:{ours})\b))"
+        return re.sub(command, f"opforge {' '.join(given)} ", words)
 
     def open_store(self) -> Store:
         """The records."""

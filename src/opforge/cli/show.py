@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from opforge.cli.shared import Json, print_json, settings
+from opforge.cli.shared import Json, OneOperator, print_json, settings
 from opforge.core.implementation import Implementation
 from opforge.core.operator import DOMAINS, TensorSpec
 
@@ -17,7 +17,7 @@ A_COST = 300
 
 def show(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="An operator by name.")],
+    operator: OneOperator,
     source: Annotated[bool, typer.Option("--source", help="Print op.py itself.")] = False,
     json: Json = False,
 ) -> None:

@@ -14,6 +14,7 @@ from opforge.cli.shared import (
     Implementations,
     InProcessOption,
     Json,
+    OneOperator,
     Shapes,
     backend_names,
     checked,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 def sweep(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator by name.")],
+    operator: OneOperator,
     axis: Annotated[
         list[str] | None,
         typer.Option(

@@ -12,6 +12,7 @@ from opforge.cli.shared import (
     Dtypes,
     Implementations,
     Json,
+    OneOperator,
     Shapes,
     backend_names,
     checked,
@@ -41,7 +42,7 @@ FRONT = 8
 
 def tune(
     context: typer.Context,
-    operator: Annotated[str, typer.Argument(metavar="OPERATOR", help="The operator by name.")],
+    operator: OneOperator,
     device: Annotated[
         str,
         typer.Option(

@@ -192,7 +192,7 @@ def verify(
     else:
         print_table(records, verification_rows(records))
         print_printed(records)
-        verify_extras.print_replays(records)
+        verify_extras.print_replays(context, records)
     for path in _write_pages(records, page):
         typer.echo(f"wrote {path}", err=True)
     if ended is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,13 +18,15 @@ if TYPE_CHECKING:
     from opforge.registry import Registry
 
 
-def print_replays(records: Sequence[Record]) -> None:
+def print_replays(context: typer.Context, records: Sequence[Record]) -> None:
     """How to run each failure again, on the same values."""
+    # the record knows its folder; the store it is kept in must be told
+    here = replace(settings(context), homes=())
     for record in records:
         if isinstance(record.verdict, REFUSED):
+            command = here.again(f"opforge verify --replay {record.id[:12]}")
             typer.echo(
-                f"  {record.operator}/{record.implementation} {record.dtype}: the same values again with: opforge "
-                f"verify --replay {record.id[:12]}"
+                f"  {record.operator}/{record.implementation} {record.dtype}: the same values again with: {command}"
             )
 
 
@@ -36,10 +39,10 @@ def replayed(context: typer.Context, identity: str, *, in_process: bool, json: b
     from opforge.verify import CaseCache
     from opforge.verify.explain.replay import replay, replayed_cases, same_finding
 
-    registry = settings(context).registry()
     with settings(context).open_store() as store:
         record = store.get(identity)
         adopted = adopted_sources(store.adoptions(record.operator)).get(record.id, set())
+    registry = settings(context).registry_of(record)
     cases = replayed_cases(record.verdict)
     if not cases:
         raise UsageError(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
+from opforge.core.dtypes import ALSO_CALLED
+
 
 class OpforgeError(Exception):
     """Anything opforge refuses to do. `exit_code` is what the command line returns for it."""
@@ -50,22 +52,36 @@ def all_of(errors: Sequence[OpforgeError], *, others: bool) -> OpforgeError:
 
 A_LINE = 12
 """So many names a reader takes in at a glance."""
+SOME_LINES = 24
+"""So many are named where none is near."""
+NEAREST = 3
+"""So many are named where there are more."""
+MOST = 200
+"""So many characters of a name that is not known are shown."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> UsageError:
-    """A UsageError for a name that is not known, with the nearest known one; the others too, where they fit a line or
-    none is near.
+    """A UsageError for a name that is not known, with the nearest known one; the others too, where they fit a line,
+    else the next nearest.
 
     >>> print(unknown("operator", "sofmax", ["softmax", "relu"]))
     No operator named 'sofmax'. Did you mean 'softmax'? Known here: relu, softmax.
+    >>> print(unknown("dtype", "fp16", ["float32", "float16", "int16"]))
+    No dtype named 'fp16'. Did you mean 'float16'? Known here: float16, float32, int16.
     """
     names = sorted(known)
-    close = get_close_matches(name, names, n=1)
-    parts = [f"No {kind} named {name!r}."]
+    # cutoff 0: of many names the nearest are named, however far they are
+    near = get_close_matches(name, names, n=NEAREST, cutoff=0.0)
+    meant = ALSO_CALLED.get(name.lower().removeprefix("torch."))
+    close = [meant] if meant in names else get_close_matches(name, names, n=1)
+    parts = [f"No {kind} named {name[:MOST]!r}."]
     if close:
         parts.append(f"Did you mean {close[0]!r}?")
-    if not close or len(names) <= A_LINE:
+    others = [other for other in near if other not in close]
+    if len(names) <= A_LINE or (not close and len(names) <= SOME_LINES):
         parts.append(f"Known here: {', '.join(names) or 'none'}.")
+    elif others:
+        parts.append(f"{'Also near' if close else 'The nearest'}: {', '.join(others)}.")
     if not close and names and not hint:
         parts.append("Choose one of them.")
     if hint:

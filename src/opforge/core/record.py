@@ -30,6 +30,10 @@ MODE = "execution mode."
 """What a fact's name begins with that says how a backend's kernels are executed; in earlier records "way."."""
 
 
+FOLDER = "host.folder"
+"""The fact that names the folder of an operator that does not come with opforge."""
+
+
 CONFIG = "timing.config"
 """The fact that a config was asked for which is not the default: such times have a history of their own, and are no
 baseline.

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from opforge.core.record import Environment
+from opforge.core.record import FOLDER, Environment
 from opforge.machine import accelerator, host_hardware
 from opforge.machine.accelerator import command_output
 from opforge.machine.versions import versions
@@ -64,8 +64,9 @@ def environment(
     recorded).
 
     Facts by prefix, values as text: device. cpu. memory. os. python version. threads. env. make the fingerprint;
-    load. clock. git. host. are the state of the moment and don't. `host.id` is a hash: names of machines are nobody's
-    business in a record that is shown to others. Raises EnvironmentLacks for a device that torch does not see.
+    load. clock. git. host. are the state of the moment and don't. `host.id` is a hash: a record that is shown to others
+    names no machine. `host.folder` is where an operator lies that does not come with opforge, so that its record can be
+    replayed. Raises EnvironmentLacks for a device that torch does not see.
     """
     variables = os.environ if environ is None else environ
     here = host_hardware.look(root)
@@ -83,7 +84,7 @@ def environment(
         "clock.cpu_mhz": host_hardware.megahertz(root),
         "load.governor": host_hardware.governor(root),
         **_load(root),
-        **(_commit(home) if home is not None else {}),
+        **(_commit(home) | _place(home) if home is not None else {}),
     }
     name = here.model
     if device != "cpu":
@@ -102,6 +103,15 @@ def environment(
     return Environment(
         device=name, host=here.label, facts={key: value for key, value in sorted(facts.items()) if value}
     )
+
+
+def _place(home: Path) -> dict[str, str]:
+    """The operator's folder, its beginning "~" in a user's home; nothing for one of opforge's own."""
+    folder = home.resolve()
+    if PACKAGE in folder.parents:
+        return {}
+    own = Path.home()
+    return {FOLDER: f"~/{folder.relative_to(own).as_posix()}" if own in folder.parents else folder.as_posix()}
 
 
 def _load(root: Path) -> dict[str, str]:

@@ -17,6 +17,7 @@ from opforge.report.tabular import (
     confessions as confessions,
     csv_text as csv_text,
     json_text as json_text,
+    kept_rows as kept_rows,
     rows as rows,
     table as table,
 )

@@ -22,6 +22,10 @@ from opforge.core.verdict import (
 )
 from opforge.report.view import of_roof, timing_of
 
+MOST = 4000
+"""So many characters of one text are shown: a record from elsewhere may hold megabytes."""
+CELL = 100
+"""So many of a text in a table's cell."""
 FEW_SAMPLES = 10
 NOTABLE_OVERHEAD = 0.05
 
@@ -31,12 +35,14 @@ VERIFIED = "verified, not timed"
 
 def clean(text: str) -> str:
     """`text` on one line, with characters that steer a terminal, reorder a line or cannot be printed shown as escapes.
+    Of more than MOST characters the middle is left out.
 
     >>> clean("a\\x1b[31mb  c\\nd")
     'a\\\\x1b[31mb c d'
     """
     return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in " ".join(text.split())
+        char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+        for char in " ".join(short(text, MOST).split())
     )
 
 

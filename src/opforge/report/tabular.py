@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from opforge.core import units
-from opforge.core.record import Record, to_json
+from opforge.core.record import FOLDER, Record, to_json
 from opforge.core.verdict import REFUSED, Pass, Unsupported
 from opforge.report.bar_chart import rate
-from opforge.report.record_text import clean, describe, error_share, notes, untimed, verdict_word
+from opforge.report.record_text import CELL, clean, describe, error_share, notes, short, untimed, verdict_word
 from opforge.report.sections import failures, not_run
 from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
 
@@ -61,11 +61,11 @@ def _row(group: Group, record: Record) -> TableRow:
     timing, verdict = timing_of(record), record.verdict
     fraction = of_roof(record)
     return TableRow(
-        operator=clean(record.operator),
-        workload=clean(record.workload),
-        dtype=clean(record.dtype),
-        implementation=clean(group.label(record)),
-        backend=clean(record.backend),
+        operator=short(clean(record.operator), CELL),
+        workload=short(clean(record.workload), CELL),
+        dtype=short(clean(record.dtype), CELL),
+        implementation=short(clean(group.label(record)), CELL),
+        backend=short(clean(record.backend), CELL),
         verdict=verdict_word(record),
         error=error_share(verdict.worst_ratio) if isinstance(verdict, Pass) else "",
         time=units.seconds(timing.median_s) if timing is not None else "",
@@ -204,6 +204,40 @@ def rows(records: Sequence[Record], statistics: bool = False) -> Grid:
     return Grid(
         columns=("operator", "workload", "dtype", "implementation", "verdict", *numeric),
         numeric=frozenset(numeric),
+        rows=tuple(lines),
+    )
+
+
+OWN = "opforge"
+"""In place of a folder, of an operator that comes with opforge."""
+
+
+def kept_rows(records: Sequence[Record]) -> Grid:
+    """What is in a store, a line for each record in the order given: its id and time, and the folder of its operator;
+    the other verbs take the id.
+    """
+    lines = []
+    for record in records:
+        timing = timing_of(record)
+        cells = (
+            clean(record.id)[:12],
+            clean(record.created_at)[:16].replace("T", " "),
+            record.operator,
+            record.implementation,
+            record.workload,
+            record.dtype,
+            verdict_word(record),
+            units.seconds(timing.median_s) if timing is not None else "",
+            record.environment.facts.get(FOLDER, OWN),
+            record.device,
+        )
+        lines.append(Line(cells=tuple(short(clean(cell), CELL) for cell in cells), styles=("",) * len(cells)))
+    return Grid(
+        columns=(
+            *("id", "recorded (UTC)", "operator", "implementation", "workload", "dtype", "verdict"),
+            *("median", "folder", "device"),
+        ),
+        numeric=frozenset({"median"}),
         rows=tuple(lines),
     )
 

@@ -1,0 +1,100 @@
+"""What a command names as the next step runs as it stands; options are found where people type them."""
+
+import re
+import sys
+
+import pytest
+
+from opforge.core.errors import unknown
+from opforge.core.record import FOLDER
+from opforge.machine.environments import environment
+from opforge.registry.discovery import PACKAGE_HOME
+from opforge.report import kept_rows
+from opforge.report.record_text import clean
+from simulated import make_home, record
+from test_cli import opforge
+
+
+@pytest.fixture
+def home(tmp_path):
+    return make_home(tmp_path)
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_home_is_named_before_the_verb_or_behind_it(home, before):
+    """`opforge verify NAME --home my_ops` was "No such option"."""
+    words = ("--home", home, "show", "twice") if before else ("show", "twice", "--home", home)
+    done = opforge(*words)
+    assert done.returncode == 0 and "twice" in done.stdout, done.stderr
+
+
+def test_a_failure_of_a_guest_is_replayed_by_the_command_it_prints(home, tmp_path):
+    """The record knows its folder; the store that was named is named again."""
+    store = tmp_path / "kept.sqlite"
+    (home / "twice" / "torch_eager.py").write_text("def run(x):\n    return x * 2 + 0.5\n")
+    words = ("twice", "-i", "torch_eager", "--dtype", "float32", "--quick", "--in-process")
+    failed = opforge("verify", *words, "--home", home, "--store", store)
+    assert failed.returncode == 1, failed.stderr
+    command = re.search(r"the same values again with: opforge (.*)", failed.stdout).group(1)
+    assert command.startswith(f"--store {store} verify --replay ")
+    again = opforge(*command.split(), "--in-process")
+    assert again.returncode == 0 and "the same, with the recorded source" in again.stdout, again.stderr
+    listed = opforge("records", "--store", store).stdout
+    assert re.search(r"^[0-9a-f]{12} +\d{4}-\d\d-\d\d \d\d:\d\d ", listed, re.MULTILINE)
+    assert str(home / "twice") in listed
+
+
+def test_an_error_names_the_folder_in_its_commands(home):
+    """`opforge list` without the folder did not list what had been misspelt."""
+    done = opforge("show", "twce", "--home", home)
+    assert done.returncode == 2 and f"See all with: opforge --home {home} list" in done.stderr
+
+
+def test_a_record_names_the_folder_of_a_guest_alone(home):
+    """The package lies elsewhere on every machine, and its operators are found by name."""
+    assert environment("cpu", home / "twice").facts[FOLDER] == str(home / "twice")
+    assert FOLDER not in environment("cpu", PACKAGE_HOME / "rows" / "softmax").facts
+    assert environment("cpu", home / "twice").fingerprint == environment("cpu").fingerprint
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16"), ("fp32", "float32"), ("torch.double", "float64")],
+)
+def test_another_name_of_a_dtype_is_told_ours(given, meant):
+    """fp16 is nearer to int16 than to float16, letter by letter."""
+    done = opforge("verify", "softmax", "--dtype", given)
+    assert done.returncode == 2 and f"Did you mean '{meant}'?" in done.stderr
+
+
+def test_an_unknown_name_among_many_is_told_the_three_nearest():
+    """46 operators filled the screen."""
+    message = str(unknown("operator", "softmx", ["softmax", "log_softmax", *(f"other{place}" for place in range(44))]))
+    assert message.startswith("No operator named 'softmx'. Did you mean 'softmax'? Also near: log_softmax, other")
+    assert message.count("other") == 1
+    assert "The nearest: " in str(unknown("operator", "xyzzy", [f"other{place}" for place in range(44)]))
+
+
+def test_ten_megabytes_of_text_are_cut_in_a_table(record_of_ten_megabytes):
+    """One such cell made the terminal scroll for minutes."""
+    (line,) = kept_rows([record_of_ten_megabytes]).rows
+    assert max(map(len, line.cells)) <= 100
+    assert len(clean("=" * 10**7)) == 4000
+
+
+@pytest.fixture
+def record_of_ten_megabytes():
+    large = record()
+    object.__setattr__(large, "workload", "w" * 10**7)
+    return large
+
+
+@pytest.mark.parametrize(
+    ("typed", "place", "offered"),
+    [("opforge ver", 1, ["verify"]), ("opforge tune log_softm", 2, ["log_softmax", "log_softmax_backward"])],
+)
+def test_a_shell_completes_verbs_and_operators(typed, place, offered, monkeypatch):
+    """As bash asks for it (docs/verbs/README.md says how it is installed)."""
+    asked = {"_OPFORGE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(place)}
+    monkeypatch.setattr(sys, "argv", ["opforge"])
+    assert opforge(**asked).stdout.split() == offered
