@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.dispatch import call_named
 from opforge.forge import create
 from opforge.registry import load

@@ -74,7 +74,7 @@ def row(name: str, axes: dict[str, Any], layout: str, device: str, dtype: str) -
     import direct
 
     import opforge.ops as ops
-    from opforge.core.implementation import COMPARED_WITH
+    from opforge.core.definition.implementation import COMPARED_WITH
     from opforge.registry import load
 
     registry = load()

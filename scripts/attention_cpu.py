@@ -165,7 +165,7 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
 
 def curve(kept: Sequence[Mapping[str, Any]], title: str, colours: Mapping[str, str]) -> str:
     """Seconds and peak bytes of each row's calls over its length as SVG, a line for each name that has a colour."""
-    from opforge.core import units
+    from opforge.core.language import units
     from opforge.report import svg
 
     lengths = sorted({item["length"] for item in kept})

@@ -37,7 +37,7 @@ def row_of(registry: Any, names: Sequence[str], axes: Mapping[str, int], given: 
     from attention_times import config_of, inputs_of
     from direct import copies_of, interleaved, kernel_errors, prepared, reason_of
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     operator = registry.operator("attention")
     scalars = operator.scalar_values(given)

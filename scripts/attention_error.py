@@ -54,7 +54,7 @@ def errors_of(registry: Any, name: str, config: Mapping[str, int], dtype: str, s
     """(root mean square, largest) error of a version over the root mean square of the result, or why there is none."""
     from direct import prepared
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     operator, item = registry.operator("attention"), registry.implementation("attention", name)
     tensors = inputs_of(scores, dtype, device)

@@ -41,7 +41,7 @@ def call_of(registry: Any, name: str, axes: Any, tensors: Any, scalars: Any, con
     """An implementation of attention as a function of its inputs, run once; None, with a line, where it fails."""
     from direct import kernel_errors, prepared, reason_of
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     item = registry.implementation("attention", name)
     chosen = Config(values=tuple(config.items())) if config else None

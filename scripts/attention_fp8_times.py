@@ -66,7 +66,7 @@ def ours(
     """attention_fp8's implementation as a function of all tensors, or why it does not take them."""
     from direct import prepared
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     operator, item = registry.operator("attention_fp8"), registry.implementation("attention_fp8", name)
     asked = {**scalars, "q_block": BLOCK, "k_block": BLOCK} if kind == "blocks" else dict(scalars)

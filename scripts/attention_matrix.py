@@ -144,7 +144,7 @@ def missing(operators: Mapping[str, Any], cell: Cell) -> str | None:
 
 def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> Any:
     """The call of a cell."""
-    from opforge.core.operator import Case
+    from opforge.core.definition.operator import Case
     from opforge.definitions.attention.cases import axes
     from opforge.definitions.attention.varlen import varlen_axes
 
@@ -170,7 +170,7 @@ def case_of(operator: Any, cell: Cell, lengths: tuple[int, int] = (33, 45)) -> A
 
 def answers(bench: Any, item: Any, dtype: str, asked: Mapping[str, tuple[Cell, Any]]) -> Iterator[tuple[str, str, str]]:
     """(case, verdict, words) of each: all in one verification, each by itself where that is no Pass."""
-    from opforge.core.verdict import Pass, Unsupported
+    from opforge.core.evidence.verdict import Pass, Unsupported
     from opforge.trial.baselines import as_baseline
     from opforge.verify import verify
 

@@ -100,7 +100,7 @@ class Inputs:
 
     def of_call(self, operator: Any, case: Any, dtype: str, copy: int) -> list[Any]:
         """The tensors of a call; None for what is not given."""
-        from opforge.core.shapes import full_shape
+        from opforge.core.definition.shapes import full_shape
 
         found: list[Any] = []
         for spec in operator.inputs:

@@ -49,7 +49,7 @@ def forward(registry: Any, name: str, shape: tuple[int, int, int, int], asked: M
     from attention_times import config_of, inputs_of
     from direct import prepared
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     operator, axes = registry.operator("attention"), axes_of(shape, shape[3])
     tensors = inputs_of(axes, "bfloat16", "cuda")

@@ -140,7 +140,7 @@ def forward_row(registry: Any, workload: Any, axes: Any, options: Any) -> dict[s
     import torch
     from direct import copies_of, interleaved, kernel_errors, prepared, reason_of, right
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     operator, dtype = registry.operator("attention"), options.dtype
     scalars = operator.scalar_values(workload.scalars)

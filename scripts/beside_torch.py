@@ -45,7 +45,7 @@ def pairs_of(one: Callable[[int], Any], other: Callable[[int], Any], looks: Sequ
     """The Comparison of two calls (of a number, by which each takes its inputs in turn), on a GPU."""
     import torch
 
-    from opforge.core.comparison import UNSURE
+    from opforge.core.evidence.comparison import UNSURE
     from opforge.timing.paired_statistics import Rule, compare
 
     def timed(call: Callable[[int], Any], batch: int) -> float:
@@ -82,7 +82,7 @@ def main() -> int:
     import torch
 
     import opforge.ops as ops
-    from opforge.core.comparison import SLOWER
+    from opforge.core.evidence.comparison import SLOWER
     from opforge.registry import load
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

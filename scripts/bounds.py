@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from opforge.definitions.bounds.sums import EPSILON, LANES, peak_of_products
-from opforge.runner.inputs import DISTRIBUTIONS
+from opforge.runner.worker.inputs import DISTRIBUTIONS
 from opforge.verify.extra.reduced_precision import cut_off, rounded
 
 LENGTHS = (64, 65, 256, 1024, 4096, 28672)

@@ -125,8 +125,8 @@ def measure(file: Path, device: str, grid: bool, operators: Sequence[str], budge
     import direct
     import torch
 
-    from opforge.core.implementation import COMPARED_WITH
-    from opforge.core.shape_classes import shape_grid
+    from opforge.core.definition.implementation import COMPARED_WITH
+    from opforge.core.definition.shape_classes import shape_grid
     from opforge.registry import load
     from opforge.trial.compile_ahead import compiling_ahead
 
@@ -214,10 +214,10 @@ def detect_name(device: str) -> str:
 
 
 def _manner(operator: Any, axes: Mapping[str, Any], dtype: str, scalars: Mapping[str, Any], layout: str) -> Any:
-    from opforge.core.dtypes import DTYPES
-    from opforge.core.shapes import collapsed_shape
+    from opforge.core.definition.dtypes import DTYPES
+    from opforge.core.definition.shapes import collapsed_shape
     from opforge.roofline.manners import manner_of
-    from opforge.runner.arena import strides_for
+    from opforge.runner.worker.arena import strides_for
 
     words = layout.split()
     found = []
@@ -232,8 +232,8 @@ def from_records(file: Path) -> list[Measured]:
     """Calls of the records with the newest time of each implementation, by its default or the one config that was
     timed.
     """
-    from opforge.core.implementation import COMPARED_WITH
-    from opforge.core.timing import long_launch_s
+    from opforge.core.definition.implementation import COMPARED_WITH
+    from opforge.core.evidence.timing import long_launch_s
     from opforge.store import fact_of, read_file, read_lines
 
     calls: dict[Any, dict[str, tuple[str, float, float]]] = defaultdict(dict)
@@ -308,7 +308,7 @@ def choose(call: Measured, others: Iterable[Measured], device: str, elsewhere: E
     """The choice for a call from the times of others and of siblings, as dispatch makes it; None where there is nothing
     to choose from.
     """
-    from opforge.core.implementation import COMPARED_AS_IS, Config
+    from opforge.core.definition.implementation import COMPARED_AS_IS, Config
     from opforge.machine import descriptors
     from opforge.registry import load
     from opforge.roofline.family_model import FamilyModel

@@ -29,7 +29,7 @@ def kernels(device: Any) -> Iterator[tuple[str, Callable[[], Call]]]:
     """Twenty calls by name, each as its maker, so that no two hold their memory at once."""
     import torch
 
-    from opforge.core import units
+    from opforge.core.language import units
 
     def copy(size: int) -> Call:
         x = torch.ones(size // 4, device=device)
@@ -71,9 +71,9 @@ def main() -> int:
     """The table on standard output; 3 without a GPU, 1 where the cold cache is not cold."""
     import torch
 
-    from opforge.core import units
-    from opforge.core.timing import Untimed
-    from opforge.runner.device_clocks import (
+    from opforge.core.evidence.timing import Untimed
+    from opforge.core.language import units
+    from opforge.runner.worker.device_clocks import (
         ClockUnfit,
         captured,
         cold_probe,
@@ -81,7 +81,7 @@ def main() -> int:
         event_samples,
         graph_samples,
     )
-    from opforge.runner.sampling import launch_cost
+    from opforge.runner.worker.sampling import launch_cost
     from opforge.timing.timers import TimerTrial, choose
 
     def replayed(run: Call, batch: int) -> list[float]:

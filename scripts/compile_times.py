@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "src"))
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 if TYPE_CHECKING:
-    from opforge.core.implementation import Implementation
+    from opforge.core.definition.implementation import Implementation
     from opforge.inspect import Inspection
     from opforge.registry import Registry
 
@@ -33,7 +33,7 @@ BACKENDS = ("cuda", "triton", "tilelang")
 
 def rows(registry: Registry, names: list[str], target: str) -> list[tuple[Implementation, str, Inspection | str]]:
     """What became of each kernel: its inspection, or the reason why there is none."""
-    from opforge.core.errors import OpforgeError
+    from opforge.core.language.errors import OpforgeError
     from opforge.inspect import inspect_implementation
 
     found: list[tuple[Implementation, str, Inspection | str]] = []

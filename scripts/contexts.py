@@ -22,12 +22,12 @@ from plain_loops import Loop, Loops
 from trust_times import WITHIN, bound
 
 from opforge.backends import backend
-from opforge.core.operator import Case
-from opforge.core.timing import Untimed
-from opforge.core.verdict import Pass
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.timing import Untimed
+from opforge.core.evidence.verdict import Pass
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.runner.messages import Failed, Run
+from opforge.runner.wire.messages import Failed, Run
 from opforge.timing import Candidate, Plan, measure
 from opforge.verify import CaseCache
 

@@ -7,7 +7,7 @@ import importlib.resources
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opforge.core import units
+from opforge.core.language import units
 from opforge.report import svg
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 1080.0, 330.0, 1040.0, 46.0, 34.0

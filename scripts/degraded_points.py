@@ -8,7 +8,7 @@ from typing import Any
 
 from space_definitions import SPACES, Point, Variant, Wanted, points_of
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.registry import load
 
 BESIDE = ("softmax",)

@@ -31,9 +31,9 @@ def tensors_for(
     """
     import torch
 
-    from opforge.core.expr import evaluate
-    from opforge.core.shapes import full_shape
-    from opforge.runner.arena import strides_for
+    from opforge.core.definition.shapes import full_shape
+    from opforge.core.language.expr import evaluate
+    from opforge.runner.worker.arena import strides_for
 
     words = layout.split()
     found = []
@@ -77,9 +77,9 @@ def prepared(
     import torch
 
     from opforge.backends import Call as Wanted, Native, backend
-    from opforge.core.implementation import Rejected
-    from opforge.core.shapes import collapsed_shape, full_shape
-    from opforge.runner.launch import collapse, layout_of
+    from opforge.core.definition.implementation import Rejected
+    from opforge.core.definition.shapes import collapsed_shape, full_shape
+    from opforge.runner.worker.launch import collapse, layout_of
 
     device = tensors[0].device.type
     mode = backend(implementation.backend).execution_mode(device)
@@ -159,7 +159,7 @@ def kernel_errors() -> tuple[type[Exception], ...]:
     """What a kernel that cannot be built or run here raises; anything else is a defect of the script. RuntimeError is
     also torch's, the CUDA driver's and TVM's; Triton's errors have a base of their own.
     """
-    from opforge.core.errors import OpforgeError
+    from opforge.core.language.errors import OpforgeError
 
     own = (OpforgeError, RuntimeError, ValueError, TypeError, AssertionError, OSError, subprocess.SubprocessError)
     try:

@@ -31,8 +31,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 PICTURED = "results/nvidia-h200.jsonl.gz"
 
 if TYPE_CHECKING:
-    from opforge.core.operator import TensorSpec
-    from opforge.core.record import Adoption, Record
+    from opforge.core.definition.operator import TensorSpec
+    from opforge.core.evidence.record import Adoption, Record
 
 
 def verb_pages() -> dict[str, str]:
@@ -88,7 +88,7 @@ def nouns_of(file: str) -> tuple[Record | Adoption, ...]:
 @cache
 def records_of(file: str) -> tuple[Record, ...]:
     """The records of a file."""
-    from opforge.core.record import Record
+    from opforge.core.evidence.record import Record
 
     # shape classes tell dispatch where an implementation is good; a reader is served by workloads
     return tuple(noun for noun in nouns_of(file) if isinstance(noun, Record) and not noun.workload.startswith("grid_"))
@@ -97,7 +97,7 @@ def records_of(file: str) -> tuple[Record, ...]:
 @cache
 def adoptions_of(file: str) -> tuple[Adoption, ...]:
     """What was adopted of a file's records."""
-    from opforge.core.record import Adoption
+    from opforge.core.evidence.record import Adoption
 
     return tuple(noun for noun in nouns_of(file) if isinstance(noun, Adoption))
 
@@ -121,7 +121,7 @@ def in_order(records: Sequence[Record]) -> list[Record]:
     """Records in the order of the definitions: operators by name, their workloads, dtypes; axes too, which a file keeps
     by name, without those that follow from others.
     """
-    from opforge.core.dtypes import DTYPES
+    from opforge.core.definition.dtypes import DTYPES
 
     def place(record: Record) -> tuple[str, int, int]:
         return (
@@ -166,7 +166,7 @@ def superseded_in(file: str) -> frozenset[str]:
     """The ids of those times of an earlier source whose call was timed again since: the same implementation, workload
     and dtype, by today's source, as a caller gets it. No table shows them.
     """
-    from opforge.core.timing_terms import CALL
+    from opforge.core.evidence.timing_terms import CALL
 
     def call_of(record: Record) -> tuple[str, ...]:
         return record.operator, record.implementation, record.workload, record.dtype, record.device

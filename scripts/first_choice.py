@@ -47,7 +47,7 @@ def filled(where: Path, records: int, device: str) -> None:
     """A store of so many records of twenty operators, a tenth of them of the sources as they are now. One record of
     each implementation is made; the others are copies of its row with another id, day, size, config and source.
     """
-    from opforge.core.record import to_json
+    from opforge.core.evidence.record import to_json
     from opforge.dispatch.installation import installation_of
     from opforge.registry import load
     from opforge.store import Store

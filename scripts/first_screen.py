@@ -12,14 +12,14 @@ from collections.abc import Container, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from opforge.core import units
+from opforge.core.language import units
 from opforge.report import svg
 from opforge.report.markdown_tables import date_of, pipe_table
 from opforge.report.ratios import OWN, Ratio, ratios
 from opforge.report.view import of_roof, roof_of
 
 if TYPE_CHECKING:
-    from opforge.core.record import Record
+    from opforge.core.evidence.record import Record
 
 PANELS = {"softmax": "softmax", "rmsnorm": "RMS norm", "layernorm": "layer norm"}
 """The operators of the picture, with their titles."""

@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 
 from opforge.backends import Missing, backend
-from opforge.core.errors import OpforgeError
-from opforge.core.record import Record
-from opforge.core.verdict import REFUSED, Inaccurate, Pass
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import REFUSED, Inaccurate, Pass
+from opforge.core.language.errors import OpforgeError
 from opforge.registry import Registry, load
 from opforge.runner import Isolated
 from opforge.store import Store

@@ -69,7 +69,7 @@ def functions(backend: str) -> Any:
     """`functions(backend)(name)`: an operator on the first implementation of a backend that takes the call, whether or
     not it has a Pass here; without one, PyTorch's.
     """
-    from opforge.core.implementation import Rejected
+    from opforge.core.definition.implementation import Rejected
     from opforge.dispatch import Choice, Chooser, function_of
     from opforge.registry import load
 
@@ -121,9 +121,9 @@ def small(operator: Any, device: str) -> tuple[list[Any], dict[str, Any]]:
     """
     import math
 
-    from opforge.core.call_form import arguments, declared, formed
-    from opforge.core.operator import Case
-    from opforge.core.shapes import full_shape, tokens
+    from opforge.core.definition.call_form import arguments, declared, formed
+    from opforge.core.definition.operator import Case
+    from opforge.core.definition.shapes import full_shape, tokens
     from opforge.runner import allocate, fill
 
     def elements(case: Any) -> int:
@@ -219,7 +219,7 @@ def main() -> int:
         parser.error(f"no kernels of {backend!r} run natively on {device}; choose from: {', '.join(BACKENDS[device])}")
     import torch
 
-    from opforge.core import units
+    from opforge.core.language import units
 
     if device != "cpu" and not torch.cuda.is_available():
         print("host_cost: torch sees no CUDA device here; leave --device away for the CPU", file=sys.stderr)

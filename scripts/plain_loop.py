@@ -15,10 +15,10 @@ from statistics import median
 
 import torch
 
-from opforge.core.own_shapes import workload_named
-from opforge.core.shapes import full_shape
+from opforge.core.definition.own_shapes import workload_named
+from opforge.core.definition.shapes import full_shape
 from opforge.registry import load
-from opforge.runner.launch import bind
+from opforge.runner.worker.launch import bind
 
 RAMP_S, SAMPLE_S, MOST = 0.1, 1e-3, 32
 name, implementation, workload_name, dtype, count, *device = sys.argv[1:]

@@ -33,7 +33,7 @@ class Loop:
         """Seconds per call now; `how` is the line that the loop is asked by. Raises RuntimeError when the loop has
         ended.
         """
-        from opforge.runner import processes
+        from opforge.runner.walls import processes
 
         processes.kill_group(self.pid, signal.SIGCONT)
         try:
@@ -48,7 +48,7 @@ class Loop:
         return float(said)
 
     def close(self) -> None:
-        from opforge.runner import processes
+        from opforge.runner.walls import processes
 
         processes.kill_group(self.pid)
         for file in (self.asks, self.answers):
@@ -59,12 +59,12 @@ class Loop:
 class Loops:
     """Where plain loops come from. Each is a new process with memory of its own.
 
-    environment   what they start with, besides this process's own and what keeps freed memory (runner.sandbox); what
-                  OPFORGE_PRELOAD names is imported before
+    environment   what they start with, besides this process's own and what keeps freed memory (runner.walls.sandbox);
+                  what OPFORGE_PRELOAD names is imported before
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        from opforge.runner.sandbox import KEPT_MEMORY
+        from opforge.runner.walls.sandbox import KEPT_MEMORY
 
         self.socket, theirs = socket.socketpair()
         self.process = subprocess.Popen(
@@ -96,7 +96,7 @@ class Loops:
 
 def become(arguments: Sequence[str], descriptors: Sequence[int]) -> None:
     """Be the plain loop of these arguments. Does not return."""
-    from opforge.runner.sandbox import PR_SET_PDEATHSIG, prctl
+    from opforge.runner.walls.sandbox import PR_SET_PDEATHSIG, prctl
 
     code = 1
     try:
@@ -117,7 +117,7 @@ def become(arguments: Sequence[str], descriptors: Sequence[int]) -> None:
 def main(descriptor: int) -> None:
     """Fork a loop for each message until the other side closes."""
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
-    for name in (*os.environ["OPFORGE_PRELOAD"].split(), "opforge.registry", "opforge.runner.launch"):
+    for name in (*os.environ["OPFORGE_PRELOAD"].split(), "opforge.registry", "opforge.runner.worker.launch"):
         if importlib.util.find_spec(name):
             importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -30,12 +30,12 @@ from pathlib import Path
 from opforge.backends import Missing, backend
 from opforge.backends.program_hash import is_of
 from opforge.cli.progress import Watcher, tracing
-from opforge.core.errors import EnvironmentLacks, OpforgeError
-from opforge.core.implementation import Implementation
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Record
-from opforge.core.timing_terms import CALL
-from opforge.core.verdict import Inaccurate, Pass, Proof
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing_terms import CALL
+from opforge.core.evidence.verdict import Inaccurate, Pass, Proof
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError
 from opforge.machine import detect, ensure_ceilings
 from opforge.registry import Registry, load
 from opforge.runner import Isolated

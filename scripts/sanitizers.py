@@ -39,11 +39,11 @@ sys.path.insert(0, str(ROOT / "src"))
 from opforge.backends import backend  # noqa: E402
 from opforge.backends.cache import cache_root  # noqa: E402
 from opforge.backends.program_hash import program_sha256  # noqa: E402
-from opforge.core.errors import OpforgeError  # noqa: E402
-from opforge.core.operator import Case  # noqa: E402
+from opforge.core.definition.operator import Case  # noqa: E402
+from opforge.core.language.errors import OpforgeError  # noqa: E402
 from opforge.registry import Registry, load  # noqa: E402
 from opforge.runner import Isolated  # noqa: E402
-from opforge.runner.sanitizer import TOOLS, Sanitized, program, sanitize  # noqa: E402
+from opforge.runner.worker.sanitizer import TOOLS, Sanitized, program, sanitize  # noqa: E402
 from opforge.verify import CaseCache  # noqa: E402
 from opforge.verify.extra.sanitize import (  # noqa: E402
     SHARED_ROWS,

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 def collected(files: Iterable[Path]) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The text of the file for each device, and what was dropped: operator and implementation, with the reason."""
-    from opforge.core.implementation import COMPARED_WITH
+    from opforge.core.definition.implementation import COMPARED_WITH
     from opforge.dispatch.installation import installation_of
     from opforge.registry import load
     from opforge.store import Store, believed, fact_of, read_file

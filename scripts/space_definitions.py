@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import Config, Implementation
 from opforge.registry import load
 from opforge.tuning.search import valid_points
 

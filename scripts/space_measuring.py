@@ -17,8 +17,8 @@ from typing import Any
 
 from space_definitions import SPACES, Wanted, points_of
 
-from opforge.core.implementation import Implementation
-from opforge.core.operator import Operator
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import Operator
 from opforge.machine import detect
 from opforge.registry import load
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from opforge.core.record import Record
+    from opforge.core.evidence.record import Record
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests"), str(ROOT / "scripts")]
@@ -146,7 +146,7 @@ def verdicts(kernel: Kernel, count: int, slower: float) -> tuple[Counter[str], i
     """The words of `count` comparisons, how many were SLOWER within half a second of measuring, and the median time
     spent.
     """
-    from opforge.core.comparison import SLOWER
+    from opforge.core.evidence.comparison import SLOWER
     from opforge.timing import Rule, compare_while_sampling
 
     words: Counter[str] = Counter()
@@ -183,7 +183,7 @@ def real_workers(scale: Scale) -> Iterator[Figure]:
     often a small one, whose outputs are judged at once; one time in four the softmax, where a quarter of a second goes
     into each judgement.
     """
-    from opforge.core.comparison import FASTER, SLOWER
+    from opforge.core.evidence.comparison import FASTER, SLOWER
     from opforge.registry import load as registry_of
     from opforge.runner import Isolated
     from opforge.timing import Plan
@@ -305,9 +305,9 @@ def histories(scale: Scale) -> Iterator[Figure]:
 
 
 def impossible(_: Scale) -> Iterator[Figure]:
-    from opforge.core.device import Ceiling
-    from opforge.core.operator import Cost
-    from opforge.core.timing import Timing
+    from opforge.core.definition.device import Ceiling
+    from opforge.core.definition.operator import Cost
+    from opforge.core.evidence.timing import Timing
     from opforge.machine import descriptors
     from opforge.roofline import suspect
 

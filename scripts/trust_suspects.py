@@ -17,7 +17,7 @@ from unittest.mock import patch
 from trust_parts import PARTS
 
 if TYPE_CHECKING:
-    from opforge.core.verdict import Pass
+    from opforge.core.evidence.verdict import Pass
     from opforge.registry import Registry
     from opforge.runner import Host
     from opforge.trial.verified_before import VerifiedKey
@@ -136,7 +136,7 @@ def _until(
 
 
 def _bench(found: Asked, proven: dict[VerifiedKey, Pass], registry: Registry, host: Host, name: str) -> None:
-    from opforge.core.verdict import Pass, Unsupported
+    from opforge.core.evidence.verdict import Pass, Unsupported
     from opforge.timing import Plan
     from opforge.verify.cases.hidden import QUICK as BRIEFLY
     from opforge.workbench import BenchOptions, bench

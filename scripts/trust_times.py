@@ -27,7 +27,7 @@ from typing import Any
 from plain_loops import Loop, Loops
 from trust_parts import PARTS
 
-from opforge.core.statistics import median_interval
+from opforge.core.evidence.statistics import median_interval
 
 SHAPES = {
     "bias_add": "lead=256,tail=3072",
@@ -257,7 +257,7 @@ class Beside:
         self.seen: list[Moment] = []
 
     def __call__(self, question: Any) -> Any:
-        from opforge.runner.messages import Sample, Samples
+        from opforge.runner.wire.messages import Sample, Samples
 
         turn = isinstance(question, Sample) and question.lead > 0
         between = turn and not (self.alone and self.turns % 2)
@@ -281,10 +281,10 @@ class Beside:
 def one_set(operator_name: str, sides: Sides, processes: Processes, pace: Pace) -> Times:
     """The Times of fresh processes, one worker and two plain loops for each side, taken turn about."""
     from opforge.backends import backend
-    from opforge.core.operator import Case
-    from opforge.core.own_shapes import parse_shape
-    from opforge.core.timing import Timing, Untimed
-    from opforge.core.verdict import Pass
+    from opforge.core.definition.operator import Case
+    from opforge.core.definition.own_shapes import parse_shape
+    from opforge.core.evidence.timing import Timing, Untimed
+    from opforge.core.evidence.verdict import Pass
     from opforge.registry import load
     from opforge.timing import Candidate, Plan, measure
     from opforge.verify import CaseCache
@@ -344,7 +344,7 @@ def bound(
     launch as a caller gets it, where a worker can be asked for that. It has run a few times, as one that was verified:
     it holds what that made, and frees it when it is timed. Raises RuntimeError where it is not bound.
     """
-    from opforge.runner.messages import Failure, LaunchBound, Run, Terms
+    from opforge.runner.wire.messages import Failure, LaunchBound, Run, Terms
     from opforge.timing.worker_requests import asker
     from opforge.verify import bind_blind, run_of
 
@@ -443,7 +443,7 @@ def others_s() -> float:
     """Processor seconds of everything that this process has not started, children that have ended included. What the
     timing itself fails to stop is no excuse.
     """
-    from opforge.runner import processes
+    from opforge.runner.walls import processes
 
     ours, ticks = set(processes.tree([os.getpid()])), 0
     for folder in Path("/proc").glob("[0-9]*"):

@@ -35,9 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "src"))
 
 from opforge.backends.program_hash import is_of  # noqa: E402
-from opforge.core import units  # noqa: E402
-from opforge.core.implementation import COMPARED_AS_IS, COMPARED_WITH  # noqa: E402
-from opforge.core.operator import Operator, Workload  # noqa: E402
+from opforge.core.definition.implementation import COMPARED_AS_IS, COMPARED_WITH  # noqa: E402
+from opforge.core.definition.operator import Operator, Workload  # noqa: E402
+from opforge.core.language import units  # noqa: E402
 from opforge.machine import detect  # noqa: E402
 from opforge.registry import Registry, load  # noqa: E402
 from opforge.registry.tuned_choices import choice_for, shipped_path  # noqa: E402

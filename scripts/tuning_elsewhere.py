@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.tuning.replay import MeasuredSpace
 from opforge.tuning.strategies import Measured
 

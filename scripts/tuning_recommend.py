@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from opforge.core.device import DeviceSpec
+from opforge.core.definition.device import DeviceSpec
 from opforge.machine import descriptors
 from opforge.registry import load
 from opforge.roofline.time_model import WEIGHTS, Weights

@@ -52,7 +52,7 @@ def row(registry: Any, operator: Any, workload: Any, axes: Any, options: Any) ->
     import torch
     from direct import interleaved, kernel_errors, prepared, reason_of
 
-    from opforge.core.implementation import Config
+    from opforge.core.definition.implementation import Config
 
     dtype, scalars = options.dtype, operator.scalar_values(workload.scalars)
     tensors = tensors_for(axes, getattr(torch, dtype), options.device)

@@ -27,7 +27,7 @@ def private_folders(tmp_path_factory):
     _ceilings_that_nobody_waits_for()
     from kept_servers import KEPT
 
-    patch.setattr("opforge.runner.host.ServerProcess", KEPT.lend)
+    patch.setattr("opforge.runner.parent.host.ServerProcess", KEPT.lend)
     yield
     KEPT.close()
     patch.undo()
@@ -45,7 +45,7 @@ def _ceilings_that_nobody_waits_for():
     """A first bench measures what the processor can do, which takes as long as many tests. These are beyond what it can
     do, so that no time is suspect.
     """
-    from opforge.core.device import Ceiling
+    from opforge.core.definition.device import Ceiling
     from opforge.machine import detect
     from opforge.machine.saved_ceilings import save_ceilings
 

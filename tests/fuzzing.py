@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from opforge.core.errors import OpforgeError
+from opforge.core.language.errors import OpforgeError
 
 WORDS = [
     "softmax",
@@ -141,14 +141,14 @@ def expression(chance: random.Random, depth: int) -> str:
 
 
 def expressions(chance: random.Random) -> Callable[[], object]:
-    from opforge.core.expr import evaluate
+    from opforge.core.language.expr import evaluate
 
     words = expression(chance, chance.randint(0, 5)) + chance.choice(["", "", "", ")", " +", text(chance, 3)])
     return lambda: evaluate(words, {"rows": 3, "cols": 0, "lead": (4, 5)})
 
 
 def lines(chance: random.Random) -> Callable[[], object]:
-    from opforge.core.record import to_json
+    from opforge.core.evidence.record import to_json
     from opforge.store import read_lines
     from test_store import JUNK, record
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from opforge.backends.cache import cache_root
-from opforge.runner import processes
-from opforge.runner.confinement import HIDDEN
-from opforge.runner.forkserver_client import ServerProcess
-from opforge.runner.process_limits import limits_of
-from opforge.runner.sandbox import environment_for_workers
+from opforge.runner.parent.forkserver_client import ServerProcess
+from opforge.runner.walls import processes
+from opforge.runner.walls.confinement import HIDDEN
+from opforge.runner.walls.process_limits import limits_of
+from opforge.runner.walls.sandbox import environment_for_workers
 from opforge.store.files import private_places
 
 MOST_IDLE = 4

@@ -17,8 +17,19 @@ from typing import Any
 
 import torch
 
-from opforge.core.operator import Case, Constraint, Law, Like, Operator, Scalar, TensorSpec, Ties, Tolerance, Workload
-from opforge.core.pipeline import Pipeline
+from opforge.core.definition.operator import (
+    Case,
+    Constraint,
+    Law,
+    Like,
+    Operator,
+    Scalar,
+    TensorSpec,
+    Ties,
+    Tolerance,
+    Workload,
+)
+from opforge.core.definition.pipeline import Pipeline
 
 WRITTEN = {
     "Operator": (

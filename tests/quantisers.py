@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
+from opforge.core.definition.operator import Case, Operator, TensorSpec, Tolerance
 
 FP8 = torch.float8_e4m3fn
 

@@ -7,11 +7,11 @@ import math
 import random
 import uuid
 
-from opforge.core.implementation import Config
-from opforge.core.operator import Case, Cost
-from opforge.core.record import Environment, Record
-from opforge.core.timing import Timing
-from opforge.core.verdict import Checked, Metrics, Pass
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import Case, Cost
+from opforge.core.evidence.record import Environment, Record
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Checked, Metrics, Pass
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 

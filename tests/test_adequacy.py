@@ -7,9 +7,9 @@ import shutil
 import pytest
 import torch
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import OpforgeError
-from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Operator, TensorSpec, Tolerance, Workload
+from opforge.core.language.errors import OpforgeError
 from opforge.registry import load
 from opforge.verify.cases.hidden import elements
 from opforge.verify.extra.adequacy import IMPOSTORS, QUICK_ELEMENTS, Inadequate, adequacy, require, situations
@@ -134,7 +134,7 @@ def test_the_same_definition_gets_the_same_answer():
 
 
 def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():
-    """Half of the operators take their magnitudes from core: a change there let an old answer stand."""
+    """Half of the operators take their magnitudes from definitions: a change there let an old answer stand."""
     from opforge.trial.adequacy_gate import decisive
 
     folder = load().operator("softmax").folder
@@ -142,13 +142,14 @@ def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():
     assert {
         "softmax/op.py",
         "core/operator.py",
+        "definition/operator.py",
         "definitions/cases.py",
-        "core/dtypes.py",
+        "definition/dtypes.py",
         "oracle/expectation.py",
         "judging/elements.py",
-        "runner/inputs.py",
+        "runner/worker/inputs.py",
     } <= names
-    assert "definitions/bounds/sums.py" in {
+    assert "bounds/sums.py" in {
         path.relative_to(path.parents[1]).as_posix() for path in decisive(load().operator("rmsnorm").folder / "op.py")
     }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate, read_definition
 from opforge.forge.evaluate import evaluate
 from opforge.registry import load

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import model_client
 from opforge.forge.ask import REPAIRS, NoDefinition, definition_asked, shown
 from opforge.forge.evaluate import evaluate

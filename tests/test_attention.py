@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from opforge.core.expr import evaluate
+from opforge.core.language.expr import evaluate
 from opforge.definitions.attention import attention
 from opforge.registry import load
 
@@ -135,7 +135,7 @@ def test_autograd_of_the_function_is_that_of_pytorchs(front_door, causal):
 
 def test_what_follows_is_what_attention_returns():
     """Gradients are asked with a result and a log-sum-exp that belong to the inputs, as autograd would keep them."""
-    from opforge.core.operator import Case
+    from opforge.core.definition.operator import Case
     from opforge.definitions.attention.cases import ABSENT
     from opforge.runner import allocate, fill
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from contract_clauses import clauses
-from opforge.core.gradient import wire
+from opforge.core.definition.gradient import wire
 from opforge.registry import load
 from opforge.verify.extra.contract_gradients import DRAWS, gradients
 from opforge.verify.extra.contract_subject import ClauseBroken, Open, Subject

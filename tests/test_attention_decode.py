@@ -6,9 +6,9 @@ import pytest
 import torch
 from tests.named_kernels import named, renamed
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, TensorSpec
-from opforge.core.verdict import Mismatch
+from opforge.core.definition.operator import Case, TensorSpec
+from opforge.core.evidence.verdict import Mismatch
+from opforge.core.language.errors import UsageError
 from opforge.definitions.attention.decode import ELEMENTS, POISON, alike, poisoned
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls
@@ -217,7 +217,7 @@ def test_distinct_indices_are_a_permutation_while_there_are_others():
     assert len(table.unique()) == 4096 and int(table.min()) >= 0 and int(table.max()) < 5000
     assert not torch.equal(table, drawn(small(**full), "block_table", 4))
     spec = TensorSpec(name="i", shape="n", dtype="int64", below="12", least="2", distinct=True)
-    from opforge.runner.inputs import _whole
+    from opforge.runner.worker.inputs import _whole
 
     values = _whole((25,), spec, {}, torch.Generator().manual_seed(1))
     counts = values.bincount(minlength=12)

@@ -13,7 +13,7 @@ from tests.named_kernels import Named
 
 from opforge import ops
 from opforge.backends import Call, backend
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.definitions.attention.dropout import four_words, kept_of
 from opforge.definitions.attention.sides import NAMES, Sides
 from opforge.dispatch import Chooser, Function

@@ -6,8 +6,8 @@ import pytest
 import torch
 from tests.named_kernels import named, renamed
 
-from opforge.core.operator import Case
-from opforge.core.verdict import Mismatch
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Mismatch
 from opforge.registry import load
 from opforge.runner import allocate, fill
 from opforge.verify import CaseCache, verify

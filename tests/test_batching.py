@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.core.operator import Case, Operator, TensorSpec
+from opforge.core.definition.operator import Case, Operator, TensorSpec
 from opforge.dispatch import Chooser, function_of
 from opforge.dispatch.batching import Batching, leading_inputs
 from opforge.registry import load

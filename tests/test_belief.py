@@ -12,10 +12,10 @@ import pytest
 
 import simulated
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import Config
-from opforge.core.operator import Case
-from opforge.core.record import Adoption
-from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.record import Adoption
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass, Unsupported
 from opforge.dispatch import Chooser
 from opforge.dispatch.installation import installation_of
 from opforge.machine import detect

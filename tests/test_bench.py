@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from opforge.core.verdict import Pass
+from opforge.core.evidence.verdict import Pass
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.store import Store
@@ -90,7 +90,7 @@ def test_warm_times_have_a_history_of_their_own(monkeypatch, device, cache, apar
     """
     import sys
 
-    from opforge.core.record import Environment
+    from opforge.core.evidence.record import Environment
 
     module = sys.modules["opforge.workbench.bench"]
     monkeypatch.setattr(module, "environment", lambda device, home: Environment(device=device, host="here", facts={}))
@@ -106,8 +106,8 @@ def test_a_hopeless_time_is_audited_briefly_and_only_beside_one_that_stands(monk
     fastest is asked first; a baseline is asked whole unless its calls are long; beside a time that is refused nobody is
     hopeless.
     """
-    from opforge.core.timing import Timing
-    from opforge.core.verdict import Broken, Pass
+    from opforge.core.evidence.timing import Timing
+    from opforge.core.evidence.verdict import Broken, Pass
 
     benching = sys.modules[bench.__module__]
 

@@ -13,7 +13,8 @@ import pytest
 
 from opforge.machine import accelerator
 from opforge.registry import load
-from opforge.runner import Isolated, bytecode
+from opforge.runner import Isolated
+from opforge.runner.parent import bytecode
 from opforge.trial import binding, compile_ahead
 
 pytestmark = pytest.mark.own_servers

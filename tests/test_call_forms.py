@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, TensorSpec
+from opforge.core.definition.operator import Case, TensorSpec
+from opforge.core.language.errors import UsageError
 from opforge.dispatch.registration import schema_of
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls

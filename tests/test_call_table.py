@@ -11,7 +11,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.dispatch import Chooser, function_of
 from opforge.registry import load
 from test_front_door import Preferring, close
@@ -146,7 +146,7 @@ def test_a_kernel_that_refuses_is_asked_another_way():
     import tvm_ffi
 
     from opforge.dispatch import call_table
-    from opforge.runner.prepared_call import Fresh, PreparedCall
+    from opforge.runner.worker.prepared_call import Fresh, PreparedCall
 
     def failing(*given):
         raise ValueError("of the kernel")

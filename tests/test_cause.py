@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from opforge.core.operator import Case
-from opforge.core.verdict import Mismatch
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Mismatch
 from opforge.registry import load
 from opforge.verify import Expectation, compare
 from opforge.verify.explain.cause import from_lengths, likely_cause

@@ -10,14 +10,14 @@ import pytest
 
 from opforge.backends import Native
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import Config
-from opforge.core.shape_classes import PREFIX, shape_grid
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.shape_classes import PREFIX, shape_grid
 from opforge.dispatch import Chooser, beliefs as knowing, choose as choosing, installation as holding
 from opforge.machine import descriptors
 from opforge.registry import load
 from opforge.roofline.manners import layout_word, manner_of
 from opforge.roofline.time_model import Model, TimedCall, Weights, pick, place_of
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 from opforge.store import Fact, shipped as shipping
 from opforge.store.shipped import day_of, packed, shipped
 
@@ -190,7 +190,7 @@ def test_what_was_found_here_goes_before_what_came_along(on_h200):
     """An own failure, older by its date than the package's Pass, takes the kernel out; an own time replaces the
     package's.
     """
-    from opforge.core.verdict import Crash
+    from opforge.core.evidence.verdict import Crash
     from opforge.store import Store
     from simulated import record
 

@@ -9,7 +9,7 @@ import torch
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
 
 # one worker compiles the ring, and asks all of it
 pytestmark = [

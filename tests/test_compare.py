@@ -9,9 +9,9 @@ import pytest
 
 from opforge.backends import Emulated
 from opforge.cli.app import command_line
-from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE
-from opforge.core.errors import UsageError
-from opforge.core.record import to_json
+from opforge.core.evidence.comparison import FASTER, SAME, SLOWER, UNSURE
+from opforge.core.evidence.record import to_json
+from opforge.core.language.errors import UsageError
 from opforge.timing import (
     Rule,
     compare,
@@ -423,7 +423,7 @@ def test_an_environment_without_torch_is_said(tmp_path):
     """With the command that puts it there."""
     import venv
 
-    from opforge.core.errors import EnvironmentLacks
+    from opforge.core.language.errors import EnvironmentLacks
     from opforge.workbench.sides import interpreter, toolchain_versions
 
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)

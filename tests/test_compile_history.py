@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from opforge.core.record import from_json, to_json
+from opforge.core.evidence.record import from_json, to_json
 from opforge.gate.compile_history import compile_history
 from opforge.store import Store
 from opforge.trial import compile_seconds

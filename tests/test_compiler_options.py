@@ -9,9 +9,9 @@ import pytest
 from opforge.backends import native
 from opforge.backends.cpp import FLAGS as CPP_FLAGS
 from opforge.backends.cuda import DEVICE_FLAGS
-from opforge.core.compiler_options import refused, refused_definition, refused_text
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.compiler_options import refused, refused_definition, refused_text
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.registry.implementation_files import read_implementation
 

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from contract_clauses import clauses
-from opforge.core.verdict import Pass
+from opforge.core.evidence.verdict import Pass
 from opforge.registry import load
 from opforge.testing import conformance, parametrize, situations
 from opforge.verify.extra.contract_gradients import gradcheck, gradients

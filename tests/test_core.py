@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 import opforge
-from opforge.core import expr, shapes
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Accepted, Config, Implementation, Rejected
-from opforge.core.operator import Case, Operator, TensorSpec
-from opforge.core.record import from_json, to_json
-from opforge.core.timing import Timing
+from opforge.core.definition import shapes
+from opforge.core.definition.implementation import Accepted, Config, Implementation, Rejected
+from opforge.core.definition.operator import Case, Operator, TensorSpec
+from opforge.core.evidence.record import from_json, to_json
+from opforge.core.evidence.timing import Timing
+from opforge.core.language import expr
+from opforge.core.language.errors import UsageError
 
 SOURCES = Path(opforge.__file__).parent
 WITH_EXAMPLES = sorted(

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from opforge.core.record import from_json, to_json
+from opforge.core.evidence.record import from_json, to_json
 from opforge.registry import load
 from opforge.report.markdown_tables import markdown
 from opforge.report.tabular import csv_text, rows

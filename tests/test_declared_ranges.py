@@ -1,10 +1,10 @@
 """What implementations declare as their own good ranges (`BEST`), and what the time model makes of it."""
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.machine import descriptors
 from opforge.registry import load
 from opforge.roofline.time_model import Model, TimedCall, pick, place_of
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 
 H200 = descriptors()["nvidia-h200"]
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate
 from opforge.forge.definition import definition_of
 from opforge.forge.read_document import definition_in

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import mutated
-from opforge.core.errors import UsageError
-from opforge.core.fields import EXAMPLES
-from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Ties, Tolerance
-from opforge.core.verdict import Mismatch
+from opforge.core.definition.operator import Case, Operator, Scalar, TensorSpec, Ties, Tolerance
+from opforge.core.evidence.verdict import Mismatch
+from opforge.core.language.errors import UsageError
+from opforge.core.language.fields import EXAMPLES
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition, check_gradient
@@ -136,7 +136,7 @@ def test_every_mutated_definition_is_refused_in_a_sentence_or_right(definitions,
 
 def test_every_field_of_a_definition_is_mutated():
     """Six fields of tensors that came later were in no mutation."""
-    from opforge.core import operator, pipeline
+    from opforge.core.definition import operator, pipeline
 
     nouns = {**vars(operator), **vars(pipeline)}
     written = {**mutated.WRITTEN, **mutated.PIPELINE_FIELDS}
@@ -192,7 +192,7 @@ def test_every_field_has_an_example_that_is_right(noun):
     """An example that would itself be refused sends a user in circles."""
     from pathlib import Path
 
-    from opforge.core import operator, pipeline
+    from opforge.core.definition import operator, pipeline
 
     nouns = {**vars(operator), **vars(pipeline)}
     kind = nouns[noun]
@@ -259,7 +259,7 @@ def test_what_a_tolerance_returns_is_held_against_the_outputs(returned, words):
 
 def test_a_law_that_its_own_reference_breaks_is_no_kernels_fault():
     """Every kernel was called wrong, with the law's sentence."""
-    from opforge.core.operator import Law
+    from opforge.core.definition.operator import Law
 
     law = Law(name="never", about="never holds", holds=lambda inputs, outputs, scalars: "it does not hold")
     operator = dataclasses.replace(routing(), laws=(law,))

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.test_forge import failures
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate, read_definition
 from opforge.forge.families import layout_of
 from opforge.inspect import inspect_implementation

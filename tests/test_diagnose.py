@@ -9,15 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core import diagnosis as classes
-from opforge.core.device import Ceiling, DeviceSpec
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.inspection import KernelUse, Residency
-from opforge.core.operator import Cost
-from opforge.core.optimization import LOGIC, Tried
-from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Pass, Timeout, Unsupported
+from opforge.core.definition.device import Ceiling, DeviceSpec
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Cost
+from opforge.core.evidence import diagnosis as classes
+from opforge.core.evidence.inspection import KernelUse, Residency
+from opforge.core.evidence.optimization import LOGIC, Tried
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Broken, Pass, Timeout, Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.diagnose import Subject, diagnose
 from opforge.diagnose.bottleneck import HostFacts
 from opforge.diagnose.refusals import refusal_of
@@ -96,7 +96,7 @@ def test_the_class_follows_the_evidence_and_has_two_commands(name):
     """Every class is reached, and the words of each name the figure that decided."""
     given = CASES[name]
     if name == classes.WRONG:
-        from opforge.core.operator import Case
+        from opforge.core.definition.operator import Case
 
         case = Case(name="c", axes={"n": 1}, why="")
         given = replace(given, verdict=Broken(case=case, dtype="float32", reason="wrong", isolation="none"))

@@ -9,11 +9,11 @@ import torch
 
 import simulated
 from opforge.backends.shared_code import source_sha256
-from opforge.core.call_form import formed
-from opforge.core.errors import UsageError
-from opforge.core.gradient import wire
-from opforge.core.operator import Case, Operator, TensorSpec
-from opforge.core.timing import Timing
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.gradient import wire
+from opforge.core.definition.operator import Case, Operator, TensorSpec
+from opforge.core.evidence.timing import Timing
+from opforge.core.language.errors import UsageError
 from opforge.dispatch import Chooser, Function, function_of
 from opforge.dispatch.gradients import Backward
 from opforge.forge import create
@@ -282,7 +282,7 @@ def small_inputs(operator, gradient):
 
 
 def full(spec, case):
-    from opforge.core.shapes import full_shape
+    from opforge.core.definition.shapes import full_shape
 
     return full_shape(spec.shape, case.axes)
 

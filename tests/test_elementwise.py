@@ -10,9 +10,9 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from opforge.core.device import Ceiling, DeviceSpec
-from opforge.core.errors import UsageError
-from opforge.core.operator import Cost
+from opforge.core.definition.device import Ceiling, DeviceSpec
+from opforge.core.definition.operator import Cost
+from opforge.core.language.errors import UsageError
 from opforge.machine import descriptors
 from opforge.registry import load
 from opforge.roofline import estimate_conversion

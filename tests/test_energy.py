@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 import pytest
 
 from opforge.cli import app
-from opforge.core.record import from_json, to_json
+from opforge.core.evidence.record import from_json, to_json
 from opforge.report.tabular import csv_text, operations_per_joule, rows
 from opforge.timing import Candidate, Plan, measure
 from opforge.timing.conditions import Nvml

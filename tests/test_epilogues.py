@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.verdict import Mismatch, Pass
+from opforge.core.evidence.verdict import Mismatch, Pass
 from opforge.registry import load
 from opforge.registry.discovery import PACKAGE_HOME, find_operator
 from opforge.runner import Isolated

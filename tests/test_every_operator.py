@@ -14,8 +14,8 @@ from contextlib import closing
 
 import pytest
 
-from opforge.core.implementation import fallback
-from opforge.core.verdict import Mismatch, Pass
+from opforge.core.definition.implementation import fallback
+from opforge.core.evidence.verdict import Mismatch, Pass
 from opforge.registry import load
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.case_cache import NOT_BORNE, PreparedCase

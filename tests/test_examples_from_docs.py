@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from opforge.core.operator import Case, Tolerance
+from opforge.core.definition.operator import Case, Tolerance
 from opforge.registry import load
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases import case_cache

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.verdict import Broken, Crash, Mismatch, Timeout, Unsupported
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Timeout, Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.tuning.exchange import INVALIDITY, mnk_key, traces_in, triton_configs, written
 from opforge.tuning.strategies import Failure, Measured
 from simulated import record

@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.verdict import Crash, Mismatch, Pass, Timeout, Unsupported
+from opforge.core.evidence.verdict import Crash, Mismatch, Pass, Timeout, Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.forge import from_formula
 from opforge.forge.evaluate import evaluate
 from opforge.forge.export_calls import suite_files

@@ -4,12 +4,12 @@ import math
 
 import pytest
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.machine import descriptors
 from opforge.registry import load
 from opforge.roofline.family_model import FamilyModel, size_effects
 from opforge.roofline.time_model import TimedCall, pick, place_of
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 
 H200 = descriptors()["nvidia-h200"]
 KERNELS = ("cuda_persistent", "triton_onchip")

@@ -10,14 +10,14 @@ import sqlite3
 import pytest
 
 import simulated
-from opforge.core.implementation import Config
-from opforge.core.record import Adoption
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.record import Adoption
 from opforge.dispatch import Chooser, beliefs as knowing
 from opforge.dispatch.installation import installation_of
 from opforge.machine import descriptors, detect
 from opforge.registry import load
 from opforge.roofline.time_model import Model, TimedCall, pick, place_of
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 from opforge.store import Store, evidence_query
 from opforge.store.evidence_query import facts_in_file
 

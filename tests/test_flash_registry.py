@@ -5,7 +5,7 @@ import torch
 from tests.named_kernels import Named
 from torch.nn.functional import scaled_dot_product_attention
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.dispatch import Function
 from opforge.registry import load
 

@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.verdict import Inaccurate, Pass
+from opforge.core.evidence.verdict import Inaccurate, Pass
+from opforge.core.language.errors import UsageError
 from opforge.definitions.bounds.formulas import formula_errors
 from opforge.forge import files_of, from_formula, generate, read_definition
 from opforge.forge.definition import definition_of

@@ -14,9 +14,9 @@ import pytest
 from opforge.backends import native
 from opforge.backends.cpp import FLAGS
 from opforge.backends.module_loading import installed
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Accepted, Rejected
-from opforge.core.operator import Case, Operator, Scalar, TensorSpec
+from opforge.core.definition.implementation import Accepted, Rejected
+from opforge.core.definition.operator import Case, Operator, Scalar, TensorSpec
+from opforge.core.language.errors import UsageError
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
 from opforge.verify.judging.elements import compare
@@ -107,7 +107,7 @@ def test_hidden_cases_keep_what_follows():
 
 def filled(made, case, dtype, seed):
     """The inputs of a case, by name."""
-    from opforge.runner.inputs import allocate, fill
+    from opforge.runner.worker.inputs import allocate, fill
 
     arena = allocate(made, case, dtype)
     fill(arena, made, case, seed)
@@ -124,7 +124,7 @@ def test_inputs_keep_to_their_declared_domain_whatever_the_distribution(domain, 
     """
     import torch
 
-    from opforge.runner.inputs import DISTRIBUTIONS
+    from opforge.runner.worker.inputs import DISTRIBUTIONS
 
     case = Case(name="c", axes={"m": 9, "n": 40, "blocks": 10}, why="")
     zeros = 0
@@ -179,7 +179,7 @@ def test_no_scale_is_zero_where_a_hidden_case_drew_one():
     """Whole numbers drew a scale of 0: where gelu underflows float32 has 0 / 0 and float64 a tiny number over 0, and a
     right kernel failed.
     """
-    from opforge.core.verdict import Pass
+    from opforge.core.evidence.verdict import Pass
     from opforge.runner import Isolated
     from opforge.verify import CaseCache, verify
     from opforge.verify.cases.hidden import EXACT
@@ -512,7 +512,7 @@ def test_the_bound_is_kept_by_sums_carried_on_every_128_terms_and_not_by_longer_
     may be cut off hides sums that are never carried on."""
     import torch
 
-    from opforge.runner.inputs import DISTRIBUTIONS
+    from opforge.runner.worker.inputs import DISTRIBUTIONS
 
     operator = load().operator("matmul_fp8")
     largest = torch.finfo(torch.float8_e4m3fn).max

@@ -20,10 +20,10 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge.backends import Kernel
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.dispatch import Choice, Chooser, function_of
 from opforge.registry import load
-from opforge.runner.prepared_call import prepared
+from opforge.runner.worker.prepared_call import prepared
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="its kernels are in C++: apt-get install g++")
 

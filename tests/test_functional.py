@@ -295,7 +295,7 @@ def test_a_new_folder_is_listed_dispatched_and_stands_for_its_function(tmp_path)
     (folder / "torch_eager.py").write_text("def run(x):\n    return x / (1 + x.abs())\n")
     code = (
         "import torch\nfrom opforge import ops\nfrom opforge.ops import functional as F\n"
-        "from opforge.core.shape_classes import shape_grid\n"
+        "from opforge.core.definition.shape_classes import shape_grid\n"
         "x = torch.randn(3, 5)\n"
         "assert 'guest_softsign' in dir(ops) and torch.equal(F.softsign(x), torch.nn.functional.softsign(x))\n"
         "print(F.softsign.why(x).operator, '|', F.softsign.why(x[0]).reason, '|', F.softsign.why(x.double()).reason)\n"

@@ -11,8 +11,8 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.verdict import Broken, Unsupported
+from opforge.core.evidence.verdict import Broken, Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.gate import (
     Baseline,
     Policy,

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.verdict import Broken, Crash, Mismatch
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch
 from opforge.registry import load
 from opforge.runner import Arena, Isolated
-from opforge.runner.arena import GUARD_BYTES, LAYOUTS, PLACES
+from opforge.runner.worker.arena import GUARD_BYTES, LAYOUTS, PLACES
 from opforge.verify import DEFAULT, CaseCache, verify
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))

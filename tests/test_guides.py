@@ -15,8 +15,8 @@ import torch
 
 from opforge.backends import Call, Native, backend, backends
 from opforge.cli.show import DECLARED
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Implementation
+from opforge.core.definition.implementation import Implementation
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.registry.implementation_files import _KEYS
 

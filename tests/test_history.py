@@ -6,7 +6,7 @@ import random
 import pytest
 
 from opforge.cli.app import command_line
-from opforge.core.verdict import Unsupported
+from opforge.core.evidence.verdict import Unsupported
 from opforge.gate import history, segments
 from opforge.gate.history_chart import picture_of
 from opforge.store import Store

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.verdict import Broken, Mismatch
+from opforge.core.evidence.verdict import Broken, Mismatch
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.timing import Plan

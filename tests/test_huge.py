@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from opforge.core.verdict import Broken, Crash, Mismatch, Pass
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Pass
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.verify import CaseCache

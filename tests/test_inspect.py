@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
-from opforge.core.implementation import Accepted, Config
-from opforge.core.record import to_json
+from opforge.core.definition.implementation import Accepted, Config
+from opforge.core.evidence.record import to_json
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.inspect import (
     ALL,
     Inspection,

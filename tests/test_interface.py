@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate
 from opforge.forge.changes import classify, ensure_claimed
 from opforge.forge.interface import check_files, check_folder

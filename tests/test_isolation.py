@@ -12,19 +12,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.operator import Case
-from opforge.core.record import from_json, to_json
-from opforge.core.verdict import Broken, Crash, LibraryFallback, Pass
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.record import from_json, to_json
+from opforge.core.evidence.verdict import Broken, Crash, LibraryFallback, Pass
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.registry import load
-from opforge.runner import InProcess, Isolated, sandbox
-from opforge.runner.arena import Arena
-from opforge.runner.dispatch_trace import traced
-from opforge.runner.guards import ALL, Limits
-from opforge.runner.interpreted_stores import Stores
-from opforge.runner.messages import Sample, Samples
-from opforge.runner.tamper_detection import replaced, snapshot
-from opforge.runner.write_ledger import Ledger
+from opforge.runner import InProcess, Isolated
+from opforge.runner.walls import sandbox
+from opforge.runner.walls.guards import ALL, Limits
+from opforge.runner.walls.tamper_detection import replaced, snapshot
+from opforge.runner.wire.messages import Sample, Samples
+from opforge.runner.worker.arena import Arena
+from opforge.runner.worker.dispatch_trace import traced
+from opforge.runner.worker.interpreted_stores import Stores
+from opforge.runner.worker.write_ledger import Ledger
 from opforge.trial import audit, in_row
 from opforge.trial.unseen_content import write
 from opforge.verify import CaseCache, verify
@@ -83,7 +84,7 @@ def test_confinement_holds_for_this_process_and_its_children(tmp_path):
     code = """
         import subprocess, sys
         from pathlib import Path
-        from opforge.runner import sandbox
+        from opforge.runner.walls import sandbox
         inside, outside = Path(sys.argv[1]), Path(sys.argv[2])
         assert sandbox.confine_writes([inside])
         (inside / "a").write_text("a")
@@ -342,7 +343,7 @@ def test_elements_of_any_format_change_places_or_stay(dtype, layout):
 @pytest.mark.parametrize(("level", "words"), [("full", "OPFORGE_ISOLATION=basic"), ("basic", "opforge doctor")])
 def test_a_worker_that_reaches_no_gpu_blames_no_kernel(level, words, monkeypatch):
     """Inside namespaces a driver may refuse: that is the machine's verdict, not the kernel's."""
-    from opforge.runner.sandbox import require
+    from opforge.runner.walls.sandbox import require
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("OPFORGE_ISOLATION", level)

@@ -16,7 +16,7 @@ import pytest
 
 from opforge.backends import native
 from opforge.backends.cpp import Cpp
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import create
 from opforge.registry import load
 from opforge.workbench.kernel_wheel import home_to_pack, kernel_wheel

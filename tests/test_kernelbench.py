@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.verdict import Pass, Unsupported
+from opforge.core.evidence.verdict import Pass, Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula
 from opforge.forge.definition import NamedWorkload
 from opforge.forge.evaluate import evaluate

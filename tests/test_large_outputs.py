@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from opforge.core.operator import Case
-from opforge.core.verdict import Checked
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Checked
 from opforge.registry import load
 from opforge.runner import allocate, fill
 from opforge.verify.cases.case_cache import PreparedCase

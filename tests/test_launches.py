@@ -303,7 +303,7 @@ def test_a_call_that_is_refused_takes_the_other_way(tmp_path, answer):
     import tvm_ffi
 
     from opforge.backends import Kernel
-    from opforge.runner.prepared_call import prepared
+    from opforge.runner.worker.prepared_call import prepared
 
     source, library, general = tmp_path / "copy.cpp", tmp_path / "copy.so", []
     source.write_text(COPIES_SOMETIMES)

@@ -8,8 +8,8 @@ import pytest
 
 from opforge.backends import backend
 from opforge.backends.interface import Call, Missing
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import COMPARED_WITH
+from opforge.core.definition.implementation import COMPARED_WITH
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.registry import load
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.device import ONE_THREAD, Ceiling
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.record import to_json
+from opforge.core.definition.device import ONE_THREAD, Ceiling
+from opforge.core.evidence.record import to_json
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 from opforge.machine import (
     accelerator,
     catalogue,
@@ -506,8 +506,8 @@ def test_a_time_is_suspect_only_after_ceilings_of_a_busy_machine_were_measured_a
     """An honest kernel was accused by a ceiling that others had held down; and a lie stays one, without a measurement
     for each.
     """
-    from opforge.core.timing import Timing
-    from opforge.core.verdict import Pass
+    from opforge.core.evidence.timing import Timing
+    from opforge.core.evidence.verdict import Pass
     from opforge.machine import ceilings
     from opforge.registry import load
     from opforge.trial.recording import recorded

@@ -13,8 +13,8 @@ import pytest
 from opforge.backends import Call, backend, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
 from opforge.registry.implementation_files import read_implementation

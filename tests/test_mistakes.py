@@ -13,7 +13,7 @@ import torch
 import mistakes
 from opforge.backends import native
 from opforge.cli.app import main
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import create
 from opforge.registry import load
 from opforge.report.record_text import describe

@@ -19,7 +19,7 @@ def test_an_old_name_is_the_module_of_today_and_says_what_to_write():
     with pytest.warns(DeprecationWarning, match=r"opforge\.core\.rounding is opforge\.definitions\.bounds\.sums now"):
         sys.modules.pop("opforge.core.rounding", None)
         old = importlib.import_module("opforge.core.rounding")
-    from opforge.core.rounding_errors import Errors
+    from opforge.core.definition.rounding_errors import Errors
     from opforge.definitions.bounds import sums
 
     assert old is sums and old.Errors is Errors
@@ -41,4 +41,4 @@ def test_what_a_definition_reaches_by_an_old_name_decides_with_it(tmp_path):
     definition = tmp_path / "op.py"
     definition.write_text(OLD_OP, encoding="utf-8")
     reached = {path.as_posix().partition("src/opforge/")[2] for path in modules_of(definition).values()}
-    assert {"definitions/cases.py", "definitions/bounds/sums.py", "core/operator.py"} <= reached
+    assert {"definitions/cases.py", "definitions/bounds/sums.py", "core/definition/operator.py"} <= reached

@@ -10,8 +10,8 @@ import pytest
 from opforge.backends import cache, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.inspect.tools import tool
 from opforge.registry import load
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from opforge.core.errors import unknown
-from opforge.core.record import FOLDER
+from opforge.core.evidence.record import FOLDER
+from opforge.core.language.errors import unknown
 from opforge.machine.environments import environment
 from opforge.registry.discovery import PACKAGE_HOME
 from opforge.report import kept_rows

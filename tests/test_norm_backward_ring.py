@@ -7,7 +7,7 @@ import torch
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
-from opforge.core.implementation import Accepted, Config, Implementation
+from opforge.core.definition.implementation import Accepted, Config, Implementation
 from opforge.registry import load
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.comparison import FASTER, SAME, UNSURE, Comparison
-from opforge.core.diagnosis import INDEXING, MEMORY, Diagnosis, Direction, Evidence
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.operator import Case
-from opforge.core.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
-from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Pass
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.comparison import FASTER, SAME, UNSURE, Comparison
+from opforge.core.evidence.diagnosis import INDEXING, MEMORY, Diagnosis, Direction, Evidence
+from opforge.core.evidence.optimization import END, INTERFACE, KEPT, LOGIC, PARAMETERS, ROLLED_BACK, ROUND, START
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Broken, Pass
+from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate
 from opforge.forge.loop import optimize as loop_module
 from opforge.forge.loop.changes import claims_less, classified, refusal

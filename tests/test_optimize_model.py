@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.operator import Case
-from opforge.core.optimization import KEPT, ROUND
-from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.optimization import KEPT, ROUND
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass
 from opforge.forge import files_of, from_formula
 from opforge.forge.loop.beam import STRATEGY as BEAM
 from opforge.forge.loop.choices import AS_GENERATED, POOR, opened, with_default
@@ -116,7 +116,7 @@ def test_feedback_has_the_first_wrong_element_its_replay_and_the_compilers_words
         total=21, law=None, cause="rows are swapped", metrics=None, isolation="none",
     )  # fmt: skip
     broken = Broken(case=case, dtype="float32", reason="k.cpp:3: error: 'x' was not declared", isolation="none")
-    from opforge.core.optimization import LOGIC, Tried
+    from opforge.core.evidence.optimization import LOGIC, Tried
 
     def of(verdict):
         tried = Tried(change="c", kind=LOGIC, diff="", verdict=verdict, ratio=None, reason="r", tokens=0, source="s")

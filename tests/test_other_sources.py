@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge import from_formula
 from opforge.forge.evaluate import evaluate
 from opforge.forge.families import layout_of

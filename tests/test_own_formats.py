@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.dtypes import DTYPES
+from opforge.core.definition.dtypes import DTYPES
 from opforge.dispatch import Chooser, Function
 from opforge.registry import load
 from opforge.runner import Isolated, allocate, fill
-from opforge.runner.inputs import DISTRIBUTIONS
+from opforge.runner.worker.inputs import DISTRIBUTIONS
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import QUICK
 

@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.own_shapes import LAYOUTS, ensure_taken, parse_shape, shapes_of, workload_named
-from opforge.core.record import CONFIG
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.own_shapes import LAYOUTS, ensure_taken, parse_shape, shapes_of, workload_named
+from opforge.core.evidence.record import CONFIG
+from opforge.core.language.errors import UsageError
 from opforge.gate.baseline import select_records
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.runner.arena import LAYOUTS as MADE
+from opforge.runner.worker.arena import LAYOUTS as MADE
 from opforge.timing import Plan
 from opforge.tuning import TuneOptions
 from opforge.tuning.tune import _todo

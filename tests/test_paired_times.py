@@ -1,7 +1,7 @@
 """Ratios of times that were taken turn about, on a machine whose speed changes under both."""
 
-from opforge.core import paired_times
-from opforge.core.timing import Round, Timing
+from opforge.core.evidence import paired_times
+from opforge.core.evidence.timing import Round, Timing
 
 
 def taken(times: list[float], *, waited_s: float = 0.0, rounds: bool = True) -> Timing:

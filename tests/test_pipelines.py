@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.errors import UsageError
-from opforge.core.pipeline import Pipeline, PipelineCase, Stage
+from opforge.core.definition.pipeline import Pipeline, PipelineCase, Stage
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.registry.pipelines import load_pipeline, pipeline_files
 from opforge.runner import InProcess, Isolated
@@ -105,7 +105,7 @@ def test_pipelines_are_found_in_homes(tmp_path: Path):
     """The package's, and a file of one's own; a misspelt input is told with those that there are."""
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "mine.py").write_text(
-        "from opforge.core.pipeline import Pipeline, PipelineCase, Stage\n"
+        "from opforge.core.definition.pipeline import Pipeline, PipelineCase, Stage\n"
         "pipeline = Pipeline(name='mine', about='', cases=(PipelineCase(name='a', axes={'n': 3}, why=''),), stages=(\n"
         "    Stage(name='h', operator='relu', axes={'shape': ('n',)}),\n"
         "    Stage(name='y', operator='silu', axes={'shape': ('n',)}, inputs={'z': 'h'})))\n",
@@ -135,7 +135,8 @@ def test_a_file_that_cannot_be_read_is_told_with_its_line(tmp_path: Path, writte
     """As that of an operator."""
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "broken.py").write_text(
-        f"from opforge.core.pipeline import Pipeline, PipelineCase, Stage\npipeline = {written}\n", encoding="utf-8"
+        f"from opforge.core.definition.pipeline import Pipeline, PipelineCase, Stage\npipeline = {written}\n",
+        encoding="utf-8",
     )
     with pytest.raises(UsageError, match=words):
         load_pipeline(load([tmp_path]), "broken")

@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from opforge.core.errors import UsageError  # noqa: E402
-from opforge.core.implementation import Rejected  # noqa: E402
-from opforge.core.operator import Case  # noqa: E402
-from opforge.core.timing import Timing  # noqa: E402
-from opforge.core.verdict import Pass  # noqa: E402
+from opforge.core.definition.implementation import Rejected  # noqa: E402
+from opforge.core.definition.operator import Case  # noqa: E402
+from opforge.core.evidence.timing import Timing  # noqa: E402
+from opforge.core.evidence.verdict import Pass  # noqa: E402
+from opforge.core.language.errors import UsageError  # noqa: E402
 from opforge.definitions.precision import matrix_errors  # noqa: E402
 from opforge.device.torch import sums  # noqa: E402
 from opforge.device.torch.precision import products_in  # noqa: E402

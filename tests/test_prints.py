@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from opforge.cli import app
-from opforge.core.printed import MOST_BYTES, MOST_LINES, Printed, printed
-from opforge.core.record import from_json, to_json
+from opforge.core.evidence.record import from_json, to_json
+from opforge.core.language.printed import MOST_BYTES, MOST_LINES, Printed, printed
 from opforge.registry import load
 from opforge.report.record_text import printed_lines
-from opforge.runner import Isolated, watchdog
-from opforge.runner.standard_output import Prints
+from opforge.runner import Isolated
+from opforge.runner.parent import watchdog
+from opforge.runner.wire.standard_output import Prints
 from opforge.workbench import BenchOptions, verify_all
 
 linux = pytest.mark.skipif(
@@ -185,7 +186,7 @@ def test_nothing_is_written_inside_of_a_timed_sample(unbuffered, monkeypatch):
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     code = """
         import ctypes, os, sys
-        from opforge.runner.standard_output import OwnOutput
+        from opforge.runner.wire.standard_output import OwnOutput
         own, libc = OwnOutput(), ctypes.CDLL(None)
         size = lambda: os.fstat(1).st_size
         print("one"); libc.printf(b"two\\n"); by_line = size()

@@ -79,7 +79,7 @@ def test_without_a_compiler_calls_run_and_kernels_say_what_to_install(tmp_path):
         CALLS
         + """
     import opforge
-    from opforge.core.errors import EnvironmentLacks
+    from opforge.core.language.errors import EnvironmentLacks
     try:
         opforge.get_kernel("cpp", "softmax")(x.detach())
     except EnvironmentLacks as error:

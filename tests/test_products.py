@@ -5,8 +5,8 @@ lie.
 import pytest
 
 from opforge.backends.module_loading import installed, load_source
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Accepted, Config
+from opforge.core.definition.implementation import Accepted, Config
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.errors import UsageError
-from opforge.core.shapes import bind_axes, collapsed_shape
+from opforge.core.definition.shapes import bind_axes, collapsed_shape
+from opforge.core.language.errors import UsageError
 from opforge.dispatch import Chooser, Function
 from opforge.registry import load
 from opforge.registry.call_checks import check_calls

@@ -7,7 +7,7 @@ import time
 import types
 
 from opforge.cli import progress
-from opforge.core import spans
+from opforge.core.language import spans
 
 
 def test_silence_is_broken_by_a_line_that_says_what_is_under_way():

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Rejected
-from opforge.core.record import to_json
+from opforge.core.definition.implementation import Rejected
+from opforge.core.evidence.record import to_json
+from opforge.core.language.errors import UsageError
 from opforge.machine import descriptors, device_named, problems
 from opforge.registry import load
 from opforge.roofline.time_model import Weights

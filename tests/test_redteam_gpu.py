@@ -98,7 +98,7 @@ def test_what_a_file_keeps_is_asked_again_for_other_sources(tmp_path):
 
 def test_a_library_kernel_beside_a_files_own_is_named():
     """Python sees nothing of a product that cuBLAS was asked for by its name; the device's trace does."""
-    from opforge.runner.device_kernels import foreign
+    from opforge.runner.worker.device_kernels import foreign
 
     own = ["double", "Memcpy DtoD (Device -> Device)"]
     assert foreign(own, {"double"}, moved=0) == []
@@ -115,7 +115,7 @@ def test_no_more_than_a_few_calls_are_traced():
     """Each trace takes longer than a call: the first is looked at, and then a few that nobody can tell before."""
     from types import SimpleNamespace
 
-    from opforge.runner.device_kernels import MOST_LOOKS, DeviceWatch
+    from opforge.runner.worker.device_kernels import MOST_LOOKS, DeviceWatch
 
     watch = DeviceWatch(SimpleNamespace(backend="triton"), None, "cuda")
     looked = [watch.looks() for _ in range(1000)]

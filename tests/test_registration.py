@@ -10,7 +10,7 @@ import textwrap
 import pytest
 import torch
 
-from opforge.core.operator import Case, Operator, Scalar, TensorSpec
+from opforge.core.definition.operator import Case, Operator, Scalar, TensorSpec
 from opforge.dispatch.registration import register, schema_of
 from opforge.forge import create
 from opforge.registry import load

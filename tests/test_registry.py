@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.errors import UsageError
-from opforge.core.plugins import plugged
+from opforge.core.language.errors import UsageError
+from opforge.core.language.plugins import plugged
 from opforge.forge import create
 from opforge.registry import Home, Registry, load
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from opforge.core.operator import Case
-from opforge.core.verdict import Crash, Inaccurate, Mismatch, Pass, Statement
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Crash, Inaccurate, Mismatch, Pass, Statement
 from opforge.registry import load
 from opforge.store import Store, read_file, read_lines
 from opforge.trial import verified_before as proven_of

@@ -17,13 +17,12 @@ import pytest
 from opforge import report
 from opforge.backends.shared_code import source_sha256
 from opforge.cli.app import command_line
-from opforge.core.device import Ceiling, DeviceSpec
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.operator import Case, Cost
-from opforge.core.record import Environment, Record, from_json, to_json
-from opforge.core.timing import Moment, Timing
-from opforge.core.verdict import (
+from opforge.core.definition.device import Ceiling, DeviceSpec
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import Case, Cost
+from opforge.core.evidence.record import Environment, Record, from_json, to_json
+from opforge.core.evidence.timing import Moment, Timing
+from opforge.core.evidence.verdict import (
     Broken,
     Checked,
     Crash,
@@ -36,6 +35,7 @@ from opforge.core.verdict import (
     Unsupported,
     Window,
 )
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.report import Past, svg
 from opforge.report.histogram import error_histogram
@@ -895,7 +895,7 @@ def test_rows_of_one_code_or_adopted_bear_no_mark():
     """A comment, or another text that compiles to the same, takes nothing from what was measured (store.holds)."""
     from opforge.backends.program_hash import program_sha256
     from opforge.cli.report import of_other_sources
-    from opforge.core.record import Adoption
+    from opforge.core.evidence.record import Adoption
 
     registry = load([])
     item = registry.implementation("softmax", "torch_eager")

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
+from opforge.core.language.errors import UsageError
 from opforge.store import Store
 from simulated import make_home
 

@@ -9,18 +9,18 @@ import weakref
 
 import pytest
 
-from opforge.core.operator import Case
-from opforge.core.timing_terms import CALL
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.timing_terms import CALL
 from opforge.registry import load
 from opforge.runner import Isolated, allocate
-from opforge.runner.client import LocalWorker
-from opforge.runner.messages import Bind, Failed, Run, Sample
-from opforge.runner.sandbox import KEPT_MEMORY
+from opforge.runner.parent.client import LocalWorker
+from opforge.runner.walls.sandbox import KEPT_MEMORY
+from opforge.runner.wire.messages import Bind, Failed, Run, Sample
 from opforge.timing.worker_requests import asker, on_terms
 
 FREED = """
 import random, torch
-from opforge.runner.result_memory import bare, places, two_places
+from opforge.runner.worker.result_memory import bare, places, two_places
 drawn = random.Random(7)
 crowded, in_two, taken = 0, 0, ()
 for _ in range(24):
@@ -57,7 +57,7 @@ def test_results_that_are_mapped_for_each_call_are_left_as_they_are():
     if sys.platform != "linux":
         pytest.skip("glibc's allocator")
     mapped = {"MALLOC_MMAP_MAX_": "65536", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
-    asks = "from opforge.runner.result_memory import two_places; print(two_places([3 << 20]).kept)"
+    asks = "from opforge.runner.worker.result_memory import two_places; print(two_places([3 << 20]).kept)"
     ran = subprocess.run(
         [sys.executable, "-c", asks], env={**os.environ, **mapped}, capture_output=True, text=True, timeout=100
     )
@@ -130,7 +130,7 @@ def test_they_stay_two_from_one_request_to_the_next(guest):
 
 FULL = """
 import ctypes
-from opforge.runner.result_memory import _libc, _Mallinfo2
+from opforge.runner.worker.result_memory import _libc, _Mallinfo2
 LIBC = _libc()
 LIBC.mallinfo2.restype = _Mallinfo2
 HELD, FREED = [LIBC.malloc(96)], []

@@ -17,9 +17,9 @@ from dataclasses import replace
 import pytest
 
 from opforge.backends.cpp import host_compiler
-from opforge.core.implementation import Config
-from opforge.core.record import to_json
-from opforge.core.verdict import Pass
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.record import to_json
+from opforge.core.evidence.verdict import Pass
 from opforge.machine import detect
 from opforge.registry import load
 from opforge.runner import Isolated

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from opforge.core.device import Ceiling, DeviceSpec
-from opforge.core.operator import Cost
-from opforge.core.timing import Timing
+from opforge.core.definition.device import Ceiling, DeviceSpec
+from opforge.core.definition.operator import Cost
+from opforge.core.evidence.timing import Timing
 from opforge.machine import descriptors
 from opforge.report.roof_chart import roofs
 from opforge.roofline import achieved, bound, compute_rate, suspect

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 
-from opforge.core.operator import Case, Operator, TensorSpec, Tolerance
+from opforge.core.definition.operator import Case, Operator, TensorSpec, Tolerance
 from opforge.runner import allocate, fill
 from opforge.verify import compare, consult
 from quantisers import QUANTISERS, Quantiser

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from opforge.core.operator import Case
+from opforge.core.definition.operator import Case
 from opforge.definitions.bounds.sums import product_errors
 from opforge.registry import load
-from opforge.runner.inputs import DISTRIBUTIONS
+from opforge.runner.worker.inputs import DISTRIBUTIONS
 from opforge.verify.extra.adequacy import whole_lengths
 from opforge.verify.extra.reduced_precision import IMPOSTORS, outputs_of
 from opforge.verify.judging.elements import compare, right_elements

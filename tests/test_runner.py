@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from opforge.core.implementation import Rejected
-from opforge.core.operator import Case
+from opforge.core.definition.implementation import Rejected
+from opforge.core.definition.operator import Case
 from opforge.registry import load
 from opforge.runner import Arena, InProcess, Isolated, WorkerDied, WorkerLate, allocate, bind, fill
-from opforge.runner.arena import GUARD_BYTES
-from opforge.runner.guards import default_limits
-from opforge.runner.messages import QUESTIONS, Bind, Failed, LaunchBound, Launched, Run
-from opforge.runner.protocol import Malformed, decoded
+from opforge.runner.walls.guards import default_limits
+from opforge.runner.wire.messages import QUESTIONS, Bind, Failed, LaunchBound, Launched, Run
+from opforge.runner.wire.protocol import Malformed, decoded
+from opforge.runner.worker.arena import GUARD_BYTES
 from opforge.verify import PreparedCase
 
 pytestmark = pytest.mark.own_servers
@@ -259,7 +259,7 @@ def test_a_killed_worker_that_takes_its_time_to_end_is_no_other_workers_doing(mo
     """A driver may take seconds to let a process go. Seen on a GPU under load: honest kernels were called crashed, and
     a server was ended.
     """
-    from opforge.runner import processes
+    from opforge.runner.walls import processes
 
     with Isolated() as host:
         slow, other = host.worker({}), host.worker({})

@@ -10,11 +10,12 @@ import textwrap
 import pytest
 
 from opforge.cli.app import main
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.verdict import Broken, Pass
+from opforge.core.evidence.verdict import Broken, Pass
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.registry import load
-from opforge.runner import Isolated, sanitizer
-from opforge.runner.sanitizer import Sanitized, SanitizerFinding
+from opforge.runner import Isolated
+from opforge.runner.worker import sanitizer
+from opforge.runner.worker.sanitizer import Sanitized, SanitizerFinding
 from opforge.verify import CaseCache
 from opforge.verify.extra.sanitize import cases_for, hand_over_lines, outcome, ready, without_hand_overs
 

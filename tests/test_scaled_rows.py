@@ -12,12 +12,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from opforge.core.operator import Case
-from opforge.core.verdict import Pass
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Pass
 from opforge.definitions.bounds.rows import centred_row, gradient_errors, lost_below
 from opforge.registry import load
 from opforge.runner import InProcess
-from opforge.runner.inputs import DISTRIBUTIONS
+from opforge.runner.worker.inputs import DISTRIBUTIONS
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.case_cache import Undefined
 from opforge.verify.cases.extreme_values import NARROWER

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.timing import Moment, Timing
-from opforge.core.verdict import Unsupported
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.evidence.timing import Moment, Timing
+from opforge.core.evidence.verdict import Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.machine import device_named
 from opforge.registry import load
 from opforge.tuning.code_prior import CodePrior, CodeUse, cannot_launch

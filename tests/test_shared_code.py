@@ -12,7 +12,7 @@ from opforge.backends import native, shared_code
 from opforge.backends.cache import sha256_of
 from opforge.backends.module_loading import load_source
 from opforge.backends.shared_code import code_of, headers_of, modules_of, package_of, source_sha256
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.registry.implementation_files import read_implementation
 from opforge.workbench.sides import folder_at

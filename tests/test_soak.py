@@ -2,7 +2,7 @@
 
 import pytest
 
-from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.verify import EXACT, CaseCache, verify

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
+from opforge.core.language.errors import UsageError
 from opforge.tuning.exchange import traces_in
 from opforge.tuning.replay import measured_spaces
 from opforge.tuning.strategies import Failure, Measured

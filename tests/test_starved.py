@@ -23,24 +23,30 @@ import pytest
 
 from opforge.backends.native import CompilationFailed
 from opforge.cli import app
-from opforge.core.errors import EnvironmentLacks, NotNow
-from opforge.core.operator import Case
-from opforge.core.verdict import Mismatch, Unsupported
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Mismatch, Unsupported
+from opforge.core.language.errors import EnvironmentLacks, NotNow
 from opforge.registry import load
 from opforge.runner import (
     Isolated,
+)
+from opforge.runner.parent import (
     client,
-    executor as executor_module,
     forkserver_client,
     host as host_module,
+)
+from opforge.runner.walls import (
     processes,
 )
-from opforge.runner.channel import Late, receive, send
-from opforge.runner.executor import Executor
-from opforge.runner.guards import ALL
-from opforge.runner.messages import Bind, Failed, Spare
-from opforge.runner.protocol import asked
-from opforge.runner.sampling import Rotation
+from opforge.runner.walls.guards import ALL
+from opforge.runner.wire.channel import Late, receive, send
+from opforge.runner.wire.messages import Bind, Failed, Spare
+from opforge.runner.wire.protocol import asked
+from opforge.runner.worker import (
+    executor as executor_module,
+)
+from opforge.runner.worker.executor import Executor
+from opforge.runner.worker.sampling import Rotation
 from opforge.timing.worker_requests import look_at_clocks
 from opforge.trial import case_check
 from opforge.verify import CaseCache, verify
@@ -388,7 +394,7 @@ def test_what_a_launch_keeps_for_the_next_sample_is_given_back_when_others_want_
     place = SimpleNamespace(type="cuda")
     executor.rotations[3] = Rotation(lambda: None, SimpleNamespace(device=place), lambda memory: memory)
     executor.rotations[3].replays[1, 1] = lambda: None
-    monkeypatch.setattr("opforge.runner.sampling.give_back", given.append)
+    monkeypatch.setattr("opforge.runner.worker.sampling.give_back", given.append)
     assert executor.handle(asked(Spare(launch=3)))["status"] == "ok"
     assert not executor.rotations[3].replays and given == [place]
 

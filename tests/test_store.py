@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
-from opforge.core.implementation import Config
-from opforge.core.operator import Case, Cost
-from opforge.core.record import Adoption, Environment, Record, to_json
-from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import Case, Cost
+from opforge.core.evidence.record import Adoption, Environment, Record, to_json
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass, Unsupported
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.store import (
     Damaged,
     Installation,

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.verdict import Crash, Pass, Verdict
+from opforge.core.evidence.verdict import Crash, Pass, Verdict
 from opforge.registry import load
-from opforge.runner import Isolated, senders
-from opforge.runner.client import ForkedWorker
+from opforge.runner import Isolated
+from opforge.runner.parent.client import ForkedWorker
+from opforge.runner.walls import senders
 from opforge.verify import EXACT, CaseCache, verify
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from opforge.core.errors import EnvironmentLacks, UsageError
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 from opforge.registry import load
 from opforge.report.sweep_chart import sweep_csv, sweep_picture
 from opforge.workbench.sweep_points import best_of, lines_for_picture, lines_of, parse_swept, spanned

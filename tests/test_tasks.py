@@ -15,8 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.verdict import Pass
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language.errors import UsageError
 from opforge.forge import apart as apart_module, files_of
 from opforge.forge.apart import apart
 from opforge.forge.evaluate import evaluate

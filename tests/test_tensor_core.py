@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from opforge.backends import native
-from opforge.core.operator import Case
-from opforge.core.verdict import Mismatch, Pass
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Mismatch, Pass
 from opforge.registry import load
 from opforge.registry.discovery import PACKAGE_HOME
 from opforge.runner import Isolated

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Rejected, fallback
-from opforge.core.operator import Case, Workload
-from opforge.core.record import terms_of
-from opforge.core.timing_terms import CALL, OUT, terms_or_then
-from opforge.core.verdict import Inaccurate, Pass
+from opforge.core.definition.implementation import Rejected, fallback
+from opforge.core.definition.operator import Case, Workload
+from opforge.core.evidence.record import terms_of
+from opforge.core.evidence.timing_terms import CALL, OUT, terms_or_then
+from opforge.core.evidence.verdict import Inaccurate, Pass
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.report import view
 from opforge.runner import Isolated, Launch, bind

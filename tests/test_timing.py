@@ -14,20 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from opforge.core.operator import Case
-from opforge.core.statistics import drift, modes, outliers, quantile
-from opforge.core.timing import Moment, Round, Timing, Untimed
-from opforge.core.verdict import Checked, Pass
-from opforge.runner import processes, sample_requests
-from opforge.runner.clocks import clock_step, host_samples, launch_samples, spread_out
-from opforge.runner.device_clocks import (
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.statistics import drift, modes, outliers, quantile
+from opforge.core.evidence.timing import Moment, Round, Timing, Untimed
+from opforge.core.evidence.verdict import Checked, Pass
+from opforge.runner.walls import processes
+from opforge.runner.wire.messages import OTHER, SAME, Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
+from opforge.runner.worker import sample_requests
+from opforge.runner.worker.clocks import clock_step, host_samples, launch_samples, spread_out
+from opforge.runner.worker.device_clocks import (
     WAITS,
     event_samples,
     graph_samples,
     rotation_size,
     union,
 )
-from opforge.runner.messages import OTHER, SAME, Extra, HostCost, LaunchCost, Memory, Samples, Seen, Unfit
 from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.conditions import Nvml, throttle_words, words
 from opforge.timing.measure import ROUND, TURNS
@@ -129,7 +130,7 @@ def test_memory_beside_time():
 def test_memory_of_a_call_is_seen_on_this_machine():
     """32 MiB that one call touches and gives back."""
     torch = pytest.importorskip("torch")
-    from opforge.runner.sampling import extra_bytes
+    from opforge.runner.worker.sampling import extra_bytes
 
     def call():
         # mapped anew each time: what malloc has kept from calls before is resident already and not seen
@@ -669,7 +670,7 @@ def test_a_late_host_is_not_timed_on_this_device():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from opforge.runner.device_clocks import cache_flusher, captured
+    from opforge.runner.worker.device_clocks import cache_flusher, captured
 
     source = torch.ones(1 << 26, device="cuda")
     target = torch.empty_like(source)
@@ -690,7 +691,7 @@ def test_cold_is_colder_than_warm_on_this_device():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from opforge.runner.device_clocks import cold_probe
+    from opforge.runner.worker.device_clocks import cold_probe
 
     warm, cold = cold_probe(torch.device("cuda"))
     assert cold > 1.15 * warm
@@ -702,7 +703,7 @@ def test_the_three_device_clocks_agree_on_a_long_kernel():
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    from opforge.runner.device_clocks import captured, cupti_samples
+    from opforge.runner.worker.device_clocks import captured, cupti_samples
 
     a = torch.randn(4096, 4096, device="cuda")
     out = torch.empty_like(a)
@@ -791,7 +792,7 @@ def test_axes_are_understood(text, values):
 )
 def test_axes_that_mean_nothing_are_refused(text):
     """With the form that does."""
-    from opforge.core.errors import UsageError
+    from opforge.core.language.errors import UsageError
     from opforge.timing.curve import parse_axis
 
     with pytest.raises(UsageError, match="--axis NAME"):

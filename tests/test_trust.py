@@ -96,7 +96,7 @@ def test_what_is_compared_with_a_plain_loop_follows_it_closely(alone, compared):
     """Alone it is the turn after a turn of its own; among others each, right after a loop, the two of them by turns."""
     import trust_times
 
-    from opforge.runner.messages import Memory, Sample, Samples
+    from opforge.runner.wire.messages import Memory, Sample, Samples
 
     class Loop:
         def __init__(self, takes_s):

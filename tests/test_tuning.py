@@ -18,11 +18,11 @@ import pytest
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.shapes import shape_class
-from opforge.core.user_folders import data_folder
-from opforge.core.verdict import Broken, Mismatch, Pass, Unsupported
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.shapes import shape_class
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass, Unsupported
+from opforge.core.language.errors import EnvironmentLacks, UsageError
+from opforge.core.language.user_folders import data_folder
 from opforge.dispatch.choose import Chooser
 from opforge.machine import detect
 from opforge.registry import load

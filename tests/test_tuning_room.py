@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from opforge.core.errors import NotNow
-from opforge.core.implementation import Config
-from opforge.core.timing import Untimed
-from opforge.core.verdict import Broken
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.timing import Untimed
+from opforge.core.evidence.verdict import Broken
+from opforge.core.language.errors import NotNow
 from opforge.registry import load
 from opforge.runner import Isolated
-from opforge.runner.device_clocks import NO_GRAPH
-from opforge.runner.messages import Failed, Spare
+from opforge.runner.wire.messages import Failed, Spare
+from opforge.runner.worker.device_clocks import NO_GRAPH
 from opforge.timing import Plan
 from opforge.trial import Setting
 from opforge.tuning import TuneOptions, job, room, tune

@@ -14,15 +14,15 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance
-from opforge.core.record import from_json, to_json
-from opforge.core.verdict import Broken, Crash, Mismatch, Pass
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance
+from opforge.core.evidence.record import from_json, to_json
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Pass
+from opforge.core.language.errors import UsageError
 from opforge.definitions.activation import activated, linear_errors
 from opforge.registry import load
 from opforge.runner import Isolated, bind, refused
-from opforge.runner.inputs import allocate, fill
+from opforge.runner.worker.inputs import allocate, fill
 from opforge.verify import DEFAULT, QUICK, CaseCache, Expectation, compare, verify
 from opforge.verify.cases.hidden import PLACES, elements, hidden_cases, leading_axis, reduced
 from opforge.verify.explain.shrink import shrink

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from contract_clauses import clauses
-from opforge.core.implementation import Config
-from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.verify import CaseCache, verify

@@ -17,9 +17,9 @@ from tests.test_optimize import made_up  # noqa: F401
 from tests.test_report import record
 
 from opforge.cli.app import command_line
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.optimization import KEPT, ROUND
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.optimization import KEPT, ROUND
+from opforge.core.language.errors import UsageError
 from opforge.report import html
 from opforge.report.roof_chart import roofline
 from opforge.report.versions import Move, moves_of_runs, moves_of_tuning, of_ladder, of_run, version_report

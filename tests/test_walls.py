@@ -19,14 +19,16 @@ import contextlib
 from tests.redteam import walls
 
 from opforge.backends import backend, compile_phase
-from opforge.core import spans
-from opforge.core.verdict import Crash, Pass, Timeout
+from opforge.core.evidence.verdict import Crash, Pass, Timeout
+from opforge.core.language import spans
 from opforge.registry import load
 from opforge.report.record_text import describe
-from opforge.runner import Arena, Isolated, WorkerDied, client, processes, seccomp, watchdog
-from opforge.runner.messages import Bind, Overhead, Run
-from opforge.runner.process_limits import changed, limits_of, privileged
-from opforge.runner.watchdog import HANG_S
+from opforge.runner import Arena, Isolated, WorkerDied
+from opforge.runner.parent import client, watchdog
+from opforge.runner.parent.watchdog import HANG_S
+from opforge.runner.walls import processes, seccomp
+from opforge.runner.walls.process_limits import changed, limits_of, privileged
+from opforge.runner.wire.messages import Bind, Overhead, Run
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from opforge.core.operator import Case
-from opforge.core.timing_terms import CALL, OUT
-from opforge.core.verdict import Broken, Mismatch, Pass
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.timing_terms import CALL, OUT
+from opforge.core.evidence.verdict import Broken, Mismatch, Pass
 from opforge.registry import load
-from opforge.runner import InProcess, sample_requests
-from opforge.runner.arena import Arena
-from opforge.runner.messages import AGAIN, NEW, PAUSE, UNTOUCHED, Samples
+from opforge.runner import InProcess
+from opforge.runner.wire.messages import AGAIN, NEW, PAUSE, UNTOUCHED, Samples
+from opforge.runner.worker import sample_requests
+from opforge.runner.worker.arena import Arena
 from opforge.timing import Candidate
 from opforge.trial import whole_content
 from opforge.trial.content_spans import spans_of

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, Operator, TensorSpec, Ties
+from opforge.core.definition.operator import Case, Operator, TensorSpec, Ties
+from opforge.core.language.errors import UsageError
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.verify import CaseCache, compare, consult, verify

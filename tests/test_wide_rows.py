@@ -7,8 +7,8 @@ import torch
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
-from opforge.core.implementation import Accepted, Config, Implementation
-from opforge.core.operator import Case
+from opforge.core.definition.implementation import Accepted, Config, Implementation
+from opforge.core.definition.operator import Case
 from opforge.registry import load
 from opforge.verify import compare
 from opforge.verify.oracle.expectation import consult

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from opforge.runner import WorkerDied
-from opforge.runner.messages import Done, Release
+from opforge.runner.wire.messages import Done, Release
 from opforge.verify import WorkerPool
 
 pytestmark = pytest.mark.own_servers

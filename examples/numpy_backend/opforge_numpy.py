@@ -13,9 +13,9 @@ from typing import Any
 
 from opforge.backends import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Implementation
-from opforge.core.operator import ScalarValue
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.language.errors import UsageError
 
 
 class NumPy:

@@ -8,14 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# the nouns that a definition is made of
-from opforge.core.errors import (
-    EnvironmentLacks as EnvironmentLacks,
-    OpforgeError as OpforgeError,
-    UsageError as UsageError,
-)
-from opforge.core.implementation import Config as Config, Implementation as Implementation
-from opforge.core.operator import (
+from opforge.core.definition.implementation import Config as Config, Implementation as Implementation
+from opforge.core.definition.operator import (
     Case as Case,
     Constraint as Constraint,
     Cost as Cost,
@@ -27,12 +21,19 @@ from opforge.core.operator import (
     Workload as Workload,
 )
 
+# the nouns that a definition is made of
+from opforge.core.language.errors import (
+    EnvironmentLacks as EnvironmentLacks,
+    OpforgeError as OpforgeError,
+    UsageError as UsageError,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from opforge.core.record import Environment as Environment, Record as Record
-    from opforge.core.timing import Timing as Timing
-    from opforge.core.verdict import (
+    from opforge.core.evidence.record import Environment as Environment, Record as Record
+    from opforge.core.evidence.timing import Timing as Timing
+    from opforge.core.evidence.verdict import (
         Broken as Broken,
         Crash as Crash,
         Mismatch as Mismatch,
@@ -54,7 +55,7 @@ _ANSWERS = {"Environment": "record", "Record": "record", "Timing": "timing"} | d
 def __getattr__(name: str) -> Any:
     if name not in _ANSWERS:
         raise AttributeError(f"module 'opforge' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"opforge.core.{_ANSWERS[name]}"), name)
+    return getattr(importlib.import_module(f"opforge.core.evidence.{_ANSWERS[name]}"), name)
 
 
 # the verbs

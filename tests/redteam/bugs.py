@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opforge.core.verdict import FAILURES
+from opforge.core.evidence.verdict import FAILURES
 from opforge.registry import Home, Registry
 from opforge.registry.discovery import PACKAGE_HOME, find_operator
 from opforge.runner import Isolated

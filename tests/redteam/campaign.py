@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.redteam import bugs, candidates, cheats, deaths, gpu_lanes, honest, hostile, masks, on_gpu, walls
 from tests.redteam.by_family import Met, by_family
 
-from opforge.runner import sandbox
+from opforge.runner.walls import sandbox
 
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0

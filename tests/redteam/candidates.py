@@ -19,8 +19,8 @@ from unittest.mock import patch
 from tests.redteam.cheats import HOME, cheats
 from tests.redteam.published import EXPLOITS, PLAIN
 
-from opforge.core.errors import UsageError
-from opforge.core.verdict import Pass
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language.errors import UsageError
 from opforge.forge.loop.changes import refusal
 from opforge.forge.loop.trials import Trials
 from opforge.registry import Home, Registry, load

@@ -18,12 +18,12 @@ from unittest.mock import patch
 
 from tests.redteam.lowered import RUNNER, lowered
 
-from opforge.core.operator import Case
-from opforge.core.timing_terms import OUT
-from opforge.core.verdict import Pass, Verdict
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.timing_terms import OUT
+from opforge.core.evidence.verdict import Pass, Verdict
 from opforge.registry import Registry, load
 from opforge.runner import Host, InProcess, Isolated
-from opforge.runner.guards import ALL, Guards
+from opforge.runner.walls.guards import ALL, Guards
 from opforge.timing import Plan
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import QUICK, Effort

@@ -18,14 +18,15 @@ from unittest.mock import patch
 
 from tests.redteam.cheats import BRIEF, PLAN
 
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.record import Record
-from opforge.core.verdict import Pass
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.registry import Home, Registry
-from opforge.runner import Isolated, processes
-from opforge.runner.client import ForkedWorker
-from opforge.runner.forkserver_client import ServerProcess
-from opforge.runner.messages import Bind
+from opforge.runner import Isolated
+from opforge.runner.parent.client import ForkedWorker
+from opforge.runner.parent.forkserver_client import ServerProcess
+from opforge.runner.walls import processes
+from opforge.runner.wire.messages import Bind
 from opforge.workbench import BenchOptions, bench
 
 LIMIT_S = 5.0

@@ -27,7 +27,7 @@ from tests.redteam import cheats, on_gpu
 from tests.redteam.by_family import Met, by_family
 
 from opforge.backends.shared_code import source_sha256
-from opforge.core.verdict import Pass, Unsupported, Verdict
+from opforge.core.evidence.verdict import Pass, Unsupported, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,7 +37,7 @@ LANES = 4
 """Processes for times with guards down."""
 DEFECT = re.compile(r"CompilationFailed|(Attribute|Name|Import|ModuleNotFound|Type|Syntax|Index|Value)Error")
 """What says that a cheat was not caught, but broken: it does not compile, or names something that is not there."""
-NEEDS = ("torch.cuda", "opforge.runner.device_clocks", "cublas", "device_names", "tf32")
+NEEDS = ("torch.cuda", "opforge.runner.worker.device_clocks", "cublas", "device_names", "tf32")
 """Words by which a file says that it needs a GPU."""
 
 
@@ -231,7 +231,7 @@ class Campaign:
 def build_all(operators: Sequence[str]) -> None:
     """Compile the CUDA files, 16 at a time: nvcc does the work."""
     from opforge.backends import backend
-    from opforge.core.errors import OpforgeError
+    from opforge.core.language.errors import OpforgeError
     from opforge.registry import load
 
     registry = load([on_gpu.HOME])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opforge.core.verdict import Pass
+from opforge.core.evidence.verdict import Pass
 from opforge.registry import Home, Registry
 from opforge.registry.discovery import PACKAGE_HOME, find_operator
 from opforge.runner import Isolated

@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.verdict import FAILURES, Pass, Verdict
+from opforge.core.evidence.verdict import FAILURES, Pass, Verdict
 from opforge.registry import Home, Registry
-from opforge.runner import Isolated, processes
-from opforge.runner.guards import Limits
+from opforge.runner import Isolated
+from opforge.runner.walls import processes
+from opforge.runner.walls.guards import Limits
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 

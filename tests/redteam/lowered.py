@@ -11,8 +11,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from opforge.core.verdict import Checked
-from opforge.runner.guards import Guards
+from opforge.core.evidence.verdict import Checked
+from opforge.runner.walls.guards import Guards
 from opforge.trial import audit
 
 _STILL_RIGHT = audit.still_right
@@ -87,7 +87,7 @@ def lowered(guard: str) -> Iterator[None]:
     """The judge's own guards are replaced while the context lasts. Those of the runner are fields of `Guards`, and
     `cases_…`
     and `process` take cases, or the process boundary, away: these are the harness's business."""
-    from opforge.runner import arena
+    from opforge.runner.worker import arena
 
     real_violations = arena.Arena.violations
 
@@ -106,17 +106,17 @@ def lowered(guard: str) -> Iterator[None]:
         ],
         "inputs": [
             (
-                "opforge.runner.arena.Arena.violations",
+                "opforge.runner.worker.arena.Arena.violations",
                 lambda self, before: [words for words in real_violations(self, before) if "was modified" not in words],
             )
         ],
         "regions": [
             (
-                "opforge.runner.arena.Arena.violations",
+                "opforge.runner.worker.arena.Arena.violations",
                 lambda self, before: [words for words in real_violations(self, before) if "was modified" in words],
             )
         ],
-        "nan_guards": [("opforge.runner.arena.Arena.poison", zeroed)],
+        "nan_guards": [("opforge.runner.worker.arena.Arena.poison", zeroed)],
         "fresh_seeds": [("opforge.verify.cases.case_cache.fresh_seed", lambda: 0)],
         "repeats": [("opforge.verify.judging.repeats.Repeats._same", lambda *args, **kwargs: None)],
         "other_content": [("opforge.verify.judging.repeats.Repeats._other_content", lambda *args, **kwargs: None)],

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opforge.backends import Missing, backend
-from opforge.core.implementation import Implementation
-from opforge.core.operator import Operator
-from opforge.core.shapes import tokens
-from opforge.core.verdict import FAILURES, Unsupported
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import Operator
+from opforge.core.definition.shapes import tokens
+from opforge.core.evidence.verdict import FAILURES, Unsupported
 from opforge.registry import Home, Registry, load
 from opforge.runner import Isolated
 from opforge.verify import CaseCache, verify

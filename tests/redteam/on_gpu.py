@@ -13,10 +13,10 @@ from statistics import median
 from tests.redteam.cheats import BRIEF, Cheat, Team, verdict_on
 
 from opforge.backends import backend
-from opforge.core.operator import Case
-from opforge.core.verdict import FAILURES, Checked, Pass, Timeout, Verdict
-from opforge.runner.guards import ALL, Guards
-from opforge.runner.messages import Sample, Samples
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import FAILURES, Checked, Pass, Timeout, Verdict
+from opforge.runner.walls.guards import ALL, Guards
+from opforge.runner.wire.messages import Sample, Samples
 from opforge.verify import CaseCache, verify
 from opforge.verify.judging.run_case import Ran, judge, run_again, run_once
 

@@ -15,11 +15,13 @@ from unittest.mock import patch
 
 from tests.redteam.hostile import DEFINITION, HONEST
 
-from opforge.core.verdict import Pass, Timeout, Verdict
+from opforge.core.evidence.verdict import Pass, Timeout, Verdict
 from opforge.registry import Home, Registry
-from opforge.runner import Isolated, WorkerDied, WorkerLate, processes, watchdog
-from opforge.runner.guards import ALL, Guards
-from opforge.runner.process_limits import changed, limits_of
+from opforge.runner import Isolated, WorkerDied, WorkerLate
+from opforge.runner.parent import watchdog
+from opforge.runner.walls import processes
+from opforge.runner.walls.guards import ALL, Guards
+from opforge.runner.walls.process_limits import changed, limits_of
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 

@@ -15,8 +15,8 @@ from opforge.backends.interface import (
     Missing as Missing,
     Native as Native,
 )
-from opforge.core.errors import unknown
-from opforge.core.plugins import plugged
+from opforge.core.language.errors import unknown
+from opforge.core.language.plugins import plugged
 
 
 @lru_cache(maxsize=1)

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.user_folders import cache_folder
+from opforge.core.language.errors import EnvironmentLacks
+from opforge.core.language.user_folders import cache_folder
 
 DIGITS = 32
 LOCK_WAIT_S = 200.0
@@ -34,7 +34,7 @@ IDLE_S = 3600.0
 
 
 def cache_root() -> Path:
-    """Where compiled kernels are kept: see core.user_folders."""
+    """Where compiled kernels are kept: see core.language.user_folders."""
     return cache_folder()
 
 

@@ -2,7 +2,7 @@
 kernel.
 
 Backends that compile at the first call surround their compiler, and nothing of the kernel's own code, with
-`compiling()`. A worker says so to its parent (runner/worker.py); elsewhere nobody listens, and nothing happens.
+`compiling()`. A worker says so to its parent (runner/worker/process.py); elsewhere nobody listens, and nothing happens.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from typing import Any
 from opforge.backends import native
 from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import ScalarValue
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.language.errors import UsageError
 
 # these two let sqrt, exp and comparisons be vectorised; nothing that changes an answer (-ffast-math) is on by default
 FLAGS = (

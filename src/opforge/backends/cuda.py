@@ -13,8 +13,8 @@ from opforge.backends.cpp import host_compiler, native_kernel
 from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed
 from opforge.backends.torch_eager import torch_runs_on
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 
 DEVICE_FLAGS = ("-std=c++17", "-O3", "--expt-relaxed-constexpr", "-lineinfo")
 # the fibers of the emulator need frames that probe their stack; the stand-in CUDA headers come before any real ones

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from opforge.backends import native
 from opforge.backends.cpp import Cpp
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
 
 FOREIGN = re.compile(
     r"dlv?sym|dlm?open|dladdr1?|_r_debug|_?Py[A-Z_]\w*|(cblas_|mkl_|openblas_|LAPACKE?_|cublas|cudnn|cusparse"

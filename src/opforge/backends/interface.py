@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Operator, ScalarValue
-from opforge.core.shapes import Axes
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.definition.shapes import Axes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from opforge.backends.interface import Call, Capability, ExecutionMode, Kernel, 
 from opforge.backends.module_loading import installed
 from opforge.backends.torch_eager import TorchEager
 from opforge.backends.triton_lang import INTERPRET, PRELOAD_ON_A_GPU
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Implementation
+from opforge.core.definition.implementation import Implementation
+from opforge.core.language.errors import EnvironmentLacks
 
 
 class Library(TorchEager):

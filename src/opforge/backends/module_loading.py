@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 from opforge.backends.shared_code import package_of
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 KERNEL_MODULE = "opforge_kernel_"
 """What the names of modules that are kernels' files begin with."""

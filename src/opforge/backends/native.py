@@ -26,10 +26,10 @@ from typing import Any
 from opforge.backends import cache
 from opforge.backends.module_loading import installed
 from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, include_of, package_of
-from opforge.core.compiler_options import refused, refused_definition
-from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.definition.compiler_options import refused, refused_definition
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 
 FFI_INSTALL = "pip install apache-tvm-ffi==0.1.12"
 ENTRY = "run"
@@ -114,7 +114,7 @@ def definitions(config: Config) -> tuple[str, ...]:
 
 def own_options(implementation: Implementation, config: Config) -> tuple[str, ...]:
     """What a file's author and a config say to its compiler. Raises UsageError for an option that is not known: see
-    core.compiler_options.
+    core.definition.compiler_options.
     """
     if why := refused(implementation.flags):
         raise UsageError(f"{implementation.source}: {why}.")

@@ -25,8 +25,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from opforge.backends.shared_code import PACKAGE, code_of, include_of, package_of, source_sha256
-from opforge.core.implementation import Implementation
+from opforge.backends.shared_code import PACKAGE, code_of, file_of, include_of, package_of, source_sha256
+from opforge.core.definition.implementation import Implementation
 
 ENTRIES = ("run", "launch", "program", "variant", "UNALIGNED", "NOT_COMPILED")
 """What backends take from a Python file."""
@@ -308,11 +308,7 @@ class Followed:
         return None if path is None else self._imported(f"{dotted}.{name}")
 
     def _file(self, dotted: str) -> Path | None:
-        stems = [package.joinpath(*dotted.split(".")[1:]) for package in self.packages]
-        return next(
-            (place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()),
-            None,
-        )
+        return file_of(dotted, self.packages)
 
     def _text(self, module: _Module, node: ast.stmt) -> str:
         bound = _Bound(node)

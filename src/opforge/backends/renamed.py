@@ -20,7 +20,7 @@ from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import DEVICE_FLAGS, Cuda
 from opforge.backends.program_hash import joined_tokens
 from opforge.backends.shared_code import include_of, package_of
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)

@@ -15,7 +15,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,22 +80,28 @@ def _included(path: Path) -> tuple[str, ...]:
 def modules_of(source: Path) -> dict[str, Path]:
     """Every module of opforge that a Python file imports, anywhere in it, and that those import."""
     modules: dict[str, Path] = {}
-    packages = dict.fromkeys((package_of(source), PACKAGE))
+    packages = tuple(dict.fromkeys((package_of(source), PACKAGE)))
     pending = list(_asked_once(_imported, source))
     while pending:
         name = pending.pop()
-        # an earlier revision has what lies elsewhere today where it lay then
-        names = dict.fromkeys((name, MOVED.get(name, name)))
-        stems = [package.joinpath(*known.split(".")[1:]) for known in names for package in packages]
-        path = next(
-            (place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py") if place.is_file()),
-            None,
-        )
+        path = file_of(name, packages)
         if path is None or name in modules:
             continue
         modules[name] = path
         pending += _asked_once(_imported, path)
     return modules
+
+
+def file_of(name: str, packages: Iterable[Path]) -> Path | None:
+    """The file of a module of opforge, in the first of the packages that has it; None where none has."""
+    # an earlier revision has what lies elsewhere today where it lay then
+    stems = [
+        package.joinpath(*known.split(".")[1:])
+        for known in dict.fromkeys((name, MOVED.get(name, name)))
+        for package in packages
+    ]
+    places = (place for stem in stems for place in (stem.with_suffix(".py"), stem / "__init__.py"))
+    return next((place for place in places if place.is_file()), None)
 
 
 def _imported(path: Path) -> tuple[str, ...]:

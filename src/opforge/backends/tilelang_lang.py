@@ -22,9 +22,9 @@ from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
 from opforge.backends.torch_eager import torch_runs_on
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Implementation
-from opforge.core.operator import ScalarValue
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.language.errors import EnvironmentLacks
 
 INSTALL = "pip install tilelang==0.1.15 apache-tvm-ffi==0.1.12"
 ALIGNED = 16

@@ -20,9 +20,9 @@ from typing import Any, cast
 from opforge.backends import cache, compile_phase
 from opforge.backends.interface import Artefact, Call, Capability, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import ScalarValue
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.language.errors import EnvironmentLacks
 
 INSTALL = "pip install torch==2.13.0"
 

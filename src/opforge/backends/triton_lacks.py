@@ -13,7 +13,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
 from opforge.backends import triton_libdevice, triton_syntax
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.language.errors import EnvironmentLacks
 
 _BESIDE = (__file__, str(Path(__file__).with_name("triton_interpreter.py")))
 

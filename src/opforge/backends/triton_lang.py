@@ -19,11 +19,11 @@ from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
 from opforge.backends.torch_eager import torch_runs_on
-from opforge.core.call_form import arguments, declared, formed
-from opforge.core.errors import EnvironmentLacks, unknown
-from opforge.core.implementation import Implementation
-from opforge.core.operator import ScalarValue
-from opforge.core.shapes import collapsed_shape
+from opforge.core.definition.call_form import arguments, declared, formed
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.definition.shapes import collapsed_shape
+from opforge.core.language.errors import EnvironmentLacks, unknown
 
 INSTALL = "pip install triton==3.6.0"
 INTERPRET = "TRITON_INTERPRET"

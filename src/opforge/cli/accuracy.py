@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from opforge.cli.shared import Device, Json, checked, print_json, settings
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
-    from opforge.core.implementation import Implementation
+    from opforge.core.definition.implementation import Implementation
     from opforge.registry import Registry
 
 STUDIED = "attention"

@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperOption
 
 from opforge import __version__
 from opforge.cli.shared import Settings
-from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 
 VERBS = {
     "doctor": "doctor:doctor",

@@ -32,9 +32,9 @@ from opforge.cli.shared import (
     selected,
     settings,
 )
-from opforge.core import spans
-from opforge.core.errors import UsageError
-from opforge.core.timing_terms import CALL, TERMS
+from opforge.core.evidence.timing_terms import CALL, TERMS
+from opforge.core.language import spans
+from opforge.core.language.errors import UsageError
 
 ENERGY_S = 1.0
 """For how long a kernel is called while its energy is counted: fifty steps of NVML's counter, a thousand of RAPL's."""
@@ -208,8 +208,8 @@ def bench(
 
 
 def _known_workloads(registry: object, names: tuple[str, ...], given: list[str] | None) -> None:
-    from opforge.core.errors import unknown
-    from opforge.core.shape_classes import shape_grid
+    from opforge.core.definition.shape_classes import shape_grid
+    from opforge.core.language.errors import unknown
     from opforge.registry import Registry
 
     assert isinstance(registry, Registry)

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import All, Json, Names, print_json, selected, settings
-from opforge.core import units
-from opforge.core.errors import EnvironmentLacks, UsageError
+from opforge.core.language import units
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 
 
 def build(

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Device, InProcessOption, Json, checked, device_to_time, make_host, print_json, settings
-from opforge.core import units
+from opforge.core.language import units
 
 
 def check(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Json, print_json
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 
 def check_interface(

@@ -18,7 +18,7 @@ from opforge.cli.shared import (
     settings,
     workloads_to_time,
 )
-from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.language.errors import OpforgeError, UsageError
 
 SIDE = (
     "OPERATOR:IMPLEMENTATION[@REVISION][[NAME=VALUE,…]], e.g. softmax:cpp_twopass@main or "

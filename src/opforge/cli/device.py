@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Json, print_json
-from opforge.core import units
-from opforge.core.errors import UsageError
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 ACTIONS = ("list", "show DEVICE", "check FILE", "new NAME")
 
@@ -31,7 +31,7 @@ def device(
     from dataclasses import replace
     from json import dumps
 
-    from opforge.core.record import to_json
+    from opforge.core.evidence.record import to_json
     from opforge.machine import descriptors, device_named, problems
 
     if action == "list":

@@ -20,11 +20,11 @@ from opforge.cli.shared import (
     settings,
     workloads_to_time,
 )
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
-    from opforge.core.implementation import Config, Implementation
-    from opforge.core.record import Record
+    from opforge.core.definition.implementation import Config, Implementation
+    from opforge.core.evidence.record import Record
     from opforge.registry import Registry
     from opforge.runner import Host
     from opforge.store import Store
@@ -57,7 +57,7 @@ def diagnose(
     The newest time on record of the same sources is taken; where there is none, it is measured. Exit code 1 where the
     implementation is not right.
     """
-    from opforge.core.diagnosis import WRONG
+    from opforge.core.evidence.diagnosis import WRONG
     from opforge.forge.loop.choices import has_rules
     from opforge.inspect.counters import counters_at
     from opforge.machine import detect, ensure_ceilings

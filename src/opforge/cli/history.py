@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import All, Dtypes, Implementations, Json, Names, dtypes, print_json, selected, settings
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 
 def history(

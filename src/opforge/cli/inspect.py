@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.shared import Json, OneOperator, checked, own_configs, print_json, settings
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Implementation
-from opforge.core.operator import Operator, Workload
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.registry import Registry
@@ -59,7 +59,7 @@ def inspect(
     """Compile one implementation offline for a target: registers, spills, shared memory, occupancy, and which matrix
     instructions are in it. With --targets, for several devices side by side, with the roof that each sets.
     """
-    from opforge.core.own_shapes import ensure_taken, parse_shape
+    from opforge.core.definition.own_shapes import ensure_taken, parse_shape
     from opforge.inspect import cannot_start, inspect_implementation, on_device
     from opforge.report import inspection_lines
     from opforge.workbench.configs import ensure_taken as ensure_config_taken, with_settings

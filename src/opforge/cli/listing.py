@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from opforge.cli.shared import Json, print_json, settings
-from opforge.core.errors import OpforgeError
+from opforge.core.language.errors import OpforgeError
 
 
 def list_operators(context: typer.Context, json: Json = False) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.shared import Json, OneOperator, checked, print_json, settings
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
-    from opforge.core.record import Record
+    from opforge.core.evidence.record import Record
     from opforge.registry import Registry
 
 

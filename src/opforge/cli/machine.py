@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Device, Json, device_or_default, print_json
-from opforge.core import units
+from opforge.core.language import units
 
 
 def machine(

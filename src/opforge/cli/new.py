@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.shared import Json, checked, print_json, settings
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.forge import Definition

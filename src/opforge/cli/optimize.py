@@ -21,11 +21,11 @@ from opforge.cli.shared import (
     settings,
     workloads_to_time,
 )
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
-    from opforge.core.implementation import Implementation
-    from opforge.core.optimization import OptimizationRound
+    from opforge.core.definition.implementation import Implementation
+    from opforge.core.evidence.optimization import OptimizationRound
     from opforge.forge.loop.engine import Engine
     from opforge.registry import Registry
     from opforge.store import Store
@@ -169,7 +169,7 @@ def _recorded(store: Store, operator: str, implementation: str, run: str) -> lis
 
 def _compared(old: Sequence[OptimizationRound], new: Sequence[OptimizationRound], json: bool) -> None:
     """Say whether a replay came to the same verdicts. Exit code 1 where it did not."""
-    from opforge.core.optimization import ROUND
+    from opforge.core.evidence.optimization import ROUND
     from opforge.forge.loop.replay import differences
 
     told = differences(old, new)

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from opforge.core import spans, units
+from opforge.core.language import spans, units
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

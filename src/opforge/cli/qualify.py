@@ -21,8 +21,8 @@ from opforge.cli.shared import (
     selected,
     settings,
 )
-from opforge.core import units
-from opforge.core.errors import Inadequate, OpforgeError, UsageError, all_of
+from opforge.core.language import units
+from opforge.core.language.errors import Inadequate, OpforgeError, UsageError, all_of
 
 
 def qualify(

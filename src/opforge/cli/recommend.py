@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Json, OneOperator, checked, print_json, settings
-from opforge.core import units
-from opforge.core.errors import UsageError
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 
 def recommend(

@@ -17,10 +17,10 @@ from opforge.cli.shared import (
     print_json,
     settings,
 )
-from opforge.core import units
-from opforge.core.errors import UsageError
-from opforge.core.own_shapes import workload_named
-from opforge.core.record import Record
+from opforge.core.definition.own_shapes import workload_named
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.store import Store

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from opforge.cli.shared import print_json
-from opforge.core import units
-from opforge.core.errors import UsageError
-from opforge.core.record import Adoption, Record, to_json
+from opforge.core.evidence.record import Adoption, Record, to_json
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.registry import Registry

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.shared import Dtypes, Json, checked, dtypes, print_json, settings
-from opforge.core import units
-from opforge.core.errors import UsageError
-from opforge.core.record import Adoption, Record
+from opforge.core.evidence.record import Adoption, Record
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 from opforge.registry.implementation_files import known_backends
 
 if TYPE_CHECKING:
-    from opforge.core.optimization import OptimizationRound
+    from opforge.core.evidence.optimization import OptimizationRound
     from opforge.registry import Registry
     from opforge.report import Past
     from opforge.report.versions import Move

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from opforge.core.device import DeviceSpec
-from opforge.core.record import Record
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.evidence.record import Record
 
 if TYPE_CHECKING:
-    from opforge.core.optimization import OptimizationRound
+    from opforge.core.evidence.optimization import OptimizationRound
     from opforge.registry import Registry
     from opforge.report import Past
     from opforge.report.versions import Move

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from opforge.core import spans, units
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import EnvironmentLacks, UsageError, unknown
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.language import spans, units
+from opforge.core.language.errors import EnvironmentLacks, UsageError, unknown
 from opforge.registry import Registry, load
 from opforge.registry.implementation_files import known_backends
 
 if TYPE_CHECKING:
-    from opforge.core.implementation import Config
-    from opforge.core.operator import Operator, Workload
-    from opforge.core.record import Record
+    from opforge.core.definition.implementation import Config
+    from opforge.core.definition.operator import Operator, Workload
+    from opforge.core.evidence.record import Record
     from opforge.runner import Host
     from opforge.store import Store
 
@@ -111,7 +111,7 @@ class Settings:
 
     def registry_of(self, record: Record) -> Registry:
         """The same with the folder that a record names, where its operator is in none of them."""
-        from opforge.core.record import FOLDER
+        from opforge.core.evidence.record import FOLDER
 
         known = self.registry()
         folder = Path(record.environment.facts.get(FOLDER, "")).expanduser()
@@ -188,7 +188,7 @@ def own_shapes(
     """The names of the workloads that --shape values are, each taken by every one of the operators in one of the dtypes
     (kinds; empty: all). Raises UsageError, where it is timed also for a shape without elements.
     """
-    from opforge.core.own_shapes import ensure_taken, example, shapes_of
+    from opforge.core.definition.own_shapes import ensure_taken, example, shapes_of
     from opforge.workbench.memory import ensure_fits
 
     shapes: dict[str, None] = {}
@@ -241,7 +241,7 @@ def device_or_default(given: str) -> str:
     """
     from opforge.backends.module_loading import installed
     from opforge.backends.torch_eager import INSTALL, torch_runs_on
-    from opforge.runner.bytecode import keep_here
+    from opforge.runner.parent.bytecode import keep_here
 
     if not installed("torch"):
         raise EnvironmentLacks(f"This needs PyTorch, which is not installed. Install it with: {INSTALL}")
@@ -283,13 +283,13 @@ def make_host(in_process: bool) -> Host:
 
 def print_json(value: Any) -> None:
     """Any noun or plain data, as JSON on standard output."""
-    from opforge.core.record import to_json
+    from opforge.core.evidence.record import to_json
 
     typer.echo(json.dumps(to_json(value), indent=1))
 
 
 def exit_code(records: Sequence[Record]) -> int:
     """1 when any verdict is a failure or against the policy, else 0."""
-    from opforge.core.verdict import REFUSED
+    from opforge.core.evidence.verdict import REFUSED
 
     return int(any(isinstance(record.verdict, REFUSED) for record in records))

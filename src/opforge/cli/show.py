@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from opforge.cli.shared import Json, OneOperator, print_json, settings
-from opforge.core.implementation import Implementation
-from opforge.core.operator import DOMAINS, TensorSpec
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import DOMAINS, TensorSpec
 
 A_COST = 300
 """Characters of an expression for a cost that are shown; that of attention has 2000, and --json all of them."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from opforge.cli.shared import Device, InProcessOption, Json, checked, device_to_time, make_host, print_json, settings
-from opforge.core.errors import UsageError, unknown
+from opforge.core.language.errors import UsageError, unknown
 
 if TYPE_CHECKING:
     from opforge.forge import Definition

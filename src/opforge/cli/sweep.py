@@ -26,13 +26,13 @@ from opforge.cli.shared import (
     selected,
     settings,
 )
-from opforge.core import units
-from opforge.core.errors import UsageError
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
-    from opforge.core.inspection import Inspection
-    from opforge.core.operator import Operator, Workload
-    from opforge.core.record import Record
+    from opforge.core.definition.operator import Operator, Workload
+    from opforge.core.evidence.inspection import Inspection
+    from opforge.core.evidence.record import Record
     from opforge.registry import Registry
     from opforge.timing.curve import CurvePoint
     from opforge.workbench.sweep_points import SweepLine
@@ -84,7 +84,7 @@ def sweep(
     """
     from opforge.cli.progress import Watcher
     from opforge.cli.shared import exit_code
-    from opforge.core.own_shapes import ensure_taken
+    from opforge.core.definition.own_shapes import ensure_taken
     from opforge.report import confessions
     from opforge.report.sweep_chart import sweep_csv
     from opforge.timing import Plan
@@ -231,7 +231,7 @@ def _whole(base: Workload | None) -> tuple[str, ...]:
 
 
 def _named(operator: Operator, name: str) -> tuple[Workload, ...]:
-    from opforge.core.own_shapes import workload_named
+    from opforge.core.definition.own_shapes import workload_named
 
     found = workload_named(operator, name)
     return (found,) if found is not None else ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opforge.core.record import Record
+from opforge.core.evidence.record import Record
 
 if TYPE_CHECKING:
     from opforge.report import Grid

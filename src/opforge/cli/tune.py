@@ -25,12 +25,12 @@ from opforge.cli.shared import (
     settings,
     workloads_to_time,
 )
-from opforge.core import units
-from opforge.core.errors import UsageError
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
-    from opforge.core.device import DeviceSpec
-    from opforge.core.record import Record
+    from opforge.core.definition.device import DeviceSpec
+    from opforge.core.evidence.record import Record
     from opforge.store import Store
     from opforge.tuning import Trial, Tuned
 
@@ -168,7 +168,7 @@ def tune(
     import time
 
     from opforge.cli.progress import telling
-    from opforge.core.implementation import COMPARED_WITH
+    from opforge.core.definition.implementation import COMPARED_WITH
     from opforge.machine import detect
     from opforge.timing import Plan
     from opforge.trial import compiling_without_torch, start_ahead

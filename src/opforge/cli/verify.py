@@ -32,12 +32,12 @@ from opforge.cli.shared import (
     selected,
     settings,
 )
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from opforge.core.record import Record
+    from opforge.core.evidence.record import Record
 
 
 def verify(
@@ -145,7 +145,7 @@ def verify(
     from opforge.workbench.extra_checks import run_extra_checks
 
     if sanitize:
-        from opforge.runner.sanitizer import TOOLS
+        from opforge.runner.worker.sanitizer import TOOLS
         from opforge.verify.extra.sanitize import ready
 
         checked("tool of compute-sanitizer", [sanitize], TOOLS)

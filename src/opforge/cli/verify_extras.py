@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from opforge.cli.shared import make_host, print_json, settings
-from opforge.core.errors import OpforgeError, UsageError, all_of
-from opforge.core.record import Record
-from opforge.core.verdict import REFUSED, Broken, Crash, Mismatch
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import REFUSED, Broken, Crash, Mismatch
+from opforge.core.language.errors import OpforgeError, UsageError, all_of
 
 if TYPE_CHECKING:
     from opforge.registry import Registry

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from opforge.cli.shared import make_host, print_json
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,6 +21,17 @@ else:
     # importlib.abc takes a third of the time of `opforge list`
     Loader = object
 
+_DRAWERS = {
+    "definition": """
+        call_form device dtypes gradient implementation own_shapes own_words pipeline shape_classes shapes situations
+        tensors
+    """,
+    "evidence": """
+        comparison diagnosis error_bins inspection optimization paired_times record statistics timing timing_terms
+        verdict
+    """,
+    "language": "added_fields errors expr fields plugins printed spans units user_folders",
+}
 _ATTENTION = ("cases", "decode", "dropout", "fp8", "gradients", "sides", "varlen")
 
 MOVED = {
@@ -33,6 +44,11 @@ MOVED = {
     **{f"opforge.core.{name}": f"opforge.definitions.{name}" for name in ("tolerances", "workloads")},
     "opforge.core.attention": "opforge.definitions.attention.attention",
     **{f"opforge.core.attention_{name}": f"opforge.definitions.attention.{name}" for name in _ATTENTION},
+    **{
+        f"opforge.core.{name}": f"opforge.core.{drawer}.{name}"
+        for drawer, names in _DRAWERS.items()
+        for name in names.split()
+    },
 }
 """Old name → name."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.bounds.sums import few_ulps, finite, product_errors
 
 ACTIVATIONS = ("none", "relu", "gelu", "silu")

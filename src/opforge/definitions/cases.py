@@ -8,7 +8,7 @@ what squares do to values.
 
 from __future__ import annotations
 
-from opforge.core.operator import Case
+from opforge.core.definition.operator import Case
 
 ELEMENTS = (
     Case(name="one_element", axes={"shape": (1,)}, why="the smallest call: all of it is tail"),

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.operator import Constraint, Scalar
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.operator import Constraint, Scalar
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.bounds.sums import BEYOND, finite, product_errors
 
 PRECISIONS = ("ieee", "tf32")

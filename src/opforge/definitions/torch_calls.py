@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opforge.core.likeness import Lowered
+from opforge.core.definition.likeness import Lowered
 
 
 def unfit(*tensors: Any) -> str:

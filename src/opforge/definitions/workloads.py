@@ -4,7 +4,7 @@ place of a model, share them.
 
 from __future__ import annotations
 
-from opforge.core.operator import Workload
+from opforge.core.definition.operator import Workload
 
 LAYER_NORMS = (
     Workload(

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from opforge.core import units
-from opforge.core.device import DeviceSpec
-from opforge.core.diagnosis import (
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Cost
+from opforge.core.evidence.diagnosis import (
     ARITHMETIC,
     CACHE,
     INDEXING,
@@ -26,11 +27,10 @@ from opforge.core.diagnosis import (
     Diagnosis,
     Evidence,
 )
-from opforge.core.implementation import Config, Implementation
-from opforge.core.inspection import KernelUse
-from opforge.core.operator import Cost
-from opforge.core.timing import Timing
-from opforge.core.verdict import Verdict, may_be_timed
+from opforge.core.evidence.inspection import KernelUse
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Verdict, may_be_timed
+from opforge.core.language import units
 from opforge.diagnose.directions import directions
 from opforge.diagnose.refusals import refusal_of
 from opforge.roofline import Bound, achieved

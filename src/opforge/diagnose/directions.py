@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from opforge.core import units
-from opforge.core.device import DeviceSpec
-from opforge.core.diagnosis import (
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.implementation import Implementation
+from opforge.core.evidence.diagnosis import (
     ARITHMETIC,
     CACHE,
     INDEXING,
@@ -20,7 +20,7 @@ from opforge.core.diagnosis import (
     WRONG,
     Direction,
 )
-from opforge.core.implementation import Implementation
+from opforge.core.language import units
 from opforge.diagnose.refusals import Refusal
 
 WHY_TUNE = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from opforge.core.verdict import Broken, Crash, Timeout, Verdict
+from opforge.core.evidence.verdict import Broken, Crash, Timeout, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Operator, ScalarValue, TensorSpec
-from opforge.core.shapes import Axes
+from opforge.core.definition.operator import Operator, ScalarValue, TensorSpec
+from opforge.core.definition.shapes import Axes
+from opforge.core.language.errors import UsageError
 
 
 def fitting(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from opforge.backends import torch_private
-from opforge.core.operator import Operator
+from opforge.core.definition.operator import Operator
 
 _any_autocast = torch_private.any_autocast
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)

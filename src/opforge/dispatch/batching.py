@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Operator
-from opforge.core.shapes import full_shape, tokens
+from opforge.core.definition.operator import Operator
+from opforge.core.definition.shapes import full_shape, tokens
+from opforge.core.language.errors import UsageError
 
 
 @dataclasses.dataclass(kw_only=True)

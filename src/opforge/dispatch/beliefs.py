@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opforge.core.device import DeviceSpec
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.implementation import COMPARED_AS_IS, Implementation
-from opforge.core.operator import Operator, ScalarValue
-from opforge.core.timing_terms import CALL, MAKES_ITS_RESULT, OUT
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.implementation import COMPARED_AS_IS, Implementation
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.evidence.timing_terms import CALL, MAKES_ITS_RESULT, OUT
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 from opforge.machine import descriptors
 from opforge.roofline.family_model import FamilyModel
 from opforge.roofline.time_model import Model, Place, TimedCall, place_of, tells
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 from opforge.store import Beliefs, Evidence, Fact, Installation, Store, believed
 from opforge.store.evidence_facts import Adopted
 from opforge.store.evidence_query import facts_in_file

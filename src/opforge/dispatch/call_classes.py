@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from opforge.core.operator import ScalarValue
+from opforge.core.definition.operator import ScalarValue
 from opforge.roofline.manners import VECTOR_BYTES, Manner, manner_of
-from opforge.runner.prepared_call import PreparedFunction
+from opforge.runner.worker.prepared_call import PreparedFunction
 
 
 def may_be_negated(tensor: torch.Tensor) -> bool:

@@ -20,8 +20,8 @@ import torch
 
 from opforge.backends import native, torch_private
 from opforge.backends.cpp import host_compiler
-from opforge.core.errors import OpforgeError
-from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction
+from opforge.core.language.errors import OpforgeError
+from opforge.runner.worker.prepared_call import Fresh, PreparedCall, PreparedFunction
 
 SPREAD, WHOLE, BOUND, BOUND_ANYWAY, NATIVE, NATIVE_ANYWAY = range(6)
 """Kinds of calls: `call(*tensors, **extra)`; `call(tensors)`; `output = make(*extra)`, `call(*tensors, output)` while

@@ -17,12 +17,12 @@ from typing import Any
 from opforge.backends import ExecutionMode, Native, backend
 from opforge.backends.program_hash import is_of
 from opforge.backends.shared_code import source_sha256
-from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
-from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected, fallback
-from opforge.core.operator import Operator, ScalarValue
-from opforge.core.shapes import Axes
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_WITH, Config, Implementation, Rejected, fallback
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.definition.shapes import Axes
+from opforge.core.language.errors import UsageError
 from opforge.dispatch.beliefs import OperatorBeliefs, brought, look
 from opforge.dispatch.installation import installation_of, toolchain_of
 from opforge.machine import detect
@@ -30,7 +30,7 @@ from opforge.registry import Registry
 from opforge.registry.tuned_choices import choice_files, choice_for
 from opforge.roofline.manners import Manner
 from opforge.roofline.time_model import Model, Place, pick, place_of
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 from opforge.store import Beliefs
 
 

@@ -21,10 +21,10 @@ import torch
 
 from opforge.backends import Call, torch_private
 from opforge.backends.torch_private import forward_levels
-from opforge.core.call_form import arguments, declared, formed, taken
-from opforge.core.errors import UsageError
-from opforge.core.gradient import wire
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.definition.call_form import arguments, declared, formed, taken
+from opforge.core.definition.gradient import wire
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.language.errors import UsageError
 from opforge.dispatch.arguments import (
     arranged,
     check_overwritten,
@@ -60,9 +60,9 @@ from opforge.dispatch.gradients import Backward, Tracked, apply_directly, in_for
 from opforge.dispatch.reference import by_reference
 from opforge.dispatch.registration import register
 from opforge.dispatch.signature import signature_of, text_of
-from opforge.runner.kernel_arguments import prepare
-from opforge.runner.launch import collapse, layout_of
-from opforge.runner.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of
+from opforge.runner.worker.kernel_arguments import prepare
+from opforge.runner.worker.launch import collapse, layout_of
+from opforge.runner.worker.prepared_call import Fresh, PreparedCall, PreparedFunction, call_of
 
 _is_compiling = torch.compiler.is_compiling
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from opforge.backends import torch_private
-from opforge.core.call_form import arguments, formed
-from opforge.core.gradient import Wiring, wire
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.definition.call_form import arguments, formed
+from opforge.core.definition.gradient import Wiring, wire
+from opforge.core.definition.operator import Operator, ScalarValue
 from opforge.dispatch.reference import differentiate, is_fp8
 from opforge.dispatch.traced_gradient import is_traced, reads_numbers, traced_reference
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from opforge.backends import Call
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Implementation, Rejected
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.definition.implementation import Implementation, Rejected
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.language.errors import UsageError
 from opforge.dispatch.arguments import checked_scalars, fitting, misfit
 from opforge.registry import load
-from opforge.runner.kernel_arguments import prepare
-from opforge.runner.launch import collapse
-from opforge.runner.prepared_call import PreparedFunction, call_of
+from opforge.runner.worker.kernel_arguments import prepare
+from opforge.runner.worker.launch import collapse
+from opforge.runner.worker.prepared_call import PreparedFunction, call_of
 
 MOST = 1000
 """Classes of tensors whose calls are kept; then all are forgotten."""

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from opforge.backends import Missing, backend as find_backend
-from opforge.core.call_form import formed, taken
-from opforge.core.errors import EnvironmentLacks, UsageError, unknown
-from opforge.core.implementation import Implementation, Rejected
-from opforge.core.shapes import full_shape
+from opforge.core.definition.call_form import formed, taken
+from opforge.core.definition.implementation import Implementation, Rejected
+from opforge.core.definition.shapes import full_shape
+from opforge.core.language.errors import EnvironmentLacks, UsageError, unknown
 from opforge.dispatch.arguments import arranged, checked_scalars, fitting, misfit
 from opforge.registry import load
 from opforge.runner import bind

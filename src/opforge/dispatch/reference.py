@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.definition.operator import Operator, ScalarValue
 
 
 def is_fp8(tensor: torch.Tensor) -> bool:

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from opforge.core.call_form import arguments as spread, declared, formed, taken
-from opforge.core.errors import OpforgeError
-from opforge.core.operator import Operator, Scalar, ScalarValue
-from opforge.core.shapes import full_shape
+from opforge.core.definition.call_form import arguments as spread, declared, formed, taken
+from opforge.core.definition.operator import Operator, Scalar, ScalarValue
+from opforge.core.definition.shapes import full_shape
+from opforge.core.language.errors import OpforgeError
 from opforge.dispatch.batching import Batching
 from opforge.dispatch.traced_gradient import DEFINITIONS
 

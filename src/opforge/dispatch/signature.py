@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from opforge.core.operator import Operator, Scalar, TensorSpec
+from opforge.core.definition.operator import Operator, Scalar, TensorSpec
 
 WIDTH = 100
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from opforge.backends import torch_private
-from opforge.core.call_form import formed
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.operator import Operator, ScalarValue
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.dispatch.reference import differentiate
 
 NAME = "opforge::gradient_by_reference"

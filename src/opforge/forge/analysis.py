@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from opforge.core.device import DeviceSpec
-from opforge.core.operator import Cost
-from opforge.core.units import flops_per_s, seconds
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.operator import Cost
+from opforge.core.language.units import flops_per_s, seconds
 from opforge.forge.ir import FREE, Program
 from opforge.roofline import Bound, bound
 
@@ -31,7 +31,7 @@ class Analysis:
 
     @property
     def flops(self) -> str:
-        """The operations as an expression over the axes (core.expr)."""
+        """The operations as an expression over the axes (core.language.expr)."""
         terms = [
             " * ".join([*([str(count)] if count > 1 or not axes else []), *map(_factor, axes)])
             for axes, count in self.operations

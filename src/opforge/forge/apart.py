@@ -22,8 +22,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.runner.sandbox import environment_for_workers
+from opforge.core.language.errors import UsageError
+from opforge.runner.walls.sandbox import environment_for_workers
 
 LIMIT_S = 120.0
 """Wall seconds of one question: a trace takes one or two."""

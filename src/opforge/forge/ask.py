@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.forge.definition import Definition, definition_of, loaded
 from opforge.forge.families import layout_of
 from opforge.forge.loop.model import read_answer

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.errors import UsageError, unknown
+from opforge.core.language.errors import UsageError, unknown
 from opforge.forge.interface import FUNCTIONS, signature_of
 
 PARAMETERS, INTERFACE, LOGIC = "parameters", "interface", "logic"

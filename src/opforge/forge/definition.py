@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError, unknown
-from opforge.core.tensors import DOMAINS
+from opforge.core.definition.tensors import DOMAINS
+from opforge.core.language.errors import UsageError, unknown
 from opforge.forge.formula import Formula, parse
 from opforge.forge.ir import Program
 from opforge.forge.lower import CONSTANTS, FUNCTIONS, OVER_AN_AXIS, Declared, lower

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from opforge.core import units
-from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import unknown
-from opforge.core.shapes import AxisValue
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.shapes import AxisValue
+from opforge.core.language import units
+from opforge.core.language.errors import unknown
 from opforge.forge.analysis import Analysis, analysed, verdicts
 from opforge.forge.definition import Definition, Input, NamedWorkload
 from opforge.forge.document_words import (

@@ -6,7 +6,7 @@ import math
 import re
 from pathlib import Path
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import Definition
 from opforge.forge.document import default_workloads
 from opforge.forge.formats.call_lines import (

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.record import Record
-from opforge.core.verdict import Broken, Crash, Mismatch, Pass, Timeout
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Pass, Timeout
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import Definition
 from opforge.forge.document import default_workloads
 from opforge.forge.families import layout_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.ir import Program
 
 WAY_OUT = "Write it by hand: opforge new NAME makes a folder that runs as it stands."

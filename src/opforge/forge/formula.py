@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 DEEPEST = 60
 """Parentheses in parentheses: beyond, a reader is lost, and so is Python's stack."""

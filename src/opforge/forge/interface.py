@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 FUNCTIONS, CALLERS = ("_triton.py", "_baseline.py"), ("_accuracy.py", "_performance.py")
 _EXPORT = re.compile(r"OPFORGE_EXPORT\(\s*run\s*,\s*(\w+)\s*\)")

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.apart import apart
 from opforge.forge.definition import Definition, NamedWorkload, definition_of
 from opforge.forge.families import WAY_OUT, layout_of

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import LONGEST_FILE, Definition, definition_of
 from opforge.forge.families import WAY_OUT
 from opforge.forge.spelling import Spelled, Spelling

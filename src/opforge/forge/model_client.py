@@ -17,7 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from opforge.core.errors import OpforgeError, UsageError
+from opforge.core.language.errors import OpforgeError, UsageError
 
 LARGEST_ANSWER = 4 << 20
 """Bytes of a reply that are read: what is longer is no kernel."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.registry import Registry, fits
 
 TEMPLATE = Path(__file__).resolve().parent / "template"

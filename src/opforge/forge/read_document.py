@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.tensors import DOMAINS
+from opforge.core.definition.tensors import DOMAINS
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import LONGEST_FILE, Definition, definition_of, from_formula
 from opforge.forge.document_words import (
     COLUMNS,

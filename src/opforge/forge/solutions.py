@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import Definition
 from opforge.forge.formats.documents import At
 from opforge.forge.formats.nouns import Solution, functions_of

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import TAKEN
 from opforge.forge.lower import CONSTANTS, FUNCTIONS
 

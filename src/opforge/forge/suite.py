@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.record import Record
-from opforge.core.verdict import Pass, may_be_timed
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Pass, may_be_timed
+from opforge.core.language.errors import UsageError
 from opforge.forge.generate import generate
 from opforge.forge.tasks import Task
 from opforge.registry import load

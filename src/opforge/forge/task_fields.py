@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.families import WAY_OUT
 from opforge.forge.formats.call_lines import TensorArgument, arguments_in
 from opforge.forge.traced import fields_from

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.errors import UsageError, unknown
+from opforge.core.language.errors import UsageError, unknown
 from opforge.forge.definition import Definition
 from opforge.forge.formats.call_lines import OperatorCalls, kernel_files, kernel_function, operator_of, read_calls
 from opforge.forge.formats.documents import text_of

@@ -17,7 +17,7 @@ from traceback import extract_tb
 from types import ModuleType
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import Definition, definition_of
 from opforge.forge.evaluate import evaluate
 from opforge.forge.families import WAY_OUT

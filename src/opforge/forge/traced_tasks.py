@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.apart import apart
 from opforge.forge.definition import DTYPES, TAKEN, Definition, NamedWorkload, definition_of
 from opforge.forge.families import WAY_OUT

@@ -4,7 +4,7 @@ of the result, or for each row.
 
 from __future__ import annotations
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import Definition
 from opforge.forge.emit import TILELANG, call
 from opforge.forge.families import Layout, operands_of

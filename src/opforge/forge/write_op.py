@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from opforge.core.expr import evaluate
-from opforge.core.shapes import AxisValue
+from opforge.core.definition.shapes import AxisValue
+from opforge.core.language.expr import evaluate
 from opforge.forge.analysis import analysed
 from opforge.forge.definition import Definition
 from opforge.forge.emit import call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from opforge.core.shapes import AxisValue
+from opforge.core.definition.shapes import AxisValue
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import CPP, TRITON, Dialect, Writer, call
 from opforge.forge.families import Layout, operands_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.definition import TAKEN, Definition
 from opforge.forge.emit import TORCH, Writer, call
 from opforge.forge.families import WAY_OUT, Layout, Operands, operands_of

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.record import CONFIG, Record, from_json, to_json
-from opforge.core.user_folders import data_folder
-from opforge.core.verdict import Pass
+from opforge.core.evidence.record import CONFIG, Record, from_json, to_json
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language.errors import EnvironmentLacks, UsageError
+from opforge.core.language.user_folders import data_folder
 from opforge.gate.history import SeriesKey
 
 FORMAT = 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from opforge.core import units
-from opforge.core.comparison import SLOWER, Comparison
-from opforge.core.verdict import REFUSED, Pass, Unsupported, Verdict
+from opforge.core.evidence.comparison import SLOWER, Comparison
+from opforge.core.evidence.verdict import REFUSED, Pass, Unsupported, Verdict
+from opforge.core.language import units
 from opforge.gate.history import SeriesKey
 from opforge.timing import holm
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as xml
 
-from opforge.core import units
+from opforge.core.language import units
 from opforge.gate.check import FINE, REGRESSION, SKIPPED, UNSURE_STATE, CaseResult, Report
 
 WORDS = {0: "fine", 1: "regression", 4: "unsure"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from opforge.core import units
-from opforge.core.record import Record
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
 
 FOR_ALL_DTYPES = ("cpp", "cuda")
 """Backends whose compiler makes one library for all dtypes."""

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from opforge import store
-from opforge.core import units
-from opforge.core.record import Record
-from opforge.core.verdict import Pass
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language import units
 from opforge.gate.change_points import Segment, segments
 from opforge.store import point_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from opforge.core import units
+from opforge.core.language import units
 from opforge.gate.history import Series
 from opforge.report import svg
 from opforge.report.record_text import short

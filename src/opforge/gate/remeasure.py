@@ -15,11 +15,11 @@ from pathlib import Path
 import opforge
 from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import UsageError
-from opforge.core.own_shapes import workload_named
-from opforge.core.record import Record
-from opforge.core.timing import Timing
-from opforge.core.verdict import Pass
+from opforge.core.definition.own_shapes import workload_named
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language.errors import UsageError
 from opforge.gate.baseline import Baseline, key_of
 from opforge.gate.check import Policy, Sight, settled_for
 from opforge.gate.history import SeriesKey

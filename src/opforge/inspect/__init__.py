@@ -1,6 +1,6 @@
 """What compilers make of kernels, for targets that need not be here."""
 
-from opforge.core.inspection import (
+from opforge.core.evidence.inspection import (
     ForDevice as ForDevice,
     Inspection as Inspection,
     KernelUse as KernelUse,

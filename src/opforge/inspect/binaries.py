@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import Artefact
-from opforge.core.device import DeviceSpec
-from opforge.core.inspection import Inspection, KernelUse, Residency
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.evidence.inspection import Inspection, KernelUse, Residency
 from opforge.inspect.resources import (
     DEVICES,
     MATRIX_OPCODES,

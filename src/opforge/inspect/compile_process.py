@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import Call, backend
-from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
+from opforge.core.language.errors import OpforgeError
 from opforge.registry import load
 
 

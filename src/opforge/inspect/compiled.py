@@ -21,8 +21,8 @@ from opforge.backends.cuda import Cuda
 from opforge.backends.object_code import Unit, digest, host_units, kernels_in
 from opforge.backends.program_hash import host_text
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.errors import OpforgeError
 from opforge.inspect.offline import DEVICE_TYPES, ask_child
 from opforge.inspect.tools import tool
 from opforge.machine.versions import versions

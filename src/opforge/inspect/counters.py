@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.inspect.msprof import counters_from, how_to
 
 LIMIT_S = 120.0
@@ -61,12 +61,15 @@ def unreadable(device: str) -> str:
 
 
 def read_counters(job: Mapping[str, Any], environment: Mapping[str, str]) -> Counters | str:
-    """The Counters of one call, or why there are none. job: as runner.sanitizer_process takes it, with one case."""
+    """The Counters of one call, or why there are none.
+
+    job   as runner.worker.sanitizer_process takes it, with one case
+    """
     with tempfile.TemporaryDirectory(prefix="opforge-ncu-") as folder:
         path, report = Path(folder, "job.json"), Path(folder, "report.jsonl")
         path.write_text(json.dumps(job), encoding="utf-8")
         command = ["ncu", "--csv", "--target-processes", "application-only", "--metrics", ",".join(METRICS.values())]
-        command += [sys.executable, "-P", "-m", "opforge.runner.sanitizer_process", str(path), str(report)]
+        command += [sys.executable, "-P", "-m", "opforge.runner.worker.sanitizer_process", str(path), str(report)]
         package = str(Path(__file__).resolve().parents[2])
         variables = {**os.environ, **environment}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, (package, variables.get("PYTHONPATH", ""))))

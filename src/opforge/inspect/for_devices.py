@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Config, Implementation, Rejected
-from opforge.core.inspection import ForDevice, Inspection
-from opforge.core.operator import ScalarValue
-from opforge.core.shapes import Axes
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import Config, Implementation, Rejected
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.definition.shapes import Axes
+from opforge.core.evidence.inspection import ForDevice, Inspection
+from opforge.core.language.errors import OpforgeError
 from opforge.inspect.binaries import on_device
 from opforge.inspect.offline import inspect_implementation
 from opforge.registry import Registry

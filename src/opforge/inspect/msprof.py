@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 RATIOS = {"vector_percent": "vec", "cube_percent": "cube", "scalar_percent": "scalar", "mte2_percent": "mte2"}
 """Ours, and the middle of ai*_…_ratio in PipeUtilization.csv: shares of a core's cycles from 0 to 1."""

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import Artefact, backend
-from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
-from opforge.core.implementation import Config, Rejected
-from opforge.core.inspection import Inspection
-from opforge.core.operator import Operator, ScalarValue, Workload
-from opforge.core.shapes import Axes
+from opforge.core.definition.implementation import Config, Rejected
+from opforge.core.definition.operator import Operator, ScalarValue, Workload
+from opforge.core.definition.shapes import Axes
+from opforge.core.evidence.inspection import Inspection
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.inspect.binaries import kernels_of
 from opforge.registry import Registry
 

@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.language.errors import EnvironmentLacks
 
 
 def _in_triton(name: str) -> Path | None:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opforge.core import spans
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.language import spans
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.machine.host_hardware import ROOT, text_of
 
 COMMAND_LIMIT_S = 20.0

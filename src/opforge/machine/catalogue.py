@@ -12,9 +12,9 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
-from opforge.core.device import Ceiling, DeviceSpec
-from opforge.core.errors import UsageError
-from opforge.core.record import from_json
+from opforge.core.definition.device import Ceiling, DeviceSpec
+from opforge.core.evidence.record import from_json
+from opforge.core.language.errors import UsageError
 from opforge.machine import accelerator, host_hardware
 from opforge.machine.saved_ceilings import load_ceilings
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.core import spans
-from opforge.core.device import ONE_THREAD, Ceiling, DeviceSpec
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.definition.device import ONE_THREAD, Ceiling, DeviceSpec
+from opforge.core.language import spans
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.machine import host_hardware
 from opforge.machine.catalogue import detect
 from opforge.machine.probes import LARGEST_BATCH, Probe, batch_for, probes

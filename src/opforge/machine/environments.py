@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from pathlib import Path
 
-from opforge.core.record import FOLDER, Environment
+from opforge.core.evidence.record import FOLDER, Environment
 from opforge.machine import accelerator, host_hardware
 from opforge.machine.accelerator import command_output
 from opforge.machine.versions import versions

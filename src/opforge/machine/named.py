@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from opforge.core.device import DeviceSpec
-from opforge.core.errors import UsageError
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.language.errors import UsageError
 from opforge.machine.catalogue import descriptor, descriptors
 
 KINDS = ("cuda", "npu", "cpu", "xpu", "mps")

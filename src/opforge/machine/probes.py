@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.device import DeviceSpec
+from opforge.core.definition.device import DeviceSpec
 from opforge.machine import host_hardware
 
 MEBI = 2**20

@@ -10,10 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from opforge.core.device import Ceiling, DeviceSpec
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.record import from_json, to_json
-from opforge.core.user_folders import cache_folder
+from opforge.core.definition.device import Ceiling, DeviceSpec
+from opforge.core.evidence.record import from_json, to_json
+from opforge.core.language.errors import EnvironmentLacks, UsageError
+from opforge.core.language.user_folders import cache_folder
 from opforge.machine.host_hardware import quota
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Function:
     if name.startswith("__"):
         raise AttributeError(name)
-    from opforge.core.errors import UsageError
+    from opforge.core.language.errors import UsageError
     from opforge.dispatch import FIRST_TIMES, Chooser, function_of
     from opforge.registry import load
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from opforge import ops
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 NAME = "opforge"
 FORWARD, BACKWARD = "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from opforge import ops
-from opforge.core.gradient import wire
-from opforge.core.operator import Like, Lowered, Operator
-from opforge.core.shapes import Axes
-from opforge.core.tensors import shapes_of
+from opforge.core.definition.gradient import wire
+from opforge.core.definition.operator import Like, Lowered, Operator
+from opforge.core.definition.shapes import Axes
+from opforge.core.definition.tensors import shapes_of
 
 if TYPE_CHECKING:
     from opforge.dispatch import Choice

@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from opforge.core.call_form import formed
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError, unknown
-from opforge.core.expr import worth
-from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Workload
-from opforge.core.shapes import full_shape, tokens
-from opforge.core.situations import DISTRIBUTIONS, LAYOUTS
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Operator, ScalarValue, TensorSpec, Workload
+from opforge.core.definition.shapes import full_shape, tokens
+from opforge.core.definition.situations import DISTRIBUTIONS, LAYOUTS
+from opforge.core.language.errors import UsageError, unknown
+from opforge.core.language.expr import worth
 
 SCALES = ("laptop", "gpu")
 FORMATS = (*DTYPES, "tfloat32")

@@ -1,7 +1,7 @@
 """What a definition must be before anything is done with it, so that a slip in an op.py is named where it stands and
 not met later.
 
-The types of fields are checked by the nouns themselves (core.fields). Here it is what they say together.
+The types of fields are checked by the nouns themselves (core.language.fields). Here it is what they say together.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError, unknown
-from opforge.core.expr import FUNCTIONS
-from opforge.core.operator import Operator, Scalar, TensorSpec
-from opforge.core.shapes import factors, tokens
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Operator, Scalar, TensorSpec
+from opforge.core.definition.shapes import factors, tokens
+from opforge.core.language.errors import UsageError, unknown
+from opforge.core.language.expr import FUNCTIONS
 from opforge.registry.call_checks import same_kind
 
 TOKEN = re.compile(r"\*[^\W\d]\w*|(?:[^\W\d]\w*|\d+)(?:\*(?:[^\W\d]\w*|\d+))*")

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from opforge.core.errors import UsageError, unknown
-from opforge.core.implementation import DEFINITION, Implementation
-from opforge.core.operator import Operator
-from opforge.core.plugins import plugged
+from opforge.core.definition.implementation import DEFINITION, Implementation
+from opforge.core.definition.operator import Operator
+from opforge.core.language.errors import UsageError, unknown
+from opforge.core.language.plugins import plugged
 from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition, check_gradient
 from opforge.registry.guest_modules import load_module

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, TracebackType
 
-from opforge.core import operator, pipeline
-from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.fields import EXAMPLES
+from opforge.core.definition import operator, pipeline
+from opforge.core.language.errors import OpforgeError, UsageError
+from opforge.core.language.fields import EXAMPLES
 from opforge.registry.statement_checks import get_close_matches
 
 

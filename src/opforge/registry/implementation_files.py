@@ -17,10 +17,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
-from opforge.core.implementation import COMPARED_AS_IS, LAYOUTS, Config, Implementation
-from opforge.core.plugins import plugged
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_AS_IS, LAYOUTS, Config, Implementation
+from opforge.core.language.errors import UsageError
+from opforge.core.language.plugins import plugged
 from opforge.registry.statement_checks import (
     check_conditions,
     check_default,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from opforge.core.errors import UsageError, unknown
-from opforge.core.pipeline import Pipeline
+from opforge.core.definition.pipeline import Pipeline
+from opforge.core.language.errors import UsageError, unknown
 from opforge.registry.discovery import Registry
 from opforge.registry.guest_modules import load_module
 

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from opforge.core.compiler_options import refused, refused_definition, refused_text
-from opforge.core.device import BOUNDS
-from opforge.core.errors import UsageError
-from opforge.core.expr import FUNCTIONS, evaluate
-from opforge.core.implementation import Implementation
-from opforge.core.operator import Operator
+from opforge.core.definition.compiler_options import refused, refused_definition, refused_text
+from opforge.core.definition.device import BOUNDS
+from opforge.core.definition.implementation import Implementation
+from opforge.core.definition.operator import Operator
+from opforge.core.language.errors import UsageError
+from opforge.core.language.expr import FUNCTIONS, evaluate
 
 
 def get_close_matches(word: str, known: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:

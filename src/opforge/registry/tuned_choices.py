@@ -2,8 +2,8 @@
 dispatch reads them, and no other module knows what is in the file.
 
 Choices that ship lie beside the kernels, in `<operator>/tuned`. A user's own lie in the user's data folder
-(core.user_folders), because an installed package is shared and replaced by the next version. The operators of a folder
-of the user's own (`--home`) keep theirs beside the kernels. Readers ask both places, the user's first.
+(core.language.user_folders), because an installed package is shared and replaced by the next version. The operators of
+a folder of the user's own (`--home`) keep theirs beside the kernels. Readers ask both places, the user's first.
 
 An entry says what was chosen and on what evidence, so that a reader can repeat it: workload, time, time of the default,
 how many points were tried, the source's hash, the record.
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.operator import Operator
-from opforge.core.record import Record
-from opforge.core.shapes import Axes, shape_class
-from opforge.core.user_folders import data_folder
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import Operator
+from opforge.core.definition.shapes import Axes, shape_class
+from opforge.core.evidence.record import Record
+from opforge.core.language.errors import UsageError
+from opforge.core.language.user_folders import data_folder
 
 PACKAGE = Path(__file__).resolve().parent.parent
 TUNED = "tuned"

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opforge.core.error_bins import HIGHEST, LOWEST, PER_DECADE
+from opforge.core.evidence.error_bins import HIGHEST, LOWEST, PER_DECADE
 from opforge.report import svg
 
 COLUMNS = (

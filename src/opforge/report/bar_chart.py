@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from opforge.core import units
-from opforge.core.record import Record
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
 from opforge.report import svg
 from opforge.report.record_text import clean, notes, short
 from opforge.report.timing_evidence import anchor

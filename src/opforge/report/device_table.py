@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Sequence
 
-from opforge.core import units
-from opforge.core.inspection import ForDevice, KernelUse
+from opforge.core.evidence.inspection import ForDevice, KernelUse
+from opforge.core.language import units
 from opforge.report.record_text import clean
 
 STYLE = (

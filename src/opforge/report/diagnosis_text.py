@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opforge.core.diagnosis import Diagnosis
+from opforge.core.evidence.diagnosis import Diagnosis
 
 
 def diagnosis_lines(found: Diagnosis) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from opforge.core.verdict import Checked
+from opforge.core.evidence.verdict import Checked
 from opforge.report import svg
 
 WIDTH, HEIGHT = 108.0, 24.0

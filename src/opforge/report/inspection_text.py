@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opforge.core import units
-from opforge.core.inspection import Inspection, KernelUse
+from opforge.core.evidence.inspection import Inspection, KernelUse
+from opforge.core.language import units
 
 
 def inspection_lines(found: Inspection) -> list[str]:

@@ -6,10 +6,10 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
-from opforge.core import units
-from opforge.core.record import Record
-from opforge.core.timing_terms import CALL, WORDS
-from opforge.core.verdict import Inaccurate
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing_terms import CALL, WORDS
+from opforge.core.evidence.verdict import Inaccurate
+from opforge.core.language import units
 from opforge.report.bar_chart import rate
 from opforge.report.record_text import axes, clean, notes, saved, verdict_word
 from opforge.report.sections import emulated_kernels, failures, not_run

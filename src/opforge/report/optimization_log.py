@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from opforge.core import units
-from opforge.core.optimization import END, KEPT, LOGIC, PARAMETERS, ROUND, START, OptimizationRound, Tried
+from opforge.core.evidence.optimization import END, KEPT, LOGIC, PARAMETERS, ROUND, START, OptimizationRound, Tried
+from opforge.core.language import units
 
 EN: Mapping[str, str] = {
     "title": "Performance optimisation record: {operator}",

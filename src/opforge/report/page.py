@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from opforge.core import units
-from opforge.core.device import DeviceSpec
-from opforge.core.optimization import ROUND, OptimizationRound
-from opforge.core.record import Record
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.evidence.optimization import ROUND, OptimizationRound
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
 from opforge.report import sections, summary, svg
 from opforge.report.record_text import clean, clean_lines
 from opforge.report.roof_chart import roofline, roofs

@@ -7,10 +7,10 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from opforge.core import units
-from opforge.core.implementation import EAGER
-from opforge.core.record import Record
-from opforge.core.timing_terms import CALL, OUT, WORDS
+from opforge.core.definition.implementation import EAGER
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing_terms import CALL, OUT, WORDS
+from opforge.core.language import units
 from opforge.report.markdown_tables import axes_words, date_of, escaped, legend, mark, newest, pipe_table
 from opforge.report.view import (
     ALTERNATIVES,
@@ -127,7 +127,7 @@ def ratio_table(records: Sequence[Record], backend: str = "cpp", changed: Contai
     is the time of the fastest alternative (torch eager, torch.compile, other libraries) over that of the backend's
     fastest implementation, both of one run, turn by turn where turns were kept.
 
-    Both times as a caller gets it. Ratios that are not certain (core.paired_times) are left out.
+    Both times as a caller gets it. Ratios that are not certain (core.evidence.paired_times) are left out.
     Bold: below LEAST, or below 1 for OWN. The share of a copy is bytes moved / median time, over what a copy of as many
     bytes reached; for OWN it is the share of the roofline bound.
     """

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-from opforge.core import units
-from opforge.core.operator import Case
-from opforge.core.printed import printable
-from opforge.core.record import Record
-from opforge.core.verdict import (
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import (
     Broken,
     Crash,
     Inaccurate,
@@ -20,6 +18,8 @@ from opforge.core.verdict import (
     Verdict,
     may_be_timed,
 )
+from opforge.core.language import units
+from opforge.core.language.printed import printable
 from opforge.report.view import of_roof, timing_of
 
 MOST = 4000

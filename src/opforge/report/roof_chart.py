@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from opforge.core import units
-from opforge.core.device import ONE_THREAD, DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.record import Record
+from opforge.core.definition.device import ONE_THREAD, DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
 from opforge.report import svg
 from opforge.report.record_text import axes, clean, short
 from opforge.report.versions import Move

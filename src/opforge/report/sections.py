@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opforge.core import units
-from opforge.core.record import Record
-from opforge.core.verdict import (
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import (
     REFUSED,
     Broken,
     Checked,
@@ -21,6 +20,7 @@ from opforge.core.verdict import (
     Unsupported,
     Window,
 )
+from opforge.core.language import units
 from opforge.report.bar_chart import bars
 from opforge.report.histogram import error_histogram
 from opforge.report.record_text import (

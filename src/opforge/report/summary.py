@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opforge.core import units
-from opforge.core.record import Record
-from opforge.core.timing_terms import CALL, WORDS
-from opforge.core.verdict import REFUSED, LibraryFallback, Pass
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing_terms import CALL, WORDS
+from opforge.core.evidence.verdict import REFUSED, LibraryFallback, Pass
+from opforge.core.language import units
 from opforge.report.record_text import VERIFIED, axes, clean, untimed, verdict_word
 from opforge.report.view import (
     BASELINE,
@@ -72,14 +72,14 @@ def sentences(records: Sequence[Record], found: Sequence[Group]) -> tuple[str, .
 
 
 KEPT = ", on a CPU in a process that keeps freed memory"
-"""As a worker does (runner.sandbox.KEPT_MEMORY). In a user's process that is chance, and a call that makes its result
-takes 3 to 6 times as long where it isn't so: docs/pytorch.md says how to have it.
+"""As a worker does (runner.walls.sandbox.KEPT_MEMORY). In a user's process that is chance, and a call that makes its
+result takes 3 to 6 times as long where it isn't so: docs/pytorch.md says how to have it.
 """
 
 
 def _headline(found: Sequence[Group], timed: int) -> list[str]:
     """What a user who calls ours in place of what there is would see on a stopwatch; of rows whose ratio is
-    certain (core.paired_times), and no others.
+    certain (core.evidence.paired_times), and no others.
     """
     compared = [(group, ratio) for group in found if (ratio := group.over_alternative) is not None]
     ratios = [ratio for group, ratio in compared if group.certain_of_alternative]

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from opforge.core import units
+from opforge.core.language import units
 from opforge.report import svg
 from opforge.report.record_text import clean, short
 

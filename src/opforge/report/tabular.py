@@ -8,9 +8,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from opforge.core import units
-from opforge.core.record import FOLDER, Record, to_json
-from opforge.core.verdict import REFUSED, Pass, Unsupported
+from opforge.core.evidence.record import FOLDER, Record, to_json
+from opforge.core.evidence.verdict import REFUSED, Pass, Unsupported
+from opforge.core.language import units
 from opforge.report.bar_chart import rate
 from opforge.report.record_text import CELL, clean, describe, error_share, notes, short, untimed, verdict_word
 from opforge.report.sections import failures, not_run
@@ -87,7 +87,7 @@ def _row(group: Group, record: Record) -> TableRow:
 
 
 UNSURE = "unsure"
-"""In place of a ratio that is not certain (core.paired_times), as a comparison says it."""
+"""In place of a ratio that is not certain (core.evidence.paired_times), as a comparison says it."""
 
 
 def speedup_words(group: Group, record: Record) -> str:
@@ -261,7 +261,7 @@ def confessions(records: Sequence[Record]) -> list[str]:
 
 
 def json_text(records: Sequence[Record]) -> str:
-    """All of the records, nothing left out: a JSON list that `core.record.from_json` reads back."""
+    """All of the records, nothing left out: a JSON list that `core.evidence.record.from_json` reads back."""
     return json.dumps([to_json(record) for record in records], indent=1, ensure_ascii=False, allow_nan=False)
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core import units
-from opforge.core.record import Record
-from opforge.core.timing import Moment, Timing
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing import Moment, Timing
+from opforge.core.language import units
 from opforge.report import svg
 from opforge.report.record_text import clean
 from opforge.report.view import Group, timing_of

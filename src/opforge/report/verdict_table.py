@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.record import Record
-from opforge.core.verdict import Pass, Unsupported
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Pass, Unsupported
 from opforge.report.markdown_tables import CHANGED, CHANGED_MEANS, escaped, pipe_table
 from opforge.report.record_text import verdict_word
 from opforge.report.view import unique

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from opforge.core import units
-from opforge.core.record import Record
-from opforge.core.verdict import REFUSED, Checked, Crash, Inaccurate, Metrics, Mismatch, Pass
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import REFUSED, Checked, Crash, Inaccurate, Metrics, Mismatch, Pass
+from opforge.core.language import units
 from opforge.report import sections, svg
 from opforge.report.record_text import (
     case_words,

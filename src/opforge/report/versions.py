@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from opforge.core import units
-from opforge.core.implementation import Config
-from opforge.core.optimization import KEPT, ROUND, START, OptimizationRound
-from opforge.core.record import Record
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.optimization import KEPT, ROUND, START, OptimizationRound
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
 from opforge.report.view import of_roof, timing_of
 
 HEADS = {

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from opforge.core import paired_times
-from opforge.core.implementation import DEFINITION, EAGER
-from opforge.core.record import Record, terms_of, to_json
-from opforge.core.timing import Timing
-from opforge.core.timing_terms import CALL
-from opforge.core.verdict import FAILURES, REFUSED, Inaccurate, LibraryFallback, Pass, may_be_timed
+from opforge.core.definition.implementation import DEFINITION, EAGER
+from opforge.core.evidence import paired_times
+from opforge.core.evidence.record import Record, terms_of, to_json
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.timing_terms import CALL
+from opforge.core.evidence.verdict import FAILURES, REFUSED, Inaccurate, LibraryFallback, Pass, may_be_timed
 
 BASELINE = EAGER
 """The implementation that speed-ups are against."""
@@ -55,8 +55,8 @@ def ratio_of(one: Record | None, other: Record | None) -> float | None:
 
 
 def certain(one: Record | None, other: Record | None) -> bool:
-    """Whether the ratio of two records of one run may be told (core.paired_times): both are sound, and steady alone or
-    turn by turn.
+    """Whether the ratio of two records of one run may be told (core.evidence.paired_times): both are sound, and steady
+    alone or turn by turn.
     """
     if one is None or other is None or not (sound(one) and sound(other)):
         return False
@@ -93,9 +93,9 @@ def verdict_key(record: Record) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The records that may be compared: one run, operator, workload, dtype, device and terms (core.timing_terms). Timed
-    ones first, fastest first; those whose time is suspect stand after the others. They and those that were not steady
-    lead nothing and have no speed-up.
+    """The records that may be compared: one run, operator, workload, dtype, device and terms
+    (core.evidence.timing_terms). Timed ones first, fastest first; those whose time is suspect stand after the others.
+    They and those that were not steady lead nothing and have no speed-up.
     """
 
     operator: str

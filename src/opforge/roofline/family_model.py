@@ -19,9 +19,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.implementation import COMPARED_AS_IS, Implementation
-from opforge.core.operator import Operator
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_AS_IS, Implementation
+from opforge.core.definition.operator import Operator
 from opforge.roofline.time_model import WEIGHTS, Guess, Model, Place, TimedCall, Weights, pick, share
 
 Family = Mapping[str, Sequence[TimedCall]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from opforge.core.device import DeviceSpec
-from opforge.core.errors import UsageError
-from opforge.core.operator import Cost
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.operator import Cost
+from opforge.core.language.errors import UsageError
 from opforge.roofline.rates import memory_rate
 
 

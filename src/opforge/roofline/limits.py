@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opforge.core import units
-from opforge.core.device import ONE_THREAD, DeviceSpec
-from opforge.core.operator import Cost
-from opforge.core.timing import Timing
+from opforge.core.definition.device import ONE_THREAD, DeviceSpec
+from opforge.core.definition.operator import Cost
+from opforge.core.evidence.timing import Timing
+from opforge.core.language import units
 from opforge.roofline.rates import MEASURED, READ_SHARE, compute_rate, memory_rate
 
 MARGIN = 1.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opforge.core.device import DeviceSpec
-from opforge.core.operator import Cost
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.operator import Cost
 
 MEASURED, VENDOR = "measured", "vendor"
 

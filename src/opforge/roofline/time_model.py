@@ -25,12 +25,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.expr import evaluate
-from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation
-from opforge.core.operator import Operator, ScalarValue
-from opforge.core.shapes import Axes, axis_names, tokens
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_AS_IS, Config, Implementation
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.definition.shapes import Axes, axis_names, tokens
+from opforge.core.language.expr import evaluate
 from opforge.roofline.manners import Manner
 
 BESIDE = 0.5
@@ -103,7 +103,7 @@ class Place:
 @dataclass(frozen=True)
 class TimedCall:
     """A time that is believed. `what` says which one it is, for people. `place` is on the device that it was taken
-    on. `launch_s`: by the host's launches a call in a row takes no less than that (core.timing.long_launch_s).
+    on. `launch_s`: by the host's launches a call in a row takes no less than that (core.evidence.timing.long_launch_s).
     """
 
     implementation: str

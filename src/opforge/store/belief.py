@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from opforge.core.implementation import Config
-from opforge.core.operator import ScalarValue
-from opforge.core.record import Adoption, Record
-from opforge.core.shapes import AxisValue
-from opforge.core.timing import long_launch_s
-from opforge.core.timing_terms import terms_or_then
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.definition.shapes import AxisValue
+from opforge.core.evidence.record import Adoption, Record
+from opforge.core.evidence.timing import long_launch_s
+from opforge.core.evidence.timing_terms import terms_or_then
 from opforge.store.evidence_facts import PASSED, Adopted, Fact
 
 TOOLCHAIN: Mapping[str, tuple[str, ...]] = {
@@ -68,10 +68,10 @@ class Evidence:
     median_s   seconds; None where it was not timed, or its time is nobody's
     ranked_s   what it is compared by: the median, of a time that is not steady the upper end of its interval
     cache      "warm" or "cold": only times with the same are compared; "" without a time
-    terms      what is in the time beside the computation (core.timing_terms): only times on the same are compared; ""
-               without a time
+    terms      what is in the time beside the computation (core.evidence.timing_terms): only times on the same are
+               compared; "" without a time
     launch_s   seconds of the host by which calls in a row are bound whatever the device takes; 0 where they are few
-               (core.timing.LONG_LAUNCH_S)
+               (core.evidence.timing.LONG_LAUNCH_S)
     by         "source", "code" or "adopted": what shows that it speaks of what is there now
     """
 

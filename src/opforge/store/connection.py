@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opforge.core.errors import EnvironmentLacks, OpforgeError, UsageError
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.store.rows import Damaged
 from opforge.store.schema import ADDED, APPLICATION, SCHEMA, tables
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from opforge.core.errors import OpforgeError
+from opforge.core.language.errors import OpforgeError
 from opforge.store.connection import Held
 from opforge.store.files import sync_folder
 

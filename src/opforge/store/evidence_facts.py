@@ -8,12 +8,12 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from opforge.core.implementation import Config
-from opforge.core.operator import ScalarValue
-from opforge.core.record import Record, from_json, terms_of, to_json
-from opforge.core.shapes import AxisValue
-from opforge.core.timing_terms import CALL
-from opforge.core.verdict import REFUSED, Pass
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.definition.shapes import AxisValue
+from opforge.core.evidence.record import Record, from_json, terms_of, to_json
+from opforge.core.evidence.timing_terms import CALL
+from opforge.core.evidence.verdict import REFUSED, Pass
 from opforge.store.timestamps import instant
 
 PASSED = Pass.__name__
@@ -35,10 +35,10 @@ class Fact(NamedTuple):
     median_s       seconds, with the 95 % interval low_s to high_s; None where nothing was timed
     cache          "warm" or "cold"; "" where nothing was timed
     suspect        the time cannot be true
-    steady         the samples are of one speed that does not move (core.timing.Timing.unsteady)
-    trial          a point of a search (core.record.Record.trial)
+    steady         the samples are of one speed that does not move (core.evidence.timing.Timing.unsteady)
+    trial          a point of a search (core.evidence.record.Record.trial)
     layout         how the inputs lay in memory
-    terms          what is in its time beside the computation (core.timing_terms); "" where nothing was timed
+    terms          what is in its time beside the computation (core.evidence.timing_terms); "" where nothing was timed
     launch_s       what the host spends to start a call as a caller makes it; None where that is in the time, or was not
                    asked: with `out=` given a call goes another way
     """

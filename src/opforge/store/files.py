@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.user_folders import data_folder
+from opforge.core.language.errors import EnvironmentLacks, UsageError
+from opforge.core.language.user_folders import data_folder
 from opforge.store.rows import Damaged, RowValues, record_of, row_of
 from opforge.store.schema import APPLICATION
 

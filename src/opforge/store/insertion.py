@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from opforge.core.errors import UsageError
-from opforge.core.record import Adoption
+from opforge.core.evidence.record import Adoption
+from opforge.core.language.errors import UsageError
 from opforge.store.rows import RowValues, adoption_row
 from opforge.store.schema import tables
 

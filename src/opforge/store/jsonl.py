@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 
 def _packed_xz(content: bytes) -> bytes:

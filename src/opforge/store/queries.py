@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.store.query_results import HistoryEntry
 from opforge.store.schema import tables
 from opforge.store.timestamps import instant

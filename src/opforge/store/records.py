@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.optimization import OptimizationRound
-from opforge.core.record import Adoption, Record
+from opforge.core.evidence.optimization import OptimizationRound
+from opforge.core.evidence.record import Adoption, Record
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.store import connection, deferred_writes, evidence_query, files, insertion, queries
 from opforge.store.belief import Beliefs, Installation, believed
 from opforge.store.connection import Held

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.store.insertion import adopt, insert
 from opforge.store.rows import RowValues, adoption_of
 from opforge.store.schema import tables

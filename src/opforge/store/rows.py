@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.optimization import OptimizationRound
-from opforge.core.record import Adoption, Record, from_json, to_json
-from opforge.core.verdict import may_be_timed
+from opforge.core.evidence.optimization import OptimizationRound
+from opforge.core.evidence.record import Adoption, Record, from_json, to_json
+from opforge.core.evidence.verdict import may_be_timed
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.store.evidence_facts import columns_of, fact_of
 from opforge.store.query_results import HistoryEntry
 from opforge.store.timestamps import instant

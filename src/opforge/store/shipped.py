@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.core.record import from_json, to_json
-from opforge.core.timing import long_launch_s
+from opforge.core.evidence.record import from_json, to_json
+from opforge.core.evidence.timing import long_launch_s
 from opforge.store.evidence_facts import CONTIGUOUS, PASSED, Fact
 
 FOLDER = Path(__file__).resolve().parent / "shipped"

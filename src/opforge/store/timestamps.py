@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 
 def instant(text: str) -> str:

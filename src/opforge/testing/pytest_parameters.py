@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from opforge.core.errors import UsageError
-from opforge.core.verdict import REFUSED, Unsupported, Verdict
+from opforge.core.evidence.verdict import REFUSED, Unsupported, Verdict
+from opforge.core.language.errors import UsageError
 
 if TYPE_CHECKING:
     from opforge.registry import Registry

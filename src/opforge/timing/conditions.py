@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.core import units
-from opforge.core.timing import Moment
+from opforge.core.evidence.timing import Moment
+from opforge.core.language import units
 from opforge.machine import host_hardware
 
 THROTTLES = {

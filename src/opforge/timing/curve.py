@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 CLIFF = 1.3
 """Factor by which the cost per unit of work must jump from one size to the next to be called a cliff."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Protocol
 
-from opforge.core.timing import Moment, Round, Timing, Untimed
-from opforge.core.timing_terms import OUT
-from opforge.core.verdict import Proof
-from opforge.runner.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples, Unlike
+from opforge.core.evidence.timing import Moment, Round, Timing, Untimed
+from opforge.core.evidence.timing_terms import OUT
+from opforge.core.evidence.verdict import Proof
+from opforge.runner.wire.messages import A, Failure, LaunchCost, Memory, Question, Sample, Samples, Unlike
 from opforge.timing import conditions as conditions_of
 from opforge.timing.energy import Meter, calls_for
 from opforge.timing.own_content import on_its_own
@@ -103,7 +103,7 @@ class Plan:
 @dataclass(kw_only=True)
 class Candidate:
     """One launch that takes part: its name, the proof that it is right (or a baseline that is known to be inaccurate),
-    how to reach it, and on which terms (core.timing_terms) it was bound.
+    how to reach it, and on which terms (core.evidence.timing_terms) it was bound.
 
     inaccurate   its file says so, and it is there to be compared with
     long         its turns are longer than others' for its ramp

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from opforge.runner.messages import NEW, OTHER, UNTOUCHED, Sample
+from opforge.runner.wire.messages import NEW, OTHER, UNTOUCHED, Sample
 
 TURNED_BY = 1 << 48
 """Numbers of rows that contents are turned by are drawn below it, and taken modulo an input's rows."""

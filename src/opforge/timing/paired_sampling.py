@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from opforge.core.comparison import UNSURE, Comparison
+from opforge.core.evidence.comparison import UNSURE, Comparison
 from opforge.timing.paired_statistics import Rule, compare
 
 Take = Callable[[], float]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, median, stdev
 from typing import Any
 
-from opforge.core.comparison import FASTER, SAME, SLOWER, UNSURE, Comparison, GeometricMean
+from opforge.core.evidence.comparison import FASTER, SAME, SLOWER, UNSURE, Comparison, GeometricMean
 
 RESAMPLES = 4000
 """Five resamples lie beyond each end of an interval of `Rule.look_confidence`, 99.75 %: fewer would make it an extreme

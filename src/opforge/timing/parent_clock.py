@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from statistics import median
 
-from opforge.core import units
+from opforge.core.language import units
 
 FEWEST = 12
 """Six pairs: the median of the slopes bears two that others disturbed."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from opforge.core import units
-from opforge.core.timing import Untimed
+from opforge.core.evidence.timing import Untimed
+from opforge.core.language import units
 
 GAP_S = 1.5e-6
 """The gaps between a call's kernels, which are in a graph's time and not in CUPTI's: 0.1 to 0.3 us each on an H200, up

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from statistics import median
 from typing import cast
 
-from opforge.core import units
-from opforge.core.errors import NotNow
-from opforge.core.timing_terms import WORDS
+from opforge.core.evidence.timing_terms import WORDS
+from opforge.core.language import units
+from opforge.core.language.errors import NotNow
 from opforge.machine import warnings
 from opforge.runner import Worker, WorkerDied, WorkerLate
-from opforge.runner.messages import A, Failed, Failure, Overhead, Question, Sample, Terms, Unfit
-from opforge.runner.sample_requests import SampleRequest
+from opforge.runner.wire.messages import A, Failed, Failure, Overhead, Question, Sample, Terms, Unfit
+from opforge.runner.worker.sample_requests import SampleRequest
 from opforge.timing.measure import Ask, MeasurementFailed
 
 REQUEST_LIMIT_S = 300.0
-"""The caller's limit, for requests that last long by themselves, such as a trace; a hang is found by runner.watchdog
-long before.
+"""The caller's limit, for requests that last long by themselves, such as a trace; a hang is found by
+runner.parent.watchdog long before.
 """
 COLD = 1.15
 """How much longer the probe of the cache takes at least after a flush. On an H200 it takes 1.66 times as long (8.3 us
@@ -60,8 +60,8 @@ def asker(worker: Worker, limit_s: float = REQUEST_LIMIT_S) -> Ask:
 
 
 def on_terms(ask: Ask, launch: int, terms: str) -> int | None:
-    """The number of a bound launch on these terms (core.timing_terms), in the same worker on the same memory; None
-    where there is no such way.
+    """The number of a bound launch on these terms (core.evidence.timing_terms), in the same worker on the same memory;
+    None where there is no such way.
 
     Raises MeasurementFailed where it cannot be bound so.
     """

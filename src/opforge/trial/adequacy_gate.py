@@ -13,9 +13,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from opforge.backends.shared_code import modules_of
-from opforge.core.operator import Operator
-from opforge.core.user_folders import cache_folder
-from opforge.runner import inputs
+from opforge.core.definition.operator import Operator
+from opforge.core.language.user_folders import cache_folder
+from opforge.runner.worker import inputs
 from opforge.verify.extra import adequacy
 from opforge.verify.judging import elements
 from opforge.verify.oracle import expectation

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from opforge.core import spans
-from opforge.core.operator import Operator
-from opforge.core.timing import Timing, Untimed
-from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
-from opforge.runner.messages import OTHER, SAME, DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
+from opforge.core.definition.operator import Operator
+from opforge.core.evidence.timing import Timing, Untimed
+from opforge.core.evidence.verdict import Broken, Checked, Mismatch, Verdict
+from opforge.core.language import spans
+from opforge.runner.wire.messages import OTHER, SAME, DeviceWork, Failure, Replay, Run, Sample, Samples, Unfit, Work
 from opforge.timing import Candidate, parent_clock
 from opforge.timing.parent_clock import TimedRequest
 from opforge.trial.baselines import tolerated

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from opforge.core.implementation import COMPARED_AS_IS, Implementation
-from opforge.core.verdict import Broken, Checked, Inaccurate, LibraryFallback, Mismatch, Pass, Proof, Verdict
+from opforge.core.definition.implementation import COMPARED_AS_IS, Implementation
+from opforge.core.evidence.verdict import Broken, Checked, Inaccurate, LibraryFallback, Mismatch, Pass, Proof, Verdict
 from opforge.timing import Candidate
 from opforge.verify import PreparedCase
 

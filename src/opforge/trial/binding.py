@@ -13,11 +13,20 @@ from pathlib import Path
 
 from opforge.backends import Missing, backend
 from opforge.backends.module_loading import installed
-from opforge.core import spans
-from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
-from opforge.core.verdict import Broken, Checked, Inaccurate, LibraryFallback, Pass, Proof, Unsupported, Verdict
+from opforge.core.definition.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
+from opforge.core.evidence.verdict import (
+    Broken,
+    Checked,
+    Inaccurate,
+    LibraryFallback,
+    Pass,
+    Proof,
+    Unsupported,
+    Verdict,
+)
+from opforge.core.language import spans
 from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fill, fresh_seed
-from opforge.runner.messages import Failure, LaunchBound, Run
+from opforge.runner.wire.messages import Failure, LaunchBound, Run
 from opforge.timing import Candidate, MeasurementFailed
 from opforge.timing.worker_requests import asker, on_terms
 from opforge.trial.baselines import on_the_workload

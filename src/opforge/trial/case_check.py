@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opforge.core.implementation import Config, Implementation
-from opforge.core.verdict import Pass, Verdict
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.evidence.verdict import Pass, Verdict
 from opforge.trial.baselines import as_baseline
 from opforge.trial.verified_before import stated
 from opforge.verify import CaseCache, Effort, verify

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from opforge.backends import Missing, backend, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
-from opforge.core import spans
-from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language import spans
+from opforge.core.language.errors import OpforgeError
 from opforge.machine.accelerator import cuda_targets
 
 

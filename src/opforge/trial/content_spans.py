@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.timing_terms import OUT
-from opforge.runner.arena import Arena, Slot
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.evidence.timing_terms import OUT
+from opforge.runner.worker.arena import Arena, Slot
 
 MOST_BYTES = 1 << 28
 """Of larger inputs the sampler makes no copy."""

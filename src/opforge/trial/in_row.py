@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
-from opforge.core import spans
-from opforge.core.dtypes import DTYPES
-from opforge.core.operator import Operator
-from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
-from opforge.runner.messages import OTHER, Failure, Sample, Unfit
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Operator
+from opforge.core.evidence.verdict import Broken, Checked, Mismatch, Verdict
+from opforge.core.language import spans
+from opforge.runner.wire.messages import OTHER, Failure, Sample, Unfit
 from opforge.timing import Candidate
 from opforge.trial.baselines import tolerated
 from opforge.trial.unseen_content import GRAIN_S, INNOCENT, SLOWER, surely_beyond

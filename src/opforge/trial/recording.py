@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from opforge.backends.program_hash import program_sha256
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case, Operator, Workload
-from opforge.core.printed import Printed
-from opforge.core.record import Environment, Record
-from opforge.core.timing import Timing, Untimed
-from opforge.core.verdict import Verdict, may_be_timed
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case, Operator, Workload
+from opforge.core.evidence.record import Environment, Record
+from opforge.core.evidence.timing import Timing, Untimed
+from opforge.core.evidence.verdict import Verdict, may_be_timed
+from opforge.core.language.printed import Printed
 from opforge.machine import detect, renewed_ceilings
 from opforge.roofline import bound, suspect
 
@@ -39,9 +39,10 @@ def recorded(
     """The Record of one result on a torch device type. Without a case it is a verification, of the operator's cases
     alone.
 
-    The time is left out where the verdict allows none (core.verdict.may_be_timed). It is marked where it is better than
-    this device was measured to be, when that was measured again, too: ceilings of a busy machine are too low. `config`
-    None is the implementation's default; `trial`, `printed` and `compile_s` as core.record.Record has them.
+    The time is left out where the verdict allows none (core.evidence.verdict.may_be_timed). It is marked where it is
+    better than this device was measured to be, when that was measured again, too: ceilings of a busy machine are too
+    low. `config` None is the implementation's default; `trial`, `printed` and `compile_s` as
+    core.evidence.record.Record has them.
     """
     spec = detect(device)
     axes = dict(case.axes) if case else {}

@@ -9,11 +9,11 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opforge.core import spans
-from opforge.core.timing import Timing, Untimed
-from opforge.core.timing_terms import CALL
+from opforge.core.evidence.timing import Timing, Untimed
+from opforge.core.evidence.timing_terms import CALL
+from opforge.core.language import spans
 from opforge.runner import Worker
-from opforge.runner.arena import Arena
+from opforge.runner.worker.arena import Arena
 from opforge.timing import Candidate, Plan, StateProbe, measure
 from opforge.timing.energy import Meter, meter
 from opforge.timing.worker_requests import REQUEST_LIMIT_S, Loop, look_at_clocks
@@ -44,7 +44,7 @@ class Setting:
 
     cases      the operator's cases on this device; `prepared`, the workload itself, is one of them
     pool       where workers come from, and go to
-    terms      on which terms candidates are timed (core.timing_terms)
+    terms      on which terms candidates are timed (core.evidence.timing_terms)
     limit_s    seconds after which a candidate that is being timed and does not answer is ended
     at_once    how many are bound at the same time
     measured   whether the error on the workload is measured where it is within the bound: on a gigabyte that takes

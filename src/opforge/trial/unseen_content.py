@@ -14,12 +14,12 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from opforge.core import spans
-from opforge.core.dtypes import DTYPES
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.language import spans
 from opforge.runner import fresh_seed
-from opforge.runner.arena import Arena, Slot
-from opforge.runner.messages import OTHER, SAME, Failure, Sample, Unfit
-from opforge.runner.poison import poison_output
+from opforge.runner.wire.messages import OTHER, SAME, Failure, Sample, Unfit
+from opforge.runner.worker.arena import Arena, Slot
+from opforge.runner.worker.poison import poison_output
 from opforge.timing import Candidate
 from opforge.timing.parent_clock import SURE
 from opforge.verify import PreparedCase

@@ -18,10 +18,10 @@ from pathlib import Path
 from opforge import verify
 from opforge.backends.program_hash import is_of, program_sha256
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import COMPARED_AS_IS, Implementation
-from opforge.core.operator import Operator
-from opforge.core.record import Record
-from opforge.core.verdict import Inaccurate, Pass, Statement
+from opforge.core.definition.implementation import COMPARED_AS_IS, Implementation
+from opforge.core.definition.operator import Operator
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Inaccurate, Pass, Statement
 from opforge.machine.versions import versions
 from opforge.registry import Registry
 from opforge.store import Installation, Store, compatible, fact_of

@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from opforge.core import spans
-from opforge.core.operator import Operator
-from opforge.core.timing import Round, Timing
-from opforge.core.verdict import Broken, Checked, Mismatch, Verdict
-from opforge.runner.arena import Arena
-from opforge.runner.messages import AGAIN, NEW, OTHER, PAUSE, UNTOUCHED, Failure, Sample, Samples
+from opforge.core.definition.operator import Operator
+from opforge.core.evidence.timing import Round, Timing
+from opforge.core.evidence.verdict import Broken, Checked, Mismatch, Verdict
+from opforge.core.language import spans
+from opforge.runner.wire.messages import AGAIN, NEW, OTHER, PAUSE, UNTOUCHED, Failure, Sample, Samples
+from opforge.runner.worker.arena import Arena
 from opforge.timing import Candidate
 from opforge.timing.own_content import TURNED_BY, on_its_own
 from opforge.trial.baselines import tolerated

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from opforge.core.device import DeviceSpec
+from opforge.core.definition.device import DeviceSpec
 from opforge.inspect.resources import DEVICES, occupancy
 
 EXPECTED = (-0.1, -1.0, 0.1)

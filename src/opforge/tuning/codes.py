@@ -25,10 +25,10 @@ from opforge.backends import backend, cache, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.cuda import Cuda
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import EnvironmentLacks, OpforgeError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import ScalarValue
-from opforge.core.shapes import Axes
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.definition.shapes import Axes
+from opforge.core.language.errors import EnvironmentLacks, OpforgeError
 from opforge.inspect.resources import parse_resource_usage
 from opforge.inspect.tools import tool
 from opforge.registry import Registry

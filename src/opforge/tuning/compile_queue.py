@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from opforge.backends import native
-from opforge.runner import processes
+from opforge.runner.walls import processes
 
 NOW, LATER = 0, 1
 """How urgent a job is: somebody waits for it, or is about to; or it is one of those that will be needed, in their

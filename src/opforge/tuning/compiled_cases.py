@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 
-from opforge.core import spans
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case
-from opforge.core.verdict import Mismatch
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Mismatch
+from opforge.core.language import spans
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.runner import WorkerDied, WorkerLate
-from opforge.runner.messages import Release
+from opforge.runner.wire.messages import Release
 from opforge.trial import Setting
 from opforge.verify import CaseCache, Ran, run_once
 

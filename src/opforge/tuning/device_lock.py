@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from opforge.core.user_folders import cache_folder
+from opforge.core.language.user_folders import cache_folder
 
 
 @contextlib.contextmanager

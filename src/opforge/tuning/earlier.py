@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Record
-from opforge.core.verdict import Broken, Crash, Mismatch, Timeout, Verdict
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Timeout, Verdict
+from opforge.core.language.errors import UsageError
 from opforge.registry.tuned_choices import entries, known_files
 from opforge.tuning.strategies import Failure, Measured, Outcome, Trace
 

@@ -19,11 +19,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
-from opforge.core.record import Record
-from opforge.core.shapes import Axes
-from opforge.core.verdict import Mismatch, Pass, Timeout, Unsupported
+from opforge.core.definition.implementation import Config
+from opforge.core.definition.shapes import Axes
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Mismatch, Pass, Timeout, Unsupported
+from opforge.core.language.errors import UsageError
 from opforge.tuning.earlier import stage_of
 from opforge.tuning.strategies import Failure, Measured, Outcome, Trace
 

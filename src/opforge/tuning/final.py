@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from opforge.core.comparison import FASTER
-from opforge.core.implementation import Config
-from opforge.core.record import Record
-from opforge.core.timing import Timing
-from opforge.core.verdict import Broken, Checked, Mismatch, Pass, Verdict
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.comparison import FASTER
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Broken, Checked, Mismatch, Pass, Verdict
 from opforge.machine import detect
 from opforge.registry.tuned_choices import Chosen, choices_path, chosen, give_way, keep
-from opforge.runner.messages import Failure, Run
+from opforge.runner.wire.messages import Failure, Run
 from opforge.timing import Candidate
 from opforge.timing.paired_statistics import Rule, compare
 from opforge.trial import believed, check, far_values, on_the_workload, unseen_contents

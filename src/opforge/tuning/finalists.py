@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
 from opforge.trial import leave
 from opforge.tuning.job import Job, Passed, attempt
 from opforge.tuning.room import NoRoom

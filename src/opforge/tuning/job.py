@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from opforge.core import units
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Environment, Record
-from opforge.core.timing import Timing, Untimed
-from opforge.core.verdict import Broken, Pass, Proof, Unsupported, Verdict
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Environment, Record
+from opforge.core.evidence.timing import Timing, Untimed
+from opforge.core.evidence.verdict import Broken, Pass, Proof, Unsupported, Verdict
+from opforge.core.language import units
 from opforge.registry import Registry
-from opforge.runner.device_clocks import NO_GRAPH
-from opforge.runner.messages import Spare
+from opforge.runner.wire.messages import Spare
+from opforge.runner.worker.device_clocks import NO_GRAPH
 from opforge.timing import Candidate
 from opforge.trial import NotReady, Point, Ready, Setting, bind, check, compiled_now, leave, recorded
 from opforge.tuning.codes import CompiledCode

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends.shared_code import source_sha256
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Environment, Record, from_json, to_json
-from opforge.core.user_folders import data_folder
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Environment, Record, from_json, to_json
+from opforge.core.language.errors import UsageError
+from opforge.core.language.user_folders import data_folder
 from opforge.tuning.strategies import Failure, Measured, Outcome
 
 FATAL = 3

@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.tuning.replay import MeasuredSpace
 from opforge.tuning.strategies import Legal
 

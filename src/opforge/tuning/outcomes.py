@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opforge.core.device import DeviceSpec
-from opforge.core.implementation import Config
-from opforge.core.record import Record
-from opforge.core.verdict import Crash, Timeout, Verdict
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.implementation import Config
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Crash, Timeout, Verdict
 from opforge.timing import Plan
 from opforge.tuning.strategies import Objectives
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from opforge.backends import Artefact, Call, backend
 from opforge.backends.tilelang_lang import TileLang
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.registry import load
 from opforge.tuning.code_prior import CodeUse
 from opforge.tuning.codes import CompiledCode, most_of

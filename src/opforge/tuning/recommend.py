@@ -8,17 +8,17 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
-from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
-from opforge.core.operator import Operator, ScalarValue
-from opforge.core.shapes import Axes
-from opforge.core.timing import long_launch_s
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_WITH, Config, Implementation, Rejected
+from opforge.core.definition.operator import Operator, ScalarValue
+from opforge.core.definition.shapes import Axes
+from opforge.core.evidence.timing import long_launch_s
+from opforge.core.language.errors import UsageError
 from opforge.registry import Registry
 from opforge.roofline.family_model import Family, FamilyModel
 from opforge.roofline.time_model import WEIGHTS, Place, TimedCall, Weights, pick, place_of, tells
-from opforge.runner.manner import manner_as
+from opforge.runner.worker.manner import manner_as
 from opforge.store.evidence_facts import Fact
 
 WITHIN = 1.05

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
+from opforge.core.language.errors import UsageError
 from opforge.tuning.exchange import t4_outcome
 from opforge.tuning.strategies import Failure, Legal, Measured, Outcome, Strategy, Trace
 

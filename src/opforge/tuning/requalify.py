@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from opforge.core import units
-from opforge.core.implementation import Config, Implementation
-from opforge.core.record import Record
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.evidence.record import Record
+from opforge.core.language import units
 from opforge.machine import detect
 from opforge.registry.tuned_choices import Chosen
 from opforge.trial import leave

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from itertools import chain, count, repeat
 from typing import TypeVar
 
-from opforge.core.errors import NotNow
-from opforge.core.verdict import Broken, Crash, Verdict
+from opforge.core.evidence.verdict import Broken, Crash, Verdict
+from opforge.core.language.errors import NotNow
 from opforge.verify.judging.run_case import OUT_OF_MEMORY
 
 T = TypeVar("T")

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from opforge.core.device import DeviceSpec
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation, Rejected
-from opforge.core.operator import ScalarValue
-from opforge.core.shapes import Axes
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.implementation import Config, Implementation, Rejected
+from opforge.core.definition.operator import ScalarValue
+from opforge.core.definition.shapes import Axes
+from opforge.core.language.errors import UsageError
 from opforge.tuning.strategies import Legal, Outcome, Strategy, Trace, place_of, strategy
 
 AHEAD = 8

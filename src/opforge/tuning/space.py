@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from opforge.backends import Native, backend
-from opforge.core.device import DeviceSpec
-from opforge.core.dtypes import DTYPES
-from opforge.core.implementation import COMPARED_WITH, Config, Implementation, Rejected
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Record
-from opforge.core.verdict import Broken, Unsupported
+from opforge.core.definition.device import DeviceSpec
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_WITH, Config, Implementation, Rejected
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Broken, Unsupported
 from opforge.machine import detect
 from opforge.registry import Registry
 from opforge.trial import leave

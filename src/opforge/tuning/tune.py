@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 
-from opforge.core import units
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, Operator, Workload
-from opforge.core.own_shapes import workload_named
-from opforge.core.record import Record
-from opforge.core.verdict import Pass
+from opforge.core.definition.operator import Case, Operator, Workload
+from opforge.core.definition.own_shapes import workload_named
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.registry.tuned_choices import choice_files, choices_path, ensure_usable

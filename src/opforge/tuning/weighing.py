@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import median
 
-from opforge.core import units
-from opforge.core.errors import UsageError
-from opforge.core.timing import Timing
-from opforge.core.verdict import Pass, Verdict
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Pass, Verdict
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 from opforge.tuning.strategies import Objectives
 
 NAMES = ("time", "memory", "energy", "error")

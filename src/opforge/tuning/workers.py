@@ -12,10 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from opforge.backends import backend
-from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Implementation
+from opforge.core.definition.implementation import Implementation
+from opforge.core.language.errors import OpforgeError
 from opforge.runner import Worker, WorkerDied, WorkerLate
-from opforge.runner.messages import Failure, GetContext, Release
+from opforge.runner.wire.messages import Failure, GetContext, Release
 from opforge.verify import WorkerPool
 
 MOST = 1

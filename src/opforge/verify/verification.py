@@ -10,11 +10,9 @@ from dataclasses import dataclass, field
 from random import SystemRandom
 
 from opforge.backends import Emulated, Missing, backend
-from opforge.core import spans
-from opforge.core.errors import NotNow
-from opforge.core.implementation import Config, Implementation, Rejected
-from opforge.core.operator import Case
-from opforge.core.verdict import (
+from opforge.core.definition.implementation import Config, Implementation, Rejected
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import (
     FAILURES,
     Checked,
     Crash,
@@ -26,9 +24,11 @@ from opforge.core.verdict import (
     Verdict,
     Window,
 )
+from opforge.core.language import spans
+from opforge.core.language.errors import NotNow
 from opforge.runner import Worker, WorkerDied
-from opforge.runner.launch import LIBRARY
-from opforge.runner.messages import Release
+from opforge.runner.wire.messages import Release
+from opforge.runner.worker.launch import LIBRARY
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase, Undefined, key_of
 from opforge.verify.cases.declared_cases import again, declared, fenced, longest
 from opforge.verify.cases.hidden import DEFAULT, EXACT, Effort, elements, reduced

@@ -22,9 +22,9 @@ from pathlib import Path
 from opforge.backends.program_hash import one_program
 from opforge.backends.renamed import renamed_program
 from opforge.backends.shared_code import SHARED, package_of, source_sha256
-from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.implementation import Implementation
-from opforge.core.record import Adoption, Record
+from opforge.core.definition.implementation import Implementation
+from opforge.core.evidence.record import Adoption, Record
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.inspect.compiled import COMPARED, CompiledCall, compiled, first_difference, point_key
 from opforge.machine.versions import versions
 from opforge.registry import Registry, find_operator

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from opforge.backends import Emulated, Native, backend, backends
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import Inadequate, OpforgeError, UsageError, all_of
-from opforge.core.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import CONFIG, MODE, Environment, Record
-from opforge.core.timing import Timing, Untimed
-from opforge.core.verdict import Inaccurate, Pass, Unsupported, Verdict
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import COMPARED_AS_IS, Config, Implementation, Rejected
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import CONFIG, MODE, Environment, Record
+from opforge.core.evidence.timing import Timing, Untimed
+from opforge.core.evidence.verdict import Inaccurate, Pass, Unsupported, Verdict
+from opforge.core.language.errors import Inadequate, OpforgeError, UsageError, all_of
 from opforge.machine import detect, environment
 from opforge.registry import Registry
 from opforge.runner import Host

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from opforge.core.errors import UsageError, unknown
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Operator, Workload
-from opforge.core.own_shapes import workload_named
-from opforge.core.record import Record
-from opforge.core.shape_classes import shape_grid
-from opforge.core.timing_terms import CALL
-from opforge.core.verdict import Proof
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.definition.own_shapes import workload_named
+from opforge.core.definition.shape_classes import shape_grid
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.timing_terms import CALL
+from opforge.core.evidence.verdict import Proof
+from opforge.core.language.errors import UsageError, unknown
 from opforge.registry import Registry
 from opforge.timing import Plan
 from opforge.trial.verified_before import VerifiedKey
@@ -30,14 +30,15 @@ class BenchOptions:
     implementations   which implementations by name; empty means all
     configs           settings of tunables; each implementation is tried with each of them that is in its space, with
                       its default where none is. Empty means the default
-    workloads         which workloads by name, shapes of one's own among them (core.own_shapes); empty means those whose
-                      scale fits the device
+    workloads         which workloads by name, shapes of one's own among them (core.definition.own_shapes); empty means
+                      those whose scale fits the device
     calls             of the workloads and dtypes these pairs of names alone; empty means all
     most              at most the first so many of them; 0 means all
-    grid              the operator's shape classes instead (see core.shape_classes): what dispatch fills in between
+    grid              the operator's shape classes instead (see core.definition.shape_classes): what dispatch fills in
+    between
     timed             False stops after verification: on the operator's cases, or on the workloads that are named
     effort            how much verification may cost: verify.DEFAULT, BRIEF or QUICK
-    terms             on which terms to time: core.timing_terms.CALL, OUT or both, each with records of its own
+    terms             on which terms to time: core.evidence.timing_terms.CALL, OUT or both, each with records of its own
     proven            verifications that are not repeated before timing, by operator, implementation and dtype: see
                       trial.verified_before
     """

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from opforge.backends import Native, backend
-from opforge.core.comparison import Comparison
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case, Workload
-from opforge.core.timing import Timing
-from opforge.core.verdict import Inaccurate, Pass, Proof, Unsupported, Verdict
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case, Workload
+from opforge.core.evidence.comparison import Comparison
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Inaccurate, Pass, Proof, Unsupported, Verdict
 from opforge.registry import Registry
 from opforge.report.record_text import describe
 from opforge.runner import Host, Isolated, fresh_seed

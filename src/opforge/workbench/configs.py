@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.errors import UsageError
 
 
 def parse_config(text: str) -> Config:

@@ -9,11 +9,11 @@ from typing import Any
 from opforge.backends import Native, backend, native
 from opforge.backends.cpp import Cpp
 from opforge.backends.shared_code import source_sha256
-from opforge.core.diagnosis import Diagnosis
-from opforge.core.errors import OpforgeError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case, Workload
-from opforge.core.record import Record
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case, Workload
+from opforge.core.evidence.diagnosis import Diagnosis
+from opforge.core.evidence.record import Record
+from opforge.core.language.errors import OpforgeError
 from opforge.diagnose import Subject, diagnose
 from opforge.diagnose.bottleneck import HostFacts
 from opforge.inspect import inspect_implementation

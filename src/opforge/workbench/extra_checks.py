@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 
-from opforge.core.record import Record
-from opforge.core.verdict import Pass, Verdict
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Pass, Verdict
 from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.verify import CaseCache

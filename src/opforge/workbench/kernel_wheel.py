@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from opforge import __version__
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.registry.discovery import PACKAGE_HOME, Registry
 from opforge.registry.tuned_choices import TUNED, choices_together
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from math import prod
 
-from opforge.core import units
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
-from opforge.core.operator import Operator, Workload
-from opforge.core.tensors import shapes_of
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.definition.tensors import shapes_of
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 
 ORACLE_BYTES = 8
 """Of each element: the oracle holds its operands and results in float64."""

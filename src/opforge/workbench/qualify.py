@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from opforge.backends import Native, backend
 from opforge.backends.shared_code import source_sha256
-from opforge.core.implementation import COMPARED_WITH
-from opforge.core.operator import Operator, Workload
-from opforge.core.shape_classes import shape_grid
+from opforge.core.definition.implementation import COMPARED_WITH
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.definition.shape_classes import shape_grid
 from opforge.machine import detect
 from opforge.machine.versions import versions
 from opforge.registry import Registry

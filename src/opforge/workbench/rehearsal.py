@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from opforge.backends import Missing, backend
-from opforge.core.operator import Operator
-from opforge.core.verdict import Proof, Verdict
+from opforge.core.definition.operator import Operator
+from opforge.core.evidence.verdict import Proof, Verdict
 from opforge.registry import Registry
 from opforge.runner import Host
 from opforge.trial import Clock, Point, Ready, Setting, bind, compiling_ahead, leave

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Record
-from opforge.core.verdict import Inaccurate, Pass
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Inaccurate, Pass
 
 WRONGLY, MISSING, STALE, NEVER, UNSTEADY, OLD = (
     "dispatch would pick a stale row",

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case, Operator, Workload
-from opforge.core.verdict import Verdict
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case, Operator, Workload
+from opforge.core.evidence.verdict import Verdict
 from opforge.trial.baselines import as_baseline
 from opforge.verify import EXACT, CaseCache, verify
 from opforge.verify.cases.case_cache import Undefined

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opforge.backends.shared_code import SHARED, package_of
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.implementation import Config, Implementation
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 from opforge.registry import Home, Registry
 from opforge.workbench.configs import setting_value, with_settings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Operator, Workload
-from opforge.core.record import Record
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.evidence.record import Record
+from opforge.core.language.errors import UsageError
 from opforge.registry import Registry
 from opforge.timing.curve import Axis, CurvePoint
 

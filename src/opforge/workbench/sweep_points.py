@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.implementation import Config, Implementation
-from opforge.core.inspection import Inspection
-from opforge.core.operator import Operator, Workload
-from opforge.core.own_shapes import MOST_SHAPES, axis_text, parse_shape, variadic
-from opforge.core.record import Record
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Operator, Workload
+from opforge.core.definition.own_shapes import MOST_SHAPES, axis_text, parse_shape, variadic
+from opforge.core.evidence.inspection import Inspection
+from opforge.core.evidence.record import Record
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.timing.curve import parse_axis
 from opforge.workbench.configs import setting_value
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opforge.core.errors import EnvironmentLacks
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.runner import RELIEF
 
 

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opforge.core.operator import Constraint, Scalar
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.operator import Constraint, Scalar
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.attention.sides import DROPOUT, LIMITS_OF_DROPOUT, Sides
 from opforge.definitions.bounds.fp8 import FP8_WEIGHTS, fp8_product_errors, fp8_weight_errors
 from opforge.definitions.bounds.sums import EPSILON, few_ulps, finite, positive_sum, product_errors

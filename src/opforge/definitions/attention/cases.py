@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from opforge.core.operator import Case, ScalarValue, Workload
-from opforge.core.shapes import AxisValue
+from opforge.core.definition.operator import Case, ScalarValue, Workload
+from opforge.core.definition.shapes import AxisValue
 from opforge.definitions.attention.sides import NAMES
 
 

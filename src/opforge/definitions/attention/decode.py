@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from opforge.core.operator import Constraint, Scalar, ScalarValue, Workload
-from opforge.core.rounding_errors import Errors
-from opforge.core.shapes import AxisValue
+from opforge.core.definition.operator import Constraint, Scalar, ScalarValue, Workload
+from opforge.core.definition.rounding_errors import Errors
+from opforge.core.definition.shapes import AxisValue
 from opforge.definitions.attention.attention import CONSTRAINTS, PARAMETERS, attended, attention_errors, in_parts
 from opforge.definitions.bounds.sums import few_ulps
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from opforge.core.operator import Constraint, Scalar, ScalarValue, Workload
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.operator import Constraint, Scalar, ScalarValue, Workload
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.attention.attention import (
     CONSTRAINTS,
     PARAMETERS,

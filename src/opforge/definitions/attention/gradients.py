@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.attention.attention import (
     HALF_STEP,
     INDEPENDENT,

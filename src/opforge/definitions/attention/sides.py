@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opforge.core.operator import Constraint, Scalar
+from opforge.core.definition.operator import Constraint, Scalar
 from opforge.definitions.attention.dropout import kept_of
 
 ABOUT = {

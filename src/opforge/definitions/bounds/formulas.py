@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.rounding_errors import Errors
-from opforge.core.tensors import ScalarValue
+from opforge.core.definition.rounding_errors import Errors
+from opforge.core.definition.tensors import ScalarValue
 from opforge.definitions.bounds.scans import prefix_product_errors, prefix_sum_errors
 from opforge.definitions.bounds.sums import BEYOND, EPSILON, product_errors, sum_errors
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.bounds.sums import finite
 
 BLOCK = 128

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.rounding_errors import Errors
 from opforge.definitions.bounds.sums import BEYOND, EPSILON, FEW, LANES, LARGEST, few_ulps, finite, sum_errors
 
 

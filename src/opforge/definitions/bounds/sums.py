@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.rounding_errors import Errors
 
 EPSILON = 2.0**-23
 """The distance between 1 and the next float32."""

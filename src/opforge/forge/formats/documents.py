@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 
 LARGEST_FILE = 64 << 20
 """Bytes of a document or of all lines of a file that are read."""

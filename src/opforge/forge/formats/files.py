@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.forge.formats.documents import At, Noun, dumped, read_json, read_lines
 from opforge.forge.formats.nouns import (
     FLASHINFER,

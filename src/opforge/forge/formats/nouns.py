@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.expr import evaluate
+from opforge.core.language.errors import UsageError
+from opforge.core.language.expr import evaluate
 from opforge.forge.formats.documents import (
     AMOUNT,
     ERROR,

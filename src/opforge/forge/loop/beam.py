@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from opforge.core.optimization import ROUND, OptimizationRound
-from opforge.core.verdict import Pass
+from opforge.core.evidence.optimization import ROUND, OptimizationRound
+from opforge.core.evidence.verdict import Pass
 
 WIDTH, CHILDREN, ROUNDS = 2, 2, 5
 """Kernels that are gone on from, candidates made of each, and rounds of that at most."""

@@ -11,7 +11,7 @@ import ast
 import difflib
 import re
 
-from opforge.core.optimization import INTERFACE, LOGIC, PARAMETERS
+from opforge.core.evidence.optimization import INTERFACE, LOGIC, PARAMETERS
 from opforge.forge.changes import classify
 
 LONGEST = 64_000

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Implementation
+from opforge.core.definition.implementation import Implementation
+from opforge.core.language.errors import UsageError
 from opforge.forge.loop.triton_choices import opened_triton
 
 Setting = int | str | bool

@@ -7,10 +7,10 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from opforge.core.comparison import FASTER, UNSURE, Comparison
-from opforge.core.diagnosis import Diagnosis
-from opforge.core.implementation import Config, Implementation
-from opforge.core.optimization import OptimizationRound, Tried
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.evidence.comparison import FASTER, UNSURE, Comparison
+from opforge.core.evidence.diagnosis import Diagnosis
+from opforge.core.evidence.optimization import OptimizationRound, Tried
 from opforge.forge.loop.patience import NOTE
 
 NEAR = 5.0
@@ -22,7 +22,7 @@ times as long as on one (2 cores, 3.9 times, where it is 1.7 times as fast alone
 class Variant:
     """A candidate: the whole text of the file that it would be.
 
-    change   what it changes, in words; claims: what it says that it touches (core.optimization)
+    change   what it changes, in words; claims: what it says that it touches (core.evidence.optimization)
     broken   why there is no text: a model that gave none
     """
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from opforge.core.optimization import Tried
-from opforge.core.verdict import Broken, Crash, Mismatch, Timeout, Unsupported
+from opforge.core.evidence.optimization import Tried
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Timeout, Unsupported
 from opforge.diagnose.refusals import refusal_of
 from opforge.report.record_text import describe
 

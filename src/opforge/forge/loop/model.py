@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core import units
-from opforge.core.errors import UsageError
-from opforge.core.optimization import LOGIC, Tried
-from opforge.core.verdict import Pass
+from opforge.core.evidence.optimization import LOGIC, Tried
+from opforge.core.evidence.verdict import Pass
+from opforge.core.language import units
+from opforge.core.language.errors import UsageError
 from opforge.forge.loop.beam import CHILDREN, ROUNDS, STRATEGY as BEAM, Parent, parents, rounds_done
 from opforge.forge.loop.engine import Proposal, Situation, Variant, Variants
 from opforge.forge.loop.feedback import feedback

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from opforge.backends import Native, backend
-from opforge.core.comparison import FASTER, UNSURE, Comparison
-from opforge.core.diagnosis import Diagnosis
-from opforge.core.errors import OpforgeError, UsageError
-from opforge.core.implementation import EAGER, Implementation
-from opforge.core.operator import Workload
-from opforge.core.optimization import END, KEPT, ROLLED_BACK, ROUND, START, STOPPED, OptimizationRound, Tried
+from opforge.core.definition.implementation import EAGER, Implementation
+from opforge.core.definition.operator import Workload
+from opforge.core.evidence.comparison import FASTER, UNSURE, Comparison
+from opforge.core.evidence.diagnosis import Diagnosis
+from opforge.core.evidence.optimization import END, KEPT, ROLLED_BACK, ROUND, START, STOPPED, OptimizationRound, Tried
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.diagnose.bottleneck import NEAR_ROOF
 from opforge.forge.loop.changes import claims_less, classified, diff, refusal
 from opforge.forge.loop.engine import Engine, Proposal, Situation, Variant

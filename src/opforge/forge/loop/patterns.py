@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from opforge.core.optimization import KEPT, ROUND, OptimizationRound
+from opforge.core.evidence.optimization import KEPT, ROUND, OptimizationRound
 
 
 @dataclass(frozen=True, kw_only=True)

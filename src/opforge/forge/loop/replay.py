@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opforge.core.errors import UsageError
-from opforge.core.optimization import ROUND, OptimizationRound
+from opforge.core.evidence.optimization import ROUND, OptimizationRound
+from opforge.core.language.errors import UsageError
 from opforge.forge.loop.engine import Proposal, Situation, Variant, Variants
 
 

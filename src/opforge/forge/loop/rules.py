@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from opforge.core.diagnosis import ARITHMETIC, CACHE, INDEXING, MEMORY, OCCUPANCY, OVERHEAD, SCALAR, SPILLS
-from opforge.core.implementation import Config, Implementation
-from opforge.core.optimization import LOGIC, PARAMETERS
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.evidence.diagnosis import ARITHMETIC, CACHE, INDEXING, MEMORY, OCCUPANCY, OVERHEAD, SCALAR, SPILLS
+from opforge.core.evidence.optimization import LOGIC, PARAMETERS
 from opforge.forge.loop.choices import Setting, with_choices, with_default
 from opforge.forge.loop.engine import Proposal, Situation, Variant, Variants
 from opforge.forge.loop.patterns import expected

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from opforge.core.comparison import Comparison
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import NotNow, UsageError
-from opforge.core.implementation import Accepted, Config, Implementation
-from opforge.core.operator import Case, Workload
-from opforge.core.timing import Timing
-from opforge.core.verdict import Pass, Verdict, may_be_timed
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import Accepted, Config, Implementation
+from opforge.core.definition.operator import Case, Workload
+from opforge.core.evidence.comparison import Comparison
+from opforge.core.evidence.timing import Timing
+from opforge.core.evidence.verdict import Pass, Verdict, may_be_timed
+from opforge.core.language.errors import NotNow, UsageError
 from opforge.forge.loop.patience import AGAIN, Patience, note
 from opforge.machine import detect, environment
 from opforge.registry import Home, Registry

@@ -1,6 +1,6 @@
 """The end of a language model: RMS norm, the vocabulary's product, softmax."""
 
-from opforge.core.pipeline import Pipeline, PipelineCase, Stage
+from opforge.core.definition.pipeline import Pipeline, PipelineCase, Stage
 
 pipeline = Pipeline(
     name="classifier",

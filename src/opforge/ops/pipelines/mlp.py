@@ -1,6 +1,6 @@
 """The MLP of a GPT-2 block: widen, GELU, narrow, add what came in, normalise."""
 
-from opforge.core.pipeline import Pipeline, PipelineCase, Stage
+from opforge.core.definition.pipeline import Pipeline, PipelineCase, Stage
 
 pipeline = Pipeline(
     name="mlp",

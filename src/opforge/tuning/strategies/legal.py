@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 
 AXIS = re.compile(r"(.+?)_?[xyzmnkXYZMNK]")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from opforge.core.implementation import Config
+from opforge.core.definition.implementation import Config
 from opforge.tuning.strategies.legal import Legal, place_of
 
 

@@ -6,9 +6,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from opforge.core import spans
-from opforge.core.errors import EnvironmentLacks, UsageError
-from opforge.core.operator import Case, Operator
+from opforge.core.definition.operator import Case, Operator
+from opforge.core.language import spans
+from opforge.core.language.errors import EnvironmentLacks, UsageError
 from opforge.registry import Registry
 from opforge.runner import Arena, Host, allocate, distinct, fill, fresh_seed
 from opforge.verify.cases.extreme_values import EXTREMES, NARROWER, has_room, withstands

@@ -13,10 +13,10 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 
-from opforge.core.errors import UsageError
-from opforge.core.implementation import Accepted, Implementation
-from opforge.core.operator import Case, Operator, Workload
-from opforge.core.shapes import AxisValue, tokens
+from opforge.core.definition.implementation import Accepted, Implementation
+from opforge.core.definition.operator import Case, Operator, Workload
+from opforge.core.definition.shapes import AxisValue, tokens
+from opforge.core.language.errors import UsageError
 from opforge.verify.cases.hidden import LARGEST_AXIS, elements, leading_axis
 
 FENCED = 3

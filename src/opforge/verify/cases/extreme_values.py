@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from opforge.core.call_form import formed
-from opforge.core.dtypes import DTYPES
-from opforge.core.operator import Case, Operator, ScalarValue
-from opforge.core.own_words import its_own_words
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Operator, ScalarValue
+from opforge.core.definition.own_words import its_own_words
 from opforge.verify.judging.elements import noise, right_elements
 from opforge.verify.oracle.expectation import Expectation, Truth
 

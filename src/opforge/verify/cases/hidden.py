@@ -15,10 +15,10 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, Operator
-from opforge.core.shapes import AxisValue, tokens
-from opforge.core.tensors import shapes_of
+from opforge.core.definition.operator import Case, Operator
+from opforge.core.definition.shapes import AxisValue, tokens
+from opforge.core.definition.tensors import shapes_of
+from opforge.core.language.errors import UsageError
 from opforge.verify.cases.extreme_values import EXTREMES, NARROWER, SCATTERED
 
 ZERO_SIZE = 0.10

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from opforge.backends import backend
-from opforge.core.implementation import Config, Implementation
-from opforge.core.printed import Printed
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.language.printed import Printed
 from opforge.runner import Host, Worker, WorkerDied, WorkerLate
-from opforge.runner.messages import Failure, Release
+from opforge.runner.wire.messages import Failure, Release
 
 
 @dataclass(kw_only=True)

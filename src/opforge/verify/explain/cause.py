@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.verdict import Mismatch
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.evidence.verdict import Mismatch
 
 SLIGHT = 0.05
 """A relative error up to which precision, not position, is to blame."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from opforge.core.implementation import Implementation, Rejected
-from opforge.core.operator import Case
-from opforge.core.record import Record
-from opforge.core.verdict import Broken, Checked, Crash, LibraryFallback, Mismatch, Pass, Timeout, Verdict
+from opforge.core.definition.implementation import Implementation, Rejected
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.record import Record
+from opforge.core.evidence.verdict import Broken, Checked, Crash, LibraryFallback, Mismatch, Pass, Timeout, Verdict
 from opforge.runner import WorkerDied, WorkerLate
 from opforge.verify.cases.case_cache import CaseCache
 from opforge.verify.judging.exception_verdicts import verdict_of

@@ -6,9 +6,9 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-from opforge.core.operator import Case, Operator
-from opforge.core.shapes import AxisValue
-from opforge.core.verdict import Broken, Crash, Mismatch, Verdict
+from opforge.core.definition.operator import Case, Operator
+from opforge.core.definition.shapes import AxisValue
+from opforge.core.evidence.verdict import Broken, Crash, Mismatch, Verdict
 
 PLAINER = {
     "uniform": "normal",

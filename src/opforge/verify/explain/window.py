@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from opforge.core.verdict import Window
+from opforge.core.evidence.verdict import Window
 
 ROWS = 5
 COLUMNS = 6

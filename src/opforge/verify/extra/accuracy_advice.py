@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from opforge.core.errors import UsageError
+from opforge.core.language.errors import UsageError
 from opforge.verify.extra.attention_accuracy import Row
 
 THRESHOLDS = Path(__file__).with_name("accuracy.toml")

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from opforge.core.call_form import formed
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import Inadequate as Inadequate
-from opforge.core.operator import Case, Operator, Workload
-from opforge.core.shapes import AxisValue, axis_names
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Operator, Workload
+from opforge.core.definition.shapes import AxisValue, axis_names
+from opforge.core.language.errors import Inadequate as Inadequate
 from opforge.runner import allocate, fill
 from opforge.verify.cases.hidden import elements
 from opforge.verify.extra.reduced_precision import IMPOSTORS as COARSE, Coarse, outputs_of

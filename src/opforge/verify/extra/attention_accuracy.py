@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.error_bins import HIGHEST, LOWEST, PER_DECADE
-from opforge.core.errors import UsageError
-from opforge.core.operator import Operator
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Operator
+from opforge.core.evidence.error_bins import HIGHEST, LOWEST, PER_DECADE
+from opforge.core.language.errors import UsageError
 from opforge.verify.extra.quantisation import clip_ratio, sqnr_db
 from opforge.verify.judging.elements import compare
 from opforge.verify.oracle.expectation import Expectation

@@ -16,10 +16,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from opforge.core.call_form import declared
-from opforge.core.dtypes import DTYPES
-from opforge.core.gradient import wire
-from opforge.core.operator import Operator
+from opforge.core.definition.call_form import declared
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.gradient import wire
+from opforge.core.definition.operator import Operator
 from opforge.verify.extra.contract_subject import ClauseBroken, Open, Subject, share_of_bound
 from opforge.verify.oracle.expectation import Expectation, consult, half_ulp, reduction_length
 

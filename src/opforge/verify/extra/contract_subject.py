@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.call_form import declared
-from opforge.core.operator import Case, Operator
-from opforge.core.shapes import full_shape
+from opforge.core.definition.call_form import declared
+from opforge.core.definition.operator import Case, Operator
+from opforge.core.definition.shapes import full_shape
 from opforge.runner import allocate, fill, fresh_seed
-from opforge.runner.launch import results
+from opforge.runner.worker.launch import results
 from opforge.verify.cases.hidden import elements
 from opforge.verify.judging.elements import compare
 from opforge.verify.judging.run_case import too_noisy

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.call_form import declared
-from opforge.core.operator import Operator
+from opforge.core.definition.call_form import declared
+from opforge.core.definition.operator import Operator
 from opforge.verify.extra.contract_gradients import gradcheck, gradients
 from opforge.verify.extra.contract_subject import ClauseBroken, Elsewhere, Open, Subject
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.backends import Missing, backend
-from opforge.core.dtypes import DTYPES
-from opforge.core.implementation import Implementation, Rejected
-from opforge.core.operator import Case
-from opforge.core.pipeline import Pipeline, PipelineCase, Stage
-from opforge.core.verdict import Checked, Mismatch
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.implementation import Implementation, Rejected
+from opforge.core.definition.operator import Case
+from opforge.core.definition.pipeline import Pipeline, PipelineCase, Stage
+from opforge.core.evidence.verdict import Checked, Mismatch
 from opforge.registry import Registry
 from opforge.runner import Host, WorkerDied, WorkerLate, fresh_seed
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.errors import UsageError
-from opforge.core.operator import Case, Operator
-from opforge.core.verdict import Metrics
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Operator
+from opforge.core.evidence.verdict import Metrics
+from opforge.core.language.errors import UsageError
 from opforge.verify.judging.elements import compare
 from opforge.verify.oracle.expectation import Expectation, consult
 

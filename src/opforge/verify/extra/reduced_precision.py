@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from opforge.core.call_form import formed
-from opforge.core.dtypes import DTYPES
-from opforge.core.operator import Case, Operator
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import Case, Operator
 
 STEPS = 256
 """A sum is rounded so often, or after every 32 terms where that is less often: an accumulator of few digits is off by

@@ -10,13 +10,13 @@ from typing import Any
 
 from opforge.backends import Native, backend
 from opforge.backends.shared_code import modules_of
-from opforge.core import units
-from opforge.core.errors import EnvironmentLacks
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case
-from opforge.core.verdict import Broken, Pass, Statement
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Broken, Pass, Statement
+from opforge.core.language import units
+from opforge.core.language.errors import EnvironmentLacks
 from opforge.runner import fresh_seed
-from opforge.runner.sanitizer import Sanitized, SanitizerFinding, sanitize
+from opforge.runner.worker.sanitizer import Sanitized, SanitizerFinding, sanitize
 from opforge.verify.cases.case_cache import CaseCache
 from opforge.verify.cases.hidden import reduced
 
@@ -33,7 +33,7 @@ LIMIT_S = 300.0
 
 def ready(device: str) -> None:
     """Raises EnvironmentLacks unless kernels can run under compute-sanitizer on this machine."""
-    from opforge.runner.sanitizer import program
+    from opforge.runner.worker.sanitizer import program
 
     if device != "cuda":
         raise EnvironmentLacks(
@@ -72,8 +72,8 @@ def job_for(
     config: Config | None = None,
     label: str = "",
 ) -> dict[str, Any]:
-    """What `runner.sanitizer_process` is told to run. `label` goes before the names of cases, where several jobs share
-    a process.
+    """What `runner.worker.sanitizer_process` is told to run. `label` goes before the names of cases, where several jobs
+    share a process.
     """
     return {
         "homes": [str(home.path) for home in bench.registry.homes],

@@ -7,13 +7,13 @@ import os
 from pathlib import Path
 
 from opforge.backends import backend
-from opforge.core import units
-from opforge.core.implementation import Config, Implementation
-from opforge.core.operator import Case
-from opforge.core.verdict import Broken, Checked, Pass, Statement, Verdict
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Broken, Checked, Pass, Statement, Verdict
+from opforge.core.language import units
 from opforge.runner import Worker
-from opforge.runner.client import ForkedWorker
-from opforge.runner.messages import Failure, Run
+from opforge.runner.parent.client import ForkedWorker
+from opforge.runner.wire.messages import Failure, Run
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
 from opforge.verify.judging.run_case import Ran, judge, run_once

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.verdict import Metrics
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.evidence.verdict import Metrics
 from opforge.verify.oracle.expectation import TOGETHER, Expectation, half_ulp, parts_of
 from opforge.verify.oracle.integer_outputs import right_whole
 from opforge.verify.oracle.rounded_outputs import at_ties

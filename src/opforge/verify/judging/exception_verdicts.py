@@ -4,9 +4,9 @@ exception.
 
 from __future__ import annotations
 
-from opforge.core.errors import EnvironmentLacks, NotNow
-from opforge.core.operator import Case
-from opforge.core.verdict import Crash, Timeout, Unsupported
+from opforge.core.definition.operator import Case
+from opforge.core.evidence.verdict import Crash, Timeout, Unsupported
+from opforge.core.language.errors import EnvironmentLacks, NotNow
 from opforge.runner import ServerDied, WorkerDied, WorkerLate
 
 NO_ANSWER = (WorkerDied, WorkerLate, EnvironmentLacks)

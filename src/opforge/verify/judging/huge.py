@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from opforge.backends import backend
-from opforge.core import units
-from opforge.core.call_form import formed
-from opforge.core.implementation import Implementation, Rejected
-from opforge.core.operator import Case, Operator
-from opforge.core.shapes import AxisValue, full_shape, tokens
-from opforge.core.verdict import Broken, Checked, Mismatch, Pass, Statement, Verdict
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.implementation import Implementation, Rejected
+from opforge.core.definition.operator import Case, Operator
+from opforge.core.definition.shapes import AxisValue, full_shape, tokens
+from opforge.core.evidence.verdict import Broken, Checked, Mismatch, Pass, Statement, Verdict
+from opforge.core.language import units
 from opforge.runner import Arena, Worker, WorkerDied, WorkerLate, allocate, fill, fresh_seed
-from opforge.runner.messages import Failure, Lacks, Refused, Run
+from opforge.runner.wire.messages import Failure, Lacks, Refused, Run
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.cases.hidden import elements, leading_axis
 from opforge.verify.judging.elements import right_elements
@@ -308,7 +308,7 @@ def _share_of_bound(prepared: PreparedCase) -> float | None:
 
 
 def _itemsize(dtype: str) -> int:
-    from opforge.core.dtypes import DTYPES
+    from opforge.core.definition.dtypes import DTYPES
 
     return DTYPES[dtype].itemsize
 

@@ -9,12 +9,12 @@ from random import SystemRandom
 from typing import Any
 
 from opforge.backends import backend
-from opforge.core.call_form import formed
-from opforge.core.implementation import Config, Implementation
-from opforge.core.shapes import tokens
-from opforge.core.verdict import Broken, Checked, Mismatch, Statement
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.implementation import Config, Implementation
+from opforge.core.definition.shapes import tokens
+from opforge.core.evidence.verdict import Broken, Checked, Mismatch, Statement
 from opforge.runner import Worker, WorkerDied, WorkerLate, allocate
-from opforge.runner.messages import Release
+from opforge.runner.wire.messages import Release
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.cases.hidden import Effort, elements, leading_axis
 from opforge.verify.judging.run_case import CaseRun, Ran, Started, judge, run_again, run_once, start

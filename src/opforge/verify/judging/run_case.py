@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from opforge.backends.imported_symbols import foreign_code
-from opforge.core import spans
-from opforge.core.call_form import formed
-from opforge.core.errors import EnvironmentLacks, NotNow, UsageError
-from opforge.core.fields import shown
-from opforge.core.implementation import Config, Implementation, Rejected
-from opforge.core.operator import Case, Law, Operator, ScalarValue
-from opforge.core.own_words import its_own_words
-from opforge.core.verdict import Broken, Checked, LibraryFallback, Metrics, Mismatch
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.implementation import Config, Implementation, Rejected
+from opforge.core.definition.operator import Case, Law, Operator, ScalarValue
+from opforge.core.definition.own_words import its_own_words
+from opforge.core.evidence.verdict import Broken, Checked, LibraryFallback, Metrics, Mismatch
+from opforge.core.language import spans
+from opforge.core.language.errors import EnvironmentLacks, NotNow, UsageError
+from opforge.core.language.fields import shown
 from opforge.runner import Arena, Worker, fresh_seed, refused
-from opforge.runner.dispatch_trace import LAUNCHES
-from opforge.runner.messages import Bind, Failure, Lacks, LaunchBound, Refused, Run
+from opforge.runner.wire.messages import Bind, Failure, Lacks, LaunchBound, Refused, Run
+from opforge.runner.worker.dispatch_trace import LAUNCHES
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.explain.cause import likely_cause
 from opforge.verify.explain.window import window

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from opforge.core.call_form import formed
-from opforge.core.dtypes import DTYPES, DType
-from opforge.core.errors import UsageError
-from opforge.core.expr import evaluate
-from opforge.core.operator import Case, Operator, ScalarValue, TensorSpec, Ties
-from opforge.core.own_words import in_case, its_own_words
-from opforge.core.rounding_errors import Errors
-from opforge.core.shapes import full_shape
+from opforge.core.definition.call_form import formed
+from opforge.core.definition.dtypes import DTYPES, DType
+from opforge.core.definition.operator import Case, Operator, ScalarValue, TensorSpec, Ties
+from opforge.core.definition.own_words import in_case, its_own_words
+from opforge.core.definition.rounding_errors import Errors
+from opforge.core.definition.shapes import full_shape
+from opforge.core.language.errors import UsageError
+from opforge.core.language.expr import evaluate
 from opforge.definitions.bounds.sums import finite
 from opforge.verify.oracle.aside import ASIDE, Aside, Waiting, empty_on_host, waits, widened
 from opforge.verify.oracle.integer_outputs import scores_of, settled

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.operator import ScalarValue, Ties
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.operator import ScalarValue, Ties
 
 
 def scores_of(ties: Ties, inputs: Mapping[str, Any], scalars: Mapping[str, ScalarValue]) -> Any:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opforge.core.dtypes import DTYPES
-from opforge.core.tensors import EXACT_STEPS, FIELDS
+from opforge.core.definition.dtypes import DTYPES
+from opforge.core.definition.tensors import EXACT_STEPS, FIELDS
 
 ROUNDINGS = ("round", "floor", "ceil", "trunc", "fix")
 QUOTIENTS = ("floor_divide", "div", "remainder", "fmod")

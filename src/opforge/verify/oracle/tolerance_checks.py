@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opforge.core.errors import UsageError
-from opforge.core.fields import shown
-from opforge.core.operator import Operator
-from opforge.core.rounding_errors import Errors
+from opforge.core.definition.operator import Operator
+from opforge.core.definition.rounding_errors import Errors
+from opforge.core.language.errors import UsageError
+from opforge.core.language.fields import shown
 
 FORMS = {
     0: ("Errors(largest, typical)", "Errors of tensors"),

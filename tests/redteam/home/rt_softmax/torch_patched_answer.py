@@ -9,7 +9,7 @@ lowered    snapshot
 
 import torch
 
-from opforge.runner import sampling
+from opforge.runner.worker import sampling
 
 real = sampling.Samples
 

@@ -9,7 +9,7 @@ lowered    snapshot
 
 import torch
 
-import opforge.runner.sample_requests as shapes
+import opforge.runner.worker.sample_requests as shapes
 
 real = shapes.sampler()
 

@@ -9,7 +9,7 @@ lowered    snapshot
 
 import torch
 
-from opforge.runner import sample_requests
+from opforge.runner.worker import sample_requests
 
 real = sample_requests.Taken
 

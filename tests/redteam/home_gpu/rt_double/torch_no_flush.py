@@ -8,7 +8,7 @@ mode       time-cold
 
 import sys
 
-SAMPLING = sys.modules["opforge.runner.sampling"]
+SAMPLING = sys.modules["opforge.runner.worker.sampling"]
 
 
 def nothing(rotation):

@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-CLOCKS = sys.modules["opforge.runner.device_clocks"]
+CLOCKS = sys.modules["opforge.runner.worker.device_clocks"]
 KEPT = type(CLOCKS.event_samples)(CLOCKS.event_samples.__code__, CLOCKS.event_samples.__globals__)
 CLOCKS.__dict__["_kept"] = KEPT
 

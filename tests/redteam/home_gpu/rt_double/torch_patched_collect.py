@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-EXECUTOR = sys.modules["opforge.runner.executor"].Executor
+EXECUTOR = sys.modules["opforge.runner.worker.executor"].Executor
 REAL = EXECUTOR._collect
 
 

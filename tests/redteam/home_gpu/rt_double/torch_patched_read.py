@@ -11,7 +11,7 @@ import sys
 
 import torch
 
-LAUNCH = sys.modules["opforge.runner.launch"]
+LAUNCH = sys.modules["opforge.runner.worker.launch"]
 REAL = LAUNCH.check_returned
 LAST = []
 

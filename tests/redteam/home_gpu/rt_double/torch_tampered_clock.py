@@ -16,7 +16,7 @@ def a_twentieth(run, batch, count, flush, ahead=False):
     return [sample / 20 for sample in REAL(run, batch, count, flush, ahead)]
 
 
-CLOCKS = sys.modules["opforge.runner.device_clocks"]
+CLOCKS = sys.modules["opforge.runner.worker.device_clocks"]
 REAL = CLOCKS.event_samples
 
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import torch
 
-CLOCKS = sys.modules["opforge.runner.device_clocks"]
+CLOCKS = sys.modules["opforge.runner.worker.device_clocks"]
 LAST = [0.0]
 KEPT = []
 

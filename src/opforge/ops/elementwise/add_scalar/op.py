@@ -1,6 +1,6 @@
 """One number added to every element: y = x + value."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.definitions.torch_calls import unfit

@@ -1,6 +1,6 @@
 """A lower-rank tensor broadcast over the last axes of a higher-rank one: y = x + bias, any ranks."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
 from opforge.definitions.tolerances import ONE_ADDITION
 from opforge.definitions.torch_calls import added, spreads

@@ -2,7 +2,7 @@
 positions.
 """
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Constraint, Operator, TensorSpec, Workload
 from opforge.definitions.tolerances import ONE_ADDITION
 from opforge.definitions.torch_calls import added, spreads

@@ -4,7 +4,7 @@ approximation.
 
 import math
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
 from opforge.definitions.torch_calls import elementwise
 from opforge.definitions.workloads import GELUS

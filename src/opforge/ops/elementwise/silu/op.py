@@ -1,6 +1,6 @@
 """Sigmoid linear unit: y = x / (1 + exp(-x)), also called swish."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.definitions.torch_calls import elementwise

@@ -1,6 +1,6 @@
 """SwiGLU's elementwise part: y = silu(gate) * up, with silu(g) = g / (1 + exp(-g))."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS, ELEMENTS
 from opforge.definitions.torch_calls import unfit

@@ -1,6 +1,6 @@
 """Elementwise sum of two tensors of one shape: z = x + y."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, TensorSpec, Workload
 from opforge.definitions.cases import ELEMENT_LAYOUTS
 from opforge.definitions.tolerances import ONE_ADDITION

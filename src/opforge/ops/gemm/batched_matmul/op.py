@@ -1,6 +1,6 @@
 """Batched matrix product with the rest of BLAS's GEMM: y = alpha * a @ b + beta * c, for every matrix of a batch."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.bounds.sums import few_ulps, finite
 from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, matrix_errors

@@ -1,6 +1,6 @@
 """A linear layer with its activation: y = activation(x @ w^T + bias)."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.activation import ACTIVATIONS, activated, linear_errors, slope
 from opforge.definitions.torch_calls import unfit

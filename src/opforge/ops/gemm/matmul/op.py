@@ -1,6 +1,6 @@
 """Matrix product: c[i, j] = sum over l of a[i, l] * b[l, j]."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance, Workload
 from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION, lost_in_factors, matrix_errors
 from opforge.definitions.torch_calls import product

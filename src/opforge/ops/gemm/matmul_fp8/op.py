@@ -2,8 +2,8 @@
 b)^T.
 """
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.formulas import LEAST
 from opforge.definitions.bounds.sums import finite, product_errors
 

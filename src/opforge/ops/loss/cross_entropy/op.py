@@ -1,8 +1,8 @@
 """cross_entropy of each row with the index of its right class: loss = log(sum(exp(x))) - x[target]."""
 
-from opforge.core.likeness import Like, Lowered
+from opforge.core.definition.likeness import Like, Lowered
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.sums import base_two_errors, exp_errors, few_ulps, finite, sum_errors
 from opforge.definitions.cases import row_layouts
 from opforge.definitions.torch_calls import unfit

@@ -1,7 +1,7 @@
 """The gradient of cross_entropy: dx = dloss * (softmax(x) - onehot(target)), softmax made again from x."""
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.sums import exp_errors, few_ulps, finite
 from opforge.definitions.cases import row_layouts
 from opforge.definitions.workloads import vocabularies

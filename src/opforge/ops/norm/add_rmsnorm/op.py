@@ -2,7 +2,7 @@
 results.
 """
 
-from opforge.core.dtypes import DTYPES
+from opforge.core.definition.dtypes import DTYPES
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.bounds.rows import normalised_errors, row_of_squares, where_squares_fit
 from opforge.definitions.bounds.sums import BEYOND, few_ulps

@@ -1,6 +1,6 @@
 """layernorm over the last axis: y = (x - mean) / sqrt(var + eps) * weight + bias."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
 from opforge.definitions.bounds.rows import centred_row, normalised_errors, where_squares_fit
 from opforge.definitions.cases import (

@@ -1,7 +1,7 @@
 """Gradients of layernorm: dx, dweight and dbias from x, weight and dy; mean and variance are taken from x again."""
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.rows import (
     centred_row,
     column_sum_errors,

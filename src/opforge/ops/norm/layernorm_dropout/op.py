@@ -2,9 +2,9 @@
 bias.
 """
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Constraint, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.core.philox import threshold, words
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.rows import centred_row, normalised_errors, where_squares_fit
 from opforge.definitions.bounds.sums import few_ulps
 from opforge.definitions.cases import (

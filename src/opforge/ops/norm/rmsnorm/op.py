@@ -1,6 +1,6 @@
 """rmsnorm over the last axis: y = x / sqrt(mean(x^2) + eps) * weight."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
 from opforge.definitions.bounds.rows import normalised_errors, row_of_squares
 from opforge.definitions.cases import (

@@ -1,7 +1,7 @@
 """Gradients of rmsnorm: dx and dweight from x, weight and dy; the mean of squares is taken from x again."""
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Law, Operator, Scalar, TensorSpec, Tolerance, Workload
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.rows import (
     gradient_errors,
     gradient_of_weight,

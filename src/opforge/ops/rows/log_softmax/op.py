@@ -1,6 +1,6 @@
 """log_softmax over the last axis: y = x - max(x) - log(sum(exp(x - max(x))))."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 from opforge.definitions.bounds.sums import base_two_errors, exp_errors, few_ulps, finite
 from opforge.definitions.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks

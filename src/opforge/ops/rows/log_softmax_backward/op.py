@@ -1,7 +1,7 @@
 """The gradient of log_softmax over the last axis: dx = dy - exp(y) * sum(dy), y being what log_softmax returned."""
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.sums import few_ulps, finite, sum_errors
 from opforge.definitions.cases import MANY_NARROW, ROWS, row_layouts, row_ranks, wide_rows
 from opforge.definitions.workloads import vocabularies

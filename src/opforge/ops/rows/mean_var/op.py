@@ -1,7 +1,7 @@
 """Mean and population variance over the last axis: mean = sum(x) / cols, var = sum((x - mean)^2) / cols."""
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Constraint, Law, Operator, TensorSpec, Tolerance, Workload
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.rows import centred_row, where_squares_fit
 from opforge.definitions.cases import (
     LARGE_SQUARES,

@@ -1,6 +1,6 @@
 """softmax over the last axis: y = exp(x - max(x)) / sum(exp(x - max(x)))."""
 
-from opforge.core.likeness import Like
+from opforge.core.definition.likeness import Like
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
 from opforge.definitions.bounds.sums import exp_errors, finite
 from opforge.definitions.cases import MANY_NARROW, ONE_PAST_A_WARP, ROWS, row_layouts, row_ranks

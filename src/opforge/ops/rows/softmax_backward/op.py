@@ -1,7 +1,7 @@
 """The gradient of softmax over the last axis: dx = y * (dy - sum(y * dy)), y being what softmax returned."""
 
+from opforge.core.definition.rounding_errors import Errors
 from opforge.core.operator import Case, Law, Operator, TensorSpec, Tolerance
-from opforge.core.rounding_errors import Errors
 from opforge.definitions.bounds.sums import few_ulps, finite, sum_errors
 from opforge.definitions.cases import MANY_NARROW, ROWS, row_layouts, row_ranks, wide_rows
 from opforge.definitions.workloads import SOFTMAXES

@@ -1,0 +1,1 @@
+"""What an operator and its implementations are."""

@@ -1,0 +1,1 @@
+"""What was found of an implementation: verdicts, times, comparisons, records."""

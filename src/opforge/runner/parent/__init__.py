@@ -1,0 +1,1 @@
+"""The parent's end: hosts, servers, workers and the watch over them."""

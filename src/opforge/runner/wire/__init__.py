@@ -1,0 +1,1 @@
+"""What parent and worker say to each other, and how it gets there."""
