@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable
 
 import opforge.backends.triton_interpreter as interp
+from opforge.backends import triton_syntax
 
 import torch
 import triton
@@ -429,6 +430,9 @@ def run() -> dict[str, str]:
             found[name] = "right" if right else f"wrong: {(out - expected(x, p, i)).abs().max()}"
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
+    found["deprecated"] = (
+        "right" if triton_syntax.notes == [triton_syntax.DEPRECATED] else "the compiler's note is missing"
+    )
     return found
 
 

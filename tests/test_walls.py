@@ -414,3 +414,36 @@ def judged(body, home, name="torch_guest"):
         verdict = verify(bench, implementation, "float32", effort=EXACT)
         bench.close()
         return verdict, time.monotonic() - began
+
+
+def test_an_interpreted_call_that_gets_on_is_slow_and_one_that_does_not_hangs(monkeypatch):
+    """A kernel that is merely slow in the interpreter failed after 30 s beside a torch.compile; alone it passed. It has
+    100 s of processor time while it gets on; who loops without end is ended after 30 s as before."""
+    machine = Machine(monkeypatch)
+    dog = watched(machine, "triton_slow")
+    for _ in range(24):
+        dog.told(True)
+        # others have the processor half of the time
+        assert machine.late_after(dog, 4.0) is None
+        machine.now += 4.0
+    assert dog.slow()
+    dog.told(True)
+    late_s = machine.late_after(dog, 10.0)
+    assert late_s is not None and 4.0 <= late_s <= 6.0 and dog.slow()
+
+    machine = Machine(monkeypatch)
+    dog = watched(machine, "triton_endless")
+    dog.told(True)
+    late_s = machine.late_after(dog, 60.0)
+    assert late_s is not None and 29.0 <= late_s <= 32.0 and not dog.slow()
+
+
+def test_a_worker_that_somebody_stopped_is_not_late(monkeypatch):
+    """A debugger, a batch system: the time in which it could not run is not the kernel's."""
+    machine = Machine(monkeypatch)
+    dog = watched(machine, "cpp_stopped")
+    monkeypatch.setattr(processes, "stopped", lambda pid: True)
+    assert machine.late_after(dog, 100.0, works=False) is None
+    monkeypatch.setattr(processes, "stopped", lambda pid: False)
+    late_s = machine.late_after(dog, 60.0, works=False)
+    assert late_s is not None and 29.0 <= late_s <= 32.0

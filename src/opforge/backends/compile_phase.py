@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
@@ -18,6 +19,8 @@ _lock = threading.RLock()
 _depth = 0
 _listener: tuple[Callable[[bool], None], int] | None = None
 _unseen = False
+_told_s = 0.0
+GOT_ON_S = 1.0
 
 
 def listen(listener: Callable[[bool], None]) -> None:
@@ -73,6 +76,16 @@ def _step(by: int) -> None:
         before, _depth = _depth, max(0, _depth + by)
         if bool(before) is not bool(_depth) and _listener is not None and _listener[1] == os.getpid():
             _listener[0](bool(_depth))
+
+
+def got_on() -> None:
+    """An interpreter has done a part of a call: told once a second at most, as a compiler that ends as it begins."""
+    global _told_s
+    now = time.monotonic()
+    if now - _told_s >= GOT_ON_S:
+        _told_s = now
+        with compiling():
+            pass
 
 
 def around_triton() -> bool:

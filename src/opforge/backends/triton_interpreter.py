@@ -46,7 +46,7 @@ from triton.runtime.interpreter import (
     TensorHandle,
 )
 
-from opforge.backends import triton_lacks, triton_libdevice, triton_syntax
+from opforge.backends import compile_phase, triton_lacks, triton_libdevice, triton_syntax
 from opforge.backends.triton_lacks import NotInterpreted
 
 # --------------------------------------------------------------------------- conversions
@@ -321,6 +321,13 @@ def _fix_speed() -> None:
         except Exception as error:
             raise InterpreterError(repr(error)) from error
 
+    begin = InterpreterBuilder.set_grid_idx
+
+    def begin_program(self: Any, x: int, y: int, z: int) -> None:
+        compile_phase.got_on()
+        begin(self, x, y, z)
+
+    InterpreterBuilder.set_grid_idx = begin_program
     GridExecutor.__call__ = run_grid
     InterpretedFunction.__call__ = call
 

@@ -31,7 +31,7 @@ SAID_BY_THE_KERNEL = ("create_assert", "create_assume", "validate", "materialize
 def lacking(what: str) -> NotInterpreted:
     """The error for a kernel that needs what the interpreter has not."""
     return NotInterpreted(
-        f"not run here: Triton's interpreter has no {what}. Verify it on a GPU (--device cuda), or look at what it "
+        f"Triton's interpreter has no {what}. Verify it on a GPU (--device cuda), or look at what it "
         "compiles to with: opforge inspect OPERATOR NAME --target sm_90"
     )
 

@@ -26,6 +26,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import FunctionRewriter, TensorHandle
 
+from opforge.backends import compile_phase
+
 PREFIX = "_opforge_"
 """Names of the functions below, in a kernel's module."""
 DEPRECATED = "`and` and `or` of tensors with more than one element are deprecated in Triton; write `&` and `|`"
@@ -136,6 +138,7 @@ def looped(made: Callable[..., Any], *bounds: Any, **options: Any) -> Iterator[A
     """`for i in range(...)`: each i as a scalar tensor of the bounds' integer type."""
     wide = any(isinstance(bound, tl.tensor) and bound.dtype.primitive_bitwidth == 64 for bound in bounds)
     for step in made(*bounds, **options):
+        compile_phase.got_on()
         if not isinstance(step, int):
             yield step
         elif wide:

@@ -110,6 +110,7 @@ def verify(
     if run.struck:
         words = f"a signal ended its worker in {'; '.join(run.struck)}. Right in a new worker"
         statements = (*statements, Statement(name="interrupted", holds=None, detail=words))
+    statements += tuple(Statement(name="compiler", holds=None, detail=note) for note in run.notes)
     return Pass(
         checked=tuple(run.checked),
         not_taken=tuple(run.refused),
@@ -138,6 +139,7 @@ class _Run:
     worst_ratio: float = -1.0
     worker: Worker | None = None
     struck: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.repeats = Repeats(
@@ -239,6 +241,7 @@ class _Run:
             self.refused_cases.append(prepared.case)
             return None
         launch, outcome = ran.launch, ran.outcome
+        self.notes.update(dict.fromkeys(ran.notes))
         if not isinstance(outcome, Checked):
             return (
                 self.repeats.once_more(worker, prepared, launch, outcome)

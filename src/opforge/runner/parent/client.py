@@ -57,12 +57,15 @@ class ServerDied(WorkerDied):
 
 
 class WorkerLate(Exception):
-    """No answer within the limit; the worker was ended. `compiling`: while a compiler ran, it said."""
+    """No answer within the limit; the worker was ended. `compiling`: while a compiler ran, it said. `slow`: an
+    interpreter that got on, and nothing says that the kernel hangs.
+    """
 
-    def __init__(self, limit_s: float, *, compiling: bool = False) -> None:
+    def __init__(self, limit_s: float, *, compiling: bool = False, slow: bool = False) -> None:
         super().__init__(f"no answer within {limit_s:g} s")
         self.limit_s = limit_s
         self.compiling = compiling
+        self.slow = slow
 
 
 class Outsized(Exception):
@@ -198,8 +201,15 @@ class ForkedWorker:
             answer = decoded(question, received, nonce if self.guards.nonce else None)
             left = self._left_behind() if self.guards.children else None
         except Late as error:
+            slow, stopped = self.watchdog.slow(), processes.stopped(self.pid)
             self.close()
-            raise WorkerLate(round(error.limit_s, 1) or limit_s, compiling=self.watchdog.compiling) from error
+            if stopped:
+                raise WorkerDied(
+                    -signal.SIGSTOP, "somebody stopped it, and it was not continued", struck=True
+                ) from error
+            raise WorkerLate(
+                round(error.limit_s, 1) or limit_s, compiling=self.watchdog.compiling, slow=slow
+            ) from error
         except (Outsized, Malformed) as error:
             self.close()
             raise WorkerDied(-signal.SIGKILL, str(error)) from error

@@ -25,6 +25,10 @@ BYTES_PER_S = 64 << 20
 """A call over much memory may take longer: what a single thread writes, with every page faulted in, is ten times as
 fast.
 """
+INTERPRETED_S = 100.0
+"""Processor time of one interpreted call that gets on. An interpreter is a thousand times as slow as what it stands
+for: a kernel that is merely slow in it is not run, and one that does not get on for HANG_S of processor time hangs.
+"""
 LOOK_S = 0.5
 TOLD_S = 2.0
 """A wait that is shorter is not worth a word."""
@@ -63,7 +67,9 @@ class Watchdog:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.what = ""
-        self.compiles = self.compiling = self.bounded = self.sealed = False
+        self.compiles = self.compiling = self.bounded = self.sealed = self.interpreted = False
+        self.got_on_s: float | None = None
+        self.begun_s = 0.0
         self.limit_s = self.compiled_s = 0.0
         self.stretches = {False: _Stretch(), True: _Stretch()}
         self.looked = self.idle_since = self.kept_waiting_s = 0.0
@@ -78,7 +84,8 @@ class Watchdog:
             # torch.compile's twin of a torch file is called after that; on a CPU, Triton's interpreter stands for the
             # device, and compiles nothing
             backend = "compile" if name.startswith("torch_compile") else name.split("_")[0]
-            self.compiles = backend not in NOT_AT_CALL and not (backend == "triton" and question.device == "cpu")
+            self.interpreted = backend == "triton" and question.device == "cpu"
+            self.compiles = backend not in NOT_AT_CALL and not self.interpreted
         self.limit_s = limit_s
         more_s = arena_bytes / BYTES_PER_S
         self.stretches = {
@@ -92,14 +99,22 @@ class Watchdog:
         self.looked = self.idle_since = self.since = time.monotonic()
         self.kept_waiting_s = processes.kept_waiting_s(self.pid)
         # asked at the first look: most requests are answered before
-        self.worked_s = None
+        self.worked_s = self.got_on_s = None
 
     def told(self, compiling: bool) -> None:
         """The worker says that a compiler runs from now on, or none any more. Each phase goes on where it was left:
         nobody gets a new limit by telling often.
         """
+        if self.interpreted:
+            # a program of the grid, or an iteration of a loop, has ended
+            self.got_on_s = self._processor_s()
+            return
         self._count()
         self.compiling = compiling and self.compiles
+
+    def slow(self) -> bool:
+        """Whether it is an interpreter that gets on, and nothing says that the kernel hangs."""
+        return self.interpreted and self.got_on_s is not None and self._processor_s() - self.got_on_s <= HANG_S
 
     def _count(self) -> _Stretch:
         now, kept_waiting_s = time.monotonic(), processes.kept_waiting_s(self.pid)
@@ -122,15 +137,23 @@ class Watchdog:
             if self.sealed:
                 self._start()
             return None
+        if processes.stopped(self.pid):
+            # by somebody: it can do nothing for it
+            self.since = self.idle_since = now
+            return None
         worked_s = self._processor_s()
         if self.worked_s is None:
-            self.worked_s = worked_s
+            self.worked_s = self.begun_s = worked_s
         elif worked_s - self.worked_s > WORKING * LOOK_S:
             self.worked_s, self.idle_since = worked_s, now
         elif worked_s < self.worked_s:
             # a compiler that it started has ended, and its time is counted no more: what others do from now on is work
             self.worked_s = worked_s
         stretch = self._count()
+        if self.interpreted and self.got_on_s is not None and now - self.idle_since <= HANG_S:
+            # by the processor time that it had
+            hangs = worked_s - self.got_on_s > HANG_S
+            return HANG_S if hangs else INTERPRETED_S if worked_s - self.begun_s > INTERPRETED_S else None
         # who compiles is given its time as long as it works; who does nothing for as long as a hang takes is one
         allowed_s = stretch.allowed_s if now - self.idle_since <= HANG_S else min(HANG_S, stretch.allowed_s)
         return allowed_s if stretch.took_s - min(stretch.waited_s, allowed_s) > allowed_s else None
@@ -147,6 +170,8 @@ class Watchdog:
         if not self.sealed:
             # the first of its questions: it has the caller's limit, from when that was asked
             doing, limit_s = "compiling", self.limit_s
+        elif self.slow():
+            doing, limit_s = "interpreted", min(INTERPRETED_S, self.limit_s)
         return f"{self.what} {doing} for {took_s:.0f} s; ended at {limit_s:.0f} s"
 
     def _processor_s(self) -> float:

@@ -113,6 +113,12 @@ def alive(pid: int) -> bool:
     return bool(fields) and fields[0] not in "ZX"
 
 
+def stopped(pid: int) -> bool:
+    """Whether somebody has stopped it (SIGSTOP, a debugger)."""
+    fields = _stat(pid)
+    return bool(fields) and fields[0] in "Tt"
+
+
 def memory_bytes(pid: int) -> int:
     """Resident memory that no file stands behind: private, and shared mappings without a name."""
     total = 0

@@ -91,10 +91,13 @@ class Done(Answer):
 
 @dataclass(frozen=True, kw_only=True)
 class Launched(Answer):
-    """It ran: how often each of PyTorch's operations was called, and evidence of foreign code."""
+    """It ran: how often each of PyTorch's operations was called, evidence of foreign code, and what a compiler would
+    have said of what was interpreted.
+    """
 
     operations: Mapping[str, int] = field(default_factory=dict)
     foreign: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,7 @@ from opforge.runner.worker.arena import Arena
 from opforge.runner.worker.compiled_first import compiled
 from opforge.runner.worker.device_kernels import DeviceWatch
 from opforge.runner.worker.dispatch_trace import traced
+from opforge.runner.worker.interpreted_stores import interpreted_notes
 from opforge.runner.worker.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
 from opforge.runner.worker.placement import Placement
 from opforge.runner.worker.result_memory import ResultMemory
@@ -307,7 +308,7 @@ class Executor:
         self._collect(number)
         if self.guards.new_memory:
             self._hold(number, launch)
-        return Launched(operations=operations, foreign=tuple(foreign))
+        return Launched(operations=operations, foreign=tuple(foreign), notes=interpreted_notes())
 
     def _hold(self, number: int, launch: Launch) -> None:
         """Keep the last results while the next ones are made: memory that is handed out twice would change under its

@@ -74,3 +74,12 @@ def stores() -> Iterator[Stores | None]:
         yield kept
     finally:
         setattr(module, PLACE, real)
+
+
+def interpreted_notes() -> tuple[str, ...]:
+    """What a compiler would have said of the kernels that were interpreted since this was asked last."""
+    syntax = sys.modules.get("opforge.backends.triton_syntax")
+    said: list[str] = getattr(syntax, "notes", [])
+    told = tuple(said)
+    said.clear()
+    return told

@@ -25,6 +25,12 @@ def verdict_of(
         raise NotNow(f"Not judged, twice: {error.stderr}. Run the command again.") from error
     if isinstance(error, WorkerDied):
         return crash_of(error, case, dtype, isolation)
+    if isinstance(error, WorkerLate) and error.slow:
+        where = f" of {case.name}" if case is not None else ""
+        raise NotNow(
+            f"One call{where} takes more than {error.limit_s:g} s of processor time in the interpreter, and it got on: "
+            "nothing says that it hangs. Verify it on a GPU (--device cuda), or give the operator smaller cases."
+        )
     if isinstance(error, WorkerLate):
         return Timeout(case=case, dtype=dtype, limit_s=error.limit_s, isolation=isolation, compiling=error.compiling)
     return Unsupported(reason=str(error))

@@ -35,6 +35,7 @@ class Started:
     """A launch that is bound and has run once; what it left in the arena is not judged yet."""
 
     launch: int
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Ran:
 
     launch: int
     outcome: Checked | Mismatch | Broken | LibraryFallback
+    notes: tuple[str, ...] = ()
 
 
 @spans.spanned(
@@ -281,7 +283,7 @@ def first_run(run: CaseRun, answer: LaunchBound | Failure) -> Started | Rejected
                     tuple(foreign),
                 )
             else:
-                return Started(answer.launch)
+                return Started(answer.launch, ran.notes)
             return LibraryFallback(case=case, dtype=dtype, reason=reason, evidence=evidence, isolation=host.isolation)
         answer = ran
     return Broken(case=case, dtype=dtype, reason=_in_short(answer.reason), isolation=host.isolation)
@@ -336,7 +338,7 @@ def _judged(
     if isinstance(started, LibraryFallback):
         # a wrong answer is a wrong answer, whoever computed it
         return Ran(0, started if isinstance(outcome, Checked) else outcome)
-    return Ran(started.launch, outcome)
+    return Ran(started.launch, outcome, started.notes)
 
 
 def run_again(bench: CaseCache, worker: Worker, launch: int, prepared: PreparedCase) -> Broken | None:
