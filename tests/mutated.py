@@ -39,7 +39,7 @@ WRITTEN = {
         *("like", "grid", "used"),
     ),
     "TensorSpec": (
-        *("name", "shape", "dtype", "about", "below", "sometimes", "domain", "ties"),
+        *("name", "shape", "dtype", "about", "below", "sometimes", "domain", "ties", "rounded_to"),
         *("least", "distinct", "overwrites", "optional", "offsets", "many"),
     ),
     "Scalar": ("name", "default", "choices", "about"),
@@ -54,6 +54,7 @@ WRITTEN = {
         "errors",
         "shared",
         "rounds_factors",
+        "whole_range",
         "about",
     ),
     "Case": ("name", "axes", "why", "distribution", "layout", "dtype", "scalars", "seed", "pattern"),
@@ -414,6 +415,9 @@ RULES: dict[tuple[str, str], Callable[..., Any]] = {
     ("TensorSpec", "ties"): lambda value, operator, _: (
         value is None or any(spec.ties is value and spec.dtype.startswith("int") for spec in operator.outputs)
     ),
+    ("TensorSpec", "rounded_to"): lambda value, *_: (
+        value in (None, "exact", "int2", "uint2", "int4", "uint4", "int8", "uint8")
+    ),
     ("TensorSpec", "least"): lambda value, operator, _: (
         value is None
         or all(
@@ -449,6 +453,7 @@ RULES: dict[tuple[str, str], Callable[..., Any]] = {
     ("TensorSpec", "offsets"): lambda value, *_: value is None,
     ("TensorSpec", "many"): lambda value, *_: value is None,
     ("Tolerance", "rounds_factors"): lambda value, *_: type(value) is bool,
+    ("Tolerance", "whole_range"): lambda value, *_: type(value) is bool,
     ("Operator", "follows"): lambda value, operator, _: value is None or _follows(value, operator),
     ("Scalar", "name"): lambda value, *_: argument(value),
     ("Scalar", "default"): lambda value, *_: type(value) in (bool, int, float, str) and value == value,

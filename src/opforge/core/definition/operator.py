@@ -97,6 +97,8 @@ class Tolerance:
                 single one does
     rounds_factors   whether factors of either sign are made on the way and rounded to the dtype (attention's
                 gradients): sums of a few more digits than that can't be told from right ones
+    whole_range   whether kernels answer for every value whose result float32 holds, also where squares or sums on the
+                way leave its range. Without it hidden cases of such values are left out, and a verdict says so
     shared      expression over the axes: how many elements share one error ("cols": a row's statistic is in all of
                 them): they are one element to that root mean square
     """
@@ -116,6 +118,7 @@ class Tolerance:
     ) = None
     shared: str = "1"
     rounds_factors: bool = False
+    whole_range: bool = False
     about: str = ""
 
     def __post_init__(self) -> None:

@@ -45,6 +45,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "errors": "errors",
         "shared": '"cols"',
         "rounds_factors": "True",
+        "whole_range": "True",
         "about": '"a tree of additions"',
     },
     "Case": {

@@ -22,7 +22,10 @@ BIND_LIMIT_S = 300.0
 RUN_LIMIT_S = 120.0
 
 
-NOT_BORNE = "float32 cannot bear its values"
+NOT_BORNE = (
+    "float32 cannot bear its values: squares or sums on the way leave its range; "
+    "Tolerance(whole_range=True) asks for them"
+)
 """Why a case of other values is not asked."""
 _NOT_MEANT = (UsageError, ArithmeticError, ValueError, RuntimeError)
 """What comes of axes that nobody declared: of the reference and of rules in op.py a UsageError that says whose it is

@@ -9,6 +9,7 @@ from opforge.core.definition.call_form import formed
 from opforge.core.definition.dtypes import DTYPES
 from opforge.core.definition.operator import Case, Operator, ScalarValue
 from opforge.core.definition.own_words import its_own_words
+from opforge.verify.cases.range_left import leaves_range
 from opforge.verify.judging.elements import noise, right_elements
 from opforge.verify.oracle.expectation import Expectation, Truth
 
@@ -24,7 +25,8 @@ overflow in every honest kernel, and a bound is not meant to hold there."""
 
 
 def withstands(operator: Operator, case: Case, dtype: str, truth: Truth) -> bool:
-    """Whether the reference is a right answer to a case when it is computed in float32 (in float64 where that is the
+    """Whether a case is asked: the operator claims the whole range; or no sum leaves it (cases.range_left), and the
+    reference is a right answer when it is computed in float32 (in float64 where that is the
     call's dtype), and finite where it has to be
     when every step of it is rounded to
     the call's own dtypes: an honest kernel may round a sum before it goes on."""
@@ -34,6 +36,14 @@ def withstands(operator: Operator, case: Case, dtype: str, truth: Truth) -> bool
     operator = formed(operator, {**case.axes, **scalars})
     if _saturates(operator, scalars, dtype, truth):
         return False
+    if operator.tolerance.whole_range:
+        return True
+    if dtype != "float64" and all(expectation.beyond is None for expectation in truth.expectations):
+        # the definition says nothing of what may be added up there
+        given_wide = [truth.inputs[spec.name] for spec in operator.inputs]
+        with its_own_words(operator, "reference"):
+            if leaves_range(operator, scalars, given_wide):
+                return False
     computed = torch.float64 if dtype == "float64" else torch.float32
     given = [(truth.inputs[spec.name], getattr(torch, spec.dtype_for(dtype, scalars))) for spec in operator.inputs]
 
