@@ -14,7 +14,7 @@ import torch
 
 from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate, read_definition
-from opforge.forge.evaluate import evaluate
+from opforge.forge.program.evaluate import evaluate
 from opforge.registry import load
 
 HERE = Path(__file__).resolve().parent

@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
 from opforge.core.language.errors import UsageError
-from opforge.forge import model_client
-from opforge.forge.ask import REPAIRS, NoDefinition, definition_asked, shown
-from opforge.forge.evaluate import evaluate
-from opforge.forge.model_client import Endpoint, ModelError, ask
+from opforge.forge.loop import model_client
+from opforge.forge.loop.model_client import Endpoint, ModelError, ask
+from opforge.forge.program.evaluate import evaluate
+from opforge.forge.read.ask import REPAIRS, NoDefinition, definition_asked, shown
 from scripted_model import scripted_model
 
 KEY = "sk-very-secret"

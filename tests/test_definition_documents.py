@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from opforge.cli.app import command_line
 from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate
-from opforge.forge.definition import definition_of
-from opforge.forge.read_document import definition_in
+from opforge.forge.program.definition import definition_of
+from opforge.forge.read.documents import definition_in
 from opforge.registry import load
 
 FULL = {

@@ -19,7 +19,7 @@ from tests.test_forge import failures
 from opforge.cli.app import command_line
 from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula, generate, read_definition
-from opforge.forge.families import layout_of
+from opforge.forge.program.families import layout_of
 from opforge.inspect import inspect_implementation
 from opforge.registry import load
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OPERATORS = {path.parent.name: path for path in sorted((ROOT / "src/opforge/ops").rglob("README.md"))}
 NOTES = sorted((ROOT / "src/opforge/ops").rglob("NOTES.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *OPERATORS.values(), *NOTES]
-TEMPLATE = ROOT / "src/opforge/forge/template/README.md.txt"
+TEMPLATE = ROOT / "src/opforge/forge/write/template/README.md.txt"
 
 
 def written(page: Path) -> str:

@@ -16,14 +16,14 @@ from opforge.cli.app import command_line
 from opforge.core.evidence.verdict import Crash, Mismatch, Pass, Timeout, Unsupported
 from opforge.core.language.errors import UsageError
 from opforge.forge import from_formula
-from opforge.forge.evaluate import evaluate
-from opforge.forge.export_calls import suite_files
-from opforge.forge.export_tasks import task_of, traces_of, with_solutions
-from opforge.forge.formats.documents import At
-from opforge.forge.formats.files import files_of_task, task_sets
-from opforge.forge.formats.nouns import FLASHINFER, SOL, Solution, Trace
-from opforge.forge.tasks import tasks_at
-from opforge.forge.traced_tasks import read_task_set
+from opforge.forge.program.evaluate import evaluate
+from opforge.forge.suites.export_calls import suite_files
+from opforge.forge.suites.export_tasks import task_of, traces_of, with_solutions
+from opforge.forge.suites.formats.documents import At
+from opforge.forge.suites.formats.files import files_of_task, task_sets
+from opforge.forge.suites.formats.nouns import FLASHINFER, SOL, Solution, Trace
+from opforge.forge.suites.tasks import tasks_at
+from opforge.forge.suites.traced_tasks import read_task_set
 
 FORMULAS = [
     ("out = where(x[a, b] < t, x * s[b], exp(-abs(x)))", {"t": 0.5}),
@@ -89,7 +89,7 @@ def folder(tmp_path):
 
 
 def definition_of(folder):
-    from opforge.forge import read_document
+    from opforge.forge.read.documents import read_document
 
     return read_document(folder / "definition.md", "made")
 

@@ -17,11 +17,11 @@ from opforge.core.evidence.verdict import Inaccurate, Pass
 from opforge.core.language.errors import UsageError
 from opforge.definitions.bounds.formulas import formula_errors
 from opforge.forge import files_of, from_formula, generate, read_definition
-from opforge.forge.definition import definition_of
-from opforge.forge.evaluate import evaluate
-from opforge.forge.families import layout_of
-from opforge.forge.ir import shown
-from opforge.forge.write_torch import reference_text
+from opforge.forge.program.definition import definition_of
+from opforge.forge.program.evaluate import evaluate
+from opforge.forge.program.families import layout_of
+from opforge.forge.program.ir import shown
+from opforge.forge.write.torch_files import reference_text
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.trial import check

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from opforge.core.language.errors import UsageError
-from opforge.forge.formats.call_lines import (
+from opforge.forge.suites.formats.call_lines import (
     DTYPES as SHORT,
     Call,
     CallFile,
@@ -27,9 +27,9 @@ from opforge.forge.formats.call_lines import (
     operator_of,
     read_calls,
 )
-from opforge.forge.formats.documents import At, dumped, loaded
-from opforge.forge.formats.files import files_of_task, form_of, json_text, read_each, read_one, task_sets
-from opforge.forge.formats.nouns import DTYPES, FLASHINFER, LANGUAGES, SOL, Definition, Solution, Trace, Workload
+from opforge.forge.suites.formats.documents import At, dumped, loaded
+from opforge.forge.suites.formats.files import files_of_task, form_of, json_text, read_each, read_one, task_sets
+from opforge.forge.suites.formats.nouns import DTYPES, FLASHINFER, LANGUAGES, SOL, Definition, Solution, Trace, Workload
 
 FILES = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)

@@ -17,12 +17,12 @@ from opforge.cli.app import command_line
 from opforge.core.evidence.verdict import Pass, Unsupported
 from opforge.core.language.errors import UsageError
 from opforge.forge import files_of, from_formula
-from opforge.forge.definition import NamedWorkload
-from opforge.forge.evaluate import evaluate
-from opforge.forge.families import layout_of
-from opforge.forge.kernelbench import name_of, read_task, write_task
-from opforge.forge.suite import TaskResult, judged, lines, summary
-from opforge.forge.tasks import tasks_at
+from opforge.forge.program.definition import NamedWorkload
+from opforge.forge.program.evaluate import evaluate
+from opforge.forge.program.families import layout_of
+from opforge.forge.suites.kernelbench import name_of, read_task, write_task
+from opforge.forge.suites.suite import TaskResult, judged, lines, summary
+from opforge.forge.suites.tasks import tasks_at
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "kernelbench"
 HUGE = '''

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from opforge.core.language.errors import UsageError
-from opforge.forge.model_client import Endpoint, ModelError, ask, endpoint_from
+from opforge.forge.loop.model_client import Endpoint, ModelError, ask, endpoint_from
 
 KEY = "sk-very-secret"
 QUESTION = [{"role": "user", "content": "hello"}]

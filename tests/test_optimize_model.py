@@ -16,9 +16,9 @@ from opforge.forge.loop.beam import STRATEGY as BEAM
 from opforge.forge.loop.choices import AS_GENERATED, POOR, opened, with_default
 from opforge.forge.loop.feedback import feedback
 from opforge.forge.loop.model import PROMPTS, Budget, Model, read_answer
+from opforge.forge.loop.model_client import Endpoint, ask
 from opforge.forge.loop.optimize import LoopOptions, optimize
 from opforge.forge.loop.replay import Replay, differences
-from opforge.forge.model_client import Endpoint, ask
 from opforge.registry import load
 from opforge.store import Store
 from scripted_model import scripted_model

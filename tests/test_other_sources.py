@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from opforge.cli.app import command_line
 from opforge.core.language.errors import UsageError
 from opforge.forge import from_formula
-from opforge.forge.evaluate import evaluate
-from opforge.forge.families import layout_of
-from opforge.forge.linalg import linalg_in
-from opforge.forge.traced import traced
+from opforge.forge.program.evaluate import evaluate
+from opforge.forge.program.families import layout_of
+from opforge.forge.read.linalg import linalg_in
+from opforge.forge.read.traced import traced
 
 FUNCTIONS = """
 import torch
@@ -124,7 +124,7 @@ def test_what_has_no_formula_is_refused(where, shapes, message, file):
 
 def test_a_formula_that_disagrees_with_its_function_is_refused(file, monkeypatch):
     """A planted mistake in the table of operations."""
-    from opforge.forge import traced as module
+    from opforge.forge.read import traced as module
 
     monkeypatch.setitem(module.BINARY, "sub", "+")
     with pytest.raises(UsageError, match="otherwise than the function"):

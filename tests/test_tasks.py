@@ -17,19 +17,20 @@ from typer.testing import CliRunner
 from opforge.cli.app import command_line
 from opforge.core.evidence.verdict import Pass
 from opforge.core.language.errors import UsageError
-from opforge.forge import apart as apart_module, files_of
-from opforge.forge.apart import apart
-from opforge.forge.evaluate import evaluate
-from opforge.forge.families import layout_of
-from opforge.forge.formats.call_lines import calls_in
-from opforge.forge.formats.documents import At
-from opforge.forge.formats.files import files_of_task, task_sets
-from opforge.forge.formats.nouns import FLASHINFER, Definition, Solution, TaskSet, Trace
-from opforge.forge.kernelbench import read_task
-from opforge.forge.solutions import brought_in
-from opforge.forge.suite import judged
-from opforge.forge.tasks import one_task, tasks_at
-from opforge.forge.traced_tasks import name_for, read_operator, read_task_set
+from opforge.forge import files_of
+from opforge.forge.program.evaluate import evaluate
+from opforge.forge.program.families import layout_of
+from opforge.forge.read import apart as apart_module
+from opforge.forge.read.apart import apart
+from opforge.forge.suites.formats.call_lines import calls_in
+from opforge.forge.suites.formats.documents import At
+from opforge.forge.suites.formats.files import files_of_task, task_sets
+from opforge.forge.suites.formats.nouns import FLASHINFER, Definition, Solution, TaskSet, Trace
+from opforge.forge.suites.kernelbench import read_task
+from opforge.forge.suites.solutions import brought_in
+from opforge.forge.suites.suite import judged
+from opforge.forge.suites.tasks import one_task, tasks_at
+from opforge.forge.suites.traced_tasks import name_for, read_operator, read_task_set
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 BODY = "    return x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps) * w\n"
@@ -175,7 +176,7 @@ def test_a_task_that_never_ends_is_ended_and_the_next_one_is_answered(tmp_path):
     (tmp_path / "1_slow.py").write_text(
         "import time\nwhile True: time.sleep(1)\nclass Model: pass\ndef get_inputs(): pass"
     )
-    from opforge.forge.kernelbench import task_fields
+    from opforge.forge.suites.kernelbench import task_fields
 
     apart(name_again, "warm")
     server = apart_module._server

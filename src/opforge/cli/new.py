@@ -86,7 +86,7 @@ def new(
     says in PyTorch, Triton and C++.
     """
     from opforge.forge import create, generate
-    from opforge.forge.generate import ON_REQUEST
+    from opforge.forge.write.backends import ON_REQUEST
 
     given = settings(context)
     folder = home or (*given.homes, Path("operators"))[0]
@@ -99,7 +99,7 @@ def new(
     if ask is not None:
         if formula is not None or definition is not None or parameter or like:
             raise UsageError("--ask says all of the definition. Leave out --formula, --from, --like and --parameter.")
-        from opforge.forge.new import checked_folder
+        from opforge.forge.write.new import checked_folder
 
         checked_folder(given.registry(), name, folder)
         asked: Definition | None = _asked(name, ask, quiet=json)
@@ -109,16 +109,16 @@ def new(
     elif like:
         if formula is not None or definition is not None or parameter:
             raise UsageError("--like says all of the definition. Leave out --formula, --from and --parameter.")
-        from opforge.forge.apart import apart
-        from opforge.forge.definition import definition_of
-        from opforge.forge.traced import traced_fields
+        from opforge.forge.program.definition import definition_of
+        from opforge.forge.read.apart import apart
+        from opforge.forge.read.traced import traced_fields
 
         fields = apart(traced_fields, like, name, [_example(one) for one in example or []])
         asked = definition_of(fields, name, like)
     elif definition is not None and _is_task(definition):
         if formula is not None or parameter:
             raise UsageError("A task says all of the definition. Leave out --formula and --parameter.")
-        from opforge.forge.tasks import one_task
+        from opforge.forge.suites.tasks import one_task
 
         prepared = one_task(definition).prepare(name)
         asked, more = prepared.definition, prepared.more
@@ -158,7 +158,8 @@ def new(
 
 def _definition(name: str, formula: str | None, file: Path | None, parameters: list[str]) -> Definition | None:
     """What is asked for; None for the plain folder."""
-    from opforge.forge import from_formula, number_of, read_definition, read_document, read_linalg
+    from opforge.forge import from_formula, number_of, read_definition, read_linalg
+    from opforge.forge.read.documents import read_document
 
     markdown = file is not None and file.suffix.lower() in (".md", ".markdown")
     if formula is not None and file is not None and not markdown:
@@ -183,8 +184,8 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
 def _asked(name: str, sentence: str, *, quiet: bool) -> Definition:
     """What a model makes of a sentence, shown."""
     from opforge.cli.progress import telling
-    from opforge.forge.ask import ANSWER_TOKENS, definition_asked, shown
-    from opforge.forge.model_client import ask as ask_model, endpoint_from
+    from opforge.forge.loop.model_client import ask as ask_model, endpoint_from
+    from opforge.forge.read.ask import ANSWER_TOKENS, definition_asked, shown
 
     endpoint = endpoint_from()
     with telling(quiet=quiet) as say:

@@ -83,8 +83,8 @@ def optimize(
     """
     from opforge.cli.progress import telling
     from opforge.forge.loop.choices import has_rules
+    from opforge.forge.loop.model_client import endpoint_from
     from opforge.forge.loop.optimize import LoopOptions, optimize as run_loop, replaced
-    from opforge.forge.model_client import endpoint_from
     from opforge.machine import ensure_ceilings
     from opforge.report.optimization_log import LANGUAGES, optimization_log
 
@@ -208,9 +208,9 @@ def _engine(
     device_seconds: float,
 ) -> Engine:
     from opforge.forge.loop.model import Budget, Model
+    from opforge.forge.loop.model_client import endpoint_from
     from opforge.forge.loop.replay import Replay
     from opforge.forge.loop.rules import Rules
-    from opforge.forge.model_client import endpoint_from
 
     if name == "rules":
         return Rules(scratch, conservative=conservative)

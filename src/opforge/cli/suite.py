@@ -69,8 +69,8 @@ def suite(
     if action != "run":
         raise unknown("action of a suite", action, ("run", "export"))
     from opforge.cli.progress import telling
-    from opforge.forge.suite import lines, run_task, summary
-    from opforge.forge.tasks import tasks_at
+    from opforge.forge.suites.suite import lines, run_task, summary
+    from opforge.forge.suites.tasks import tasks_at
     from opforge.timing import Plan
 
     tasks = tasks_at(place)[: most or None]
@@ -106,8 +106,8 @@ def suite(
 def _export(
     context: typer.Context, place: Path, form: str, out: Path | None, dtype: str, aten: str, *, json: bool
 ) -> None:
-    from opforge.forge.formats.nouns import FLASHINFER, SOL
-    from opforge.forge.kernelbench import write_task
+    from opforge.forge.suites.formats.nouns import FLASHINFER, SOL
+    from opforge.forge.suites.kernelbench import write_task
 
     checked("form of tasks", [form], (KERNELBENCH, FLASHINFER, SOL, BACKENDBENCH))
     if form != KERNELBENCH and out is None:
@@ -131,14 +131,14 @@ def _export(
     assert out is not None
     folder = place.parent if place.name == "definition.md" else None
     if form == BACKENDBENCH:
-        from opforge.forge.export_calls import suite_files
+        from opforge.forge.suites.export_calls import suite_files
 
         _written(suite_files(definition, aten, dtype, folder), out, json=json)
         return
     from dataclasses import replace
 
-    from opforge.forge.export_tasks import task_of, traces_of, with_solutions
-    from opforge.forge.formats.files import files_of_task
+    from opforge.forge.suites.export_tasks import task_of, traces_of, with_solutions
+    from opforge.forge.suites.formats.files import files_of_task
 
     task = task_of(definition, form, dtype)
     reasons: tuple[str, ...] = ()
@@ -152,10 +152,11 @@ def _export(
 
 
 def _definition_in(place: Path) -> Definition:
-    from opforge.forge import read_definition, read_document
+    from opforge.forge import read_definition
+    from opforge.forge.read.documents import read_document
 
     if place.suffix == ".json":
-        from opforge.forge.tasks import one_task
+        from opforge.forge.suites.tasks import one_task
 
         task = one_task(place)
         return task.prepare(task.name).definition

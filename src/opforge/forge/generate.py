@@ -8,48 +8,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from opforge.forge.analysis import analysed, described
-from opforge.forge.definition import Definition
-from opforge.forge.document import document
-from opforge.forge.families import layout_of
-from opforge.forge.ir import shown
-from opforge.forge.new import checked_folder
-from opforge.forge.on_request import BACKENDS, written
-from opforge.forge.write_ascend import ascend_file
-from opforge.forge.write_ascendc import ascendc_file
-from opforge.forge.write_cpp import cpp_file
-from opforge.forge.write_four_files import four_files
-from opforge.forge.write_op import Case, one_line, op_text, workload_sizes
-from opforge.forge.write_product import product_files
-from opforge.forge.write_torch import torch_files
-from opforge.forge.write_triton import triton_file
+from opforge.forge.program.analysis import analysed, described
+from opforge.forge.program.definition import Definition
+from opforge.forge.program.families import layout_of
+from opforge.forge.program.ir import shown
+from opforge.forge.write.backends import BACKENDS, IDEAS
+from opforge.forge.write.definition_file import Case, one_line, op_text, workload_sizes
+from opforge.forge.write.document import document
+from opforge.forge.write.four_files import four_files
+from opforge.forge.write.new import checked_folder
 from opforge.machine import descriptors
 from opforge.registry import Registry
 
-IDEAS = {
-    "triton_blocks": "a block of consecutive elements per program",
-    "triton_tiles": "a tile of rows and columns per program, what is broadcast read once for a row or a column",
-    "triton_onchip": "whole rows in registers, several to a program when they are narrow",
-    "cpp_simd": "one parallel pass in float32 vectors",
-    "cpp_rows": "rows in float32 vectors, spread over the threads",
-    "triton_product": "a block of the product per program, what is done to its sums while they are in registers",
-    "cpp_product": "packed panels in cache, what is done to a register tile before it is stored",
-    "cuda_vectors": "16-byte vectors of elements, several in flight per thread",
-    "cuda_tiles": "a vector of the last axis per thread, what is broadcast read once for it",
-    "cuda_rows": "rows on chip: read once, reduced in registers or shared memory",
-    "cuda_product": "a tile of the product per block, what is done to its sums before they are stored",
-    "cuda_scans": "a block for each row: pieces in shared memory, their totals scanned over the block",
-    "tilelang_tiles": "a tile of rows and columns per block, an element per access",
-    "tilelang_rows": "rows a tile at a time, with one partial result for each column of it",
-    "tilelang_product": "a tile of the product per block, its sums in registers until the formula has met them",
-    "tilelang_scans": "a thread for each row, which carries every scan along",
-    "torch_definition": "the formula in PyTorch, float32 in between, as the kernels have it",
-    "torch_eager": "the formula as a user of PyTorch writes it: the baseline",
-}
-ASCEND, ASCENDC = "ascend", "ascendc"
-"""On request too, and no implementations: a function that launches the Triton kernel on an NPU, and the program in
-TileLang's dialect for Ascend, which prints AscendC."""
-ON_REQUEST = (*BACKENDS, ASCEND, ASCENDC)
 BROUGHT_IN = "a solution that came with the task, as it is"
 
 
@@ -72,15 +42,11 @@ def files_of(
     more = more or More()
     program = definition.program()
     layout = layout_of(program)
-    if layout.family == "product":
-        kernels = product_files(definition, program, layout)
-    else:
-        kernels = dict([triton_file(definition, program, layout), cpp_file(definition, program, layout)])
-    kernels |= torch_files(definition, program, layout)
-    for name in backends:
-        if name in BACKENDS:
-            file, text = written(name, definition, program, layout)
-            kernels[file] = text
+    kernels: dict[str, str] = {}
+    beside: dict[str, str] = {}
+    for backend in BACKENDS.values():
+        if backend.always or backend.name in backends:
+            (kernels if backend.ideas else beside).update(backend.files(definition, program, layout))
     generated = tuple(name.split(".")[0] for name in kernels)
     implementations = (*generated, *(name.split(".")[0] for name in more.files))
     triton = next(name for name in implementations if name.startswith("triton_"))
@@ -90,8 +56,7 @@ def files_of(
         "op.py": op_text(definition, program, layout, implementations, more.cases),
         "README.md": _readme(definition, implementations),
         **kernels,
-        **dict([ascend_file(definition, program, triton)] if ASCEND in backends else []),
-        **dict([ascendc_file(definition, program, layout)] if ASCENDC in backends else []),
+        **beside,
         **more.files,
     }
 

@@ -20,8 +20,8 @@ from opforge.core.language.errors import UsageError
 from opforge.forge.loop.beam import CHILDREN, ROUNDS, STRATEGY as BEAM, Parent, parents, rounds_done
 from opforge.forge.loop.engine import Proposal, Situation, Variant, Variants
 from opforge.forge.loop.feedback import feedback
+from opforge.forge.loop.model_client import Answer, Endpoint, ModelError, ask
 from opforge.forge.loop.patterns import patterns
-from opforge.forge.model_client import Answer, Endpoint, ModelError, ask
 
 PROMPTS = Path(__file__).resolve().parent / "prompts"
 STRATEGY = "candidates of a model"

@@ -1,0 +1,1 @@
+"""What is computed, before any language: definitions, formulas, the program and its layout."""

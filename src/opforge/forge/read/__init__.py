@@ -1,0 +1,1 @@
+"""Sources that a definition is read from: documents, traced functions, linalg text, a sentence."""

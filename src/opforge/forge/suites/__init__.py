@@ -1,0 +1,1 @@
+"""Tasks of other benchmarks: read, generated, judged, exported."""

@@ -1,0 +1,1 @@
+"""Files that are made of a program: a folder's definition, kernels, pages."""
