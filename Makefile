@@ -5,12 +5,12 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 # what takes long is in the campaigns, or in test-all alone
 EVERYDAY := not slow and not campaign and not offline
-# files that find much for little: without a compiler and almost without a worker, less than half a minute together
-CHECKED := $(patsubst %,tests/test_%.py,arrows core registry docs cost roofline timing history cause belief \
-  store store_held gate renewal torch_private progress) \
-  tests/test_runner.py::test_an_answer_holds_what_the_question_asks_for \
-  tests/test_dispatch.py::test_a_gradient_operator_is_the_derivative_of_its_forward
-.PHONY: setup demo test test-all campaigns check redteam trust tuning gpu map docs clean
+# what outlives a checkout, so that the next one does not make it again: compiled kernels of the tests, mypy's knowledge of the
+# files, how long campaigns took, the last commit that passed
+export OPFORGE_KEPT ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/opforge-tests
+export OPFORGE_TEST_CACHE ?= $(OPFORGE_KEPT)/kernels
+TESTS := -n 2 --dist loadgroup
+.PHONY: setup demo test test-all campaigns landing check lint redteam trust tuning gpu map docs clean
 
 setup:
 	@scripts/setup.sh
@@ -24,14 +24,16 @@ demo: setup  ## the main job on this machine, GPU or not, with a report at the e
 	@echo "open reports/demo/report.html"
 
 test: setup  ## the tests, without those that take long
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "$(EVERYDAY)"
+	@$(BIN)/python -m pytest $(TESTS) -m "$(EVERYDAY)"
 
 test-all: setup  ## every test that this machine can run
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup
+	@$(BIN)/python -m pytest $(TESTS)
 
-campaigns: setup  ## what takes longer, for CI: large kernels compiled offline, the red team and the trust figures on smaller numbers
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "campaign or offline"
-	@$(BIN)/python scripts/trust.py --quick
+campaigns: setup  ## what takes longer, as a landing chooses it; ALL=1 for all of it, as a release asks
+	@$(BIN)/python -m pytest $(TESTS) -m "campaign or offline" --campaigns $(if $(ALL),all,chosen)
+
+landing: lint  ## what CI runs: lint, then in one start every day's tests and the campaigns that the change reaches
+	@$(BIN)/python -m pytest $(TESTS) --campaigns chosen
 
 trust: setup  ## measure the false alarms, the power and the losses of opforge itself; QUICK=1 takes minutes, PARTS=folder LIMIT=120 goes on where the last run ended
 	@$(BIN)/python scripts/trust.py $(if $(QUICK),--quick) $(if $(PARTS),--parts $(PARTS)) $(if $(LIMIT),--limit $(LIMIT))
@@ -39,11 +41,13 @@ trust: setup  ## measure the false alarms, the power and the losses of opforge i
 tuning: setup  ## how good the search is, replayed over measured spaces: SPACES=folder (without it two made-up ones), SEEDS=20
 	@$(BIN)/python scripts/tuning.py $(SPACES) --seeds $(or $(SEEDS),100)
 
-check: setup  ## format, lint, types, quick tests
+lint: setup  ## format, lint, types
 	@$(BIN)/ruff format --check src tests scripts tools examples
 	@$(BIN)/ruff check src tests scripts tools examples
-	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -m "$(EVERYDAY)" $(CHECKED)
+	@mkdir -p $(OPFORGE_KEPT) && $(BIN)/mypy --cache-dir $(OPFORGE_KEPT)/mypy
+
+check: lint  ## lint and quick tests: less than a minute
+	@$(BIN)/python -m pytest $(TESTS) -m "$(EVERYDAY)" $$(cat tests/checked.txt)
 
 redteam: setup  ## planted cheats, honest kernels, planted bugs and hostile kernels against the verifier
 	@$(BIN)/python scripts/redteam.py

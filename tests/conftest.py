@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 from pathlib import Path
 
@@ -20,7 +21,9 @@ def private_folders(tmp_path_factory):
     own = tmp_path_factory.getbasetemp()
     root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
     patch = pytest.MonkeyPatch()
-    patch.setenv("OPFORGE_CACHE", os.environ.get("OPFORGE_TEST_CACHE", str(root / "cache")))
+    cache = Path(os.environ.get("OPFORGE_TEST_CACHE") or root / "cache")
+    _forget_old(cache / "jit")
+    patch.setenv("OPFORGE_CACHE", str(cache))
     patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
     patch.setenv("OPFORGE_STORE", str(tmp_path_factory.mktemp("store") / "records.sqlite"))
     patch.delenv("OPFORGE_HOME", raising=False)
@@ -39,6 +42,17 @@ def pytest_runtest_setup(item):
     from kept_servers import KEPT
 
     KEPT.own = item.get_closest_marker("own_servers") is not None
+
+
+def _forget_old(folder: Path, days: float = 1.0) -> None:
+    """What compilers made for folders of earlier sessions, which are gone; kernels are kept by their text."""
+    import shutil
+    import time
+
+    for entry in folder.glob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.stat().st_mtime < time.time() - days * 86_400:
+                shutil.rmtree(entry, ignore_errors=True)
 
 
 def _ceilings_that_nobody_waits_for():
@@ -99,7 +113,93 @@ def front_door():
     return ops
 
 
-def pytest_collection_modifyitems(items):
+CHECKED = Path(__file__).with_name("checked.txt").read_text(encoding="utf-8").split()
+"""What `make check` asks, which a landing asks first: files and tests that find much for little."""
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--campaigns",
+        choices=["chosen", "all"],
+        help="the everyday tests, then the campaigns that the change reaches and some of the others, or all of them",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("campaigns"):
+        config.pluginmanager.register(Landing(config), "landing")
+
+
+def _is_campaign(item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("campaign", "offline"))
+
+
+def _of_a_landing(config, items):
+    """What one start asks, the cheap ones first: what `make check` asks, every day's tests, campaigns by length."""
+    import campaign_choice
+
+    asked = [item for item in items if not item.get_closest_marker("slow")]
+    campaigns = [item for item in asked if _is_campaign(item)]
+    takes = campaign_choice.recorded_seconds()
+    chosen = {item.nodeid for item in campaigns}
+    if config.getoption("campaigns") == "chosen":
+        choice, change = campaign_choice.choice_for_landing([item.nodeid for item in campaigns])
+        chosen = set(choice.chosen)
+        told = [
+            f"{len(choice.chosen)} of {len(campaigns)} campaigns, {choice.seconds:.0f} of {choice.all_seconds:.0f} s "
+            f"as recorded; {choice.reached} of them the change reaches: {change}",
+            *(["left for the next landing, the nearest first:", *choice.left] if choice.left else []),
+        ]
+        getattr(config, "workeroutput", config.stash.setdefault(TOLD, {}))["campaigns"] = "\n".join(told)
+
+    def order(item):
+        if _is_campaign(item):
+            return (2, -takes.get(item.nodeid, campaign_choice.UNKNOWN_S))
+        return (0 if item.nodeid.startswith(tuple(CHECKED)) else 1, 0.0)
+
+    left = [item for item in items if item not in asked or (_is_campaign(item) and item.nodeid not in chosen)]
+    config.hook.pytest_deselected(items=left)
+    gone = set(map(id, left))
+    return sorted((item for item in items if id(item) not in gone), key=order)
+
+
+TOLD = pytest.StashKey[dict[str, str]]()
+
+
+class Landing:
+    """Says which campaigns were left, and keeps what each took for the next choice."""
+
+    def __init__(self, config) -> None:
+        self.told = config.stash.setdefault(TOLD, {})
+        self.seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        self.told |= {name: text for name, text in getattr(node, "workeroutput", {}).items() if name == "campaigns"}
+
+    def pytest_runtest_logreport(self, report):
+        if {"campaign", "offline"} & set(report.keywords) and report.outcome != "skipped":
+            test = report.nodeid.partition("@")[0]
+            self.seconds[test] = round(self.seconds.get(test, 0.0) + report.duration, 1)
+
+    def pytest_sessionfinish(self, session):
+        import json
+
+        import campaign_choice
+
+        if self.seconds and not hasattr(session.config, "workerinput"):
+            place = campaign_choice.kept_folder() / "campaign_seconds.json"
+            before = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(json.dumps(before | self.seconds, indent=0, sort_keys=True), encoding="utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if "campaigns" in self.told:
+            terminalreporter.section("campaigns")
+            terminalreporter.write_line(self.told["campaigns"])
+
+
+def pytest_collection_modifyitems(config, items):
     """Tests that need a GPU are skipped, saying so, where there is none. Of those that are marked `first_only` all
     parameters but the first are campaigns.
     """
@@ -109,6 +209,8 @@ def pytest_collection_modifyitems(items):
             if item.function in asked:
                 item.add_marker("campaign")
             asked.add(item.function)
+    if config.getoption("campaigns"):
+        items[:] = _of_a_landing(config, items)
     if any(item.get_closest_marker("gpu") for item in items):
         import torch
 

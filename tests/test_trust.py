@@ -32,7 +32,7 @@ def test_honest_times_are_not_called_suspect_on_a_busy_machine():
     figures("suspect")
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", ["aa", "workers", "slower", "gate", "store", "cache", "fuzz", "million"])
 def test_measured_figures(name):
     """Measured here: no alarm on identical code, real slow-downs found, nothing lost, nothing that ends in a
