@@ -58,6 +58,13 @@ def ask(worker, home, arena, axes, name="torch_eager", **changes):
     return worker.request(dataclasses.replace(question, **changes), [arena.fd])
 
 
+def test_this_process_needs_no_preparation():
+    """Which toolchains there are is looked up when an environment is asked for: here none is."""
+    asked: list[str] = []
+    InProcess().ready({"OPFORGE_PRELOAD": str(asked.append("torch"))} for _ in range(1))
+    assert asked == []
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "sliced", "strided", "misaligned", "expanded"])
 def test_layouts_hold_the_same_values_in_other_places(guest, layout):
     """The values of a seed do not depend on where they lie (but an expanded axis repeats one row)."""

@@ -27,6 +27,7 @@ from opforge.core.language.errors import (
     OpforgeError as OpforgeError,
     UsageError as UsageError,
 )
+from opforge.core.language.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
         Unsupported as Unsupported,
         Verdict as Verdict,
     )
-
-__version__ = "0.1.0"
 
 
 # the nouns that an answer is made of: imported when they are first named, so that `opforge list` doesn't wait for them

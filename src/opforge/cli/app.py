@@ -21,9 +21,9 @@ import typer
 from click.exceptions import BadOptionUsage
 from typer.core import TyperCommand, TyperOption
 
-from opforge import __version__
 from opforge.cli.shared import Settings
 from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
+from opforge.core.language.version import __version__
 
 VERBS = {
     "doctor": "doctor:doctor",

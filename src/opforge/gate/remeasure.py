@@ -12,9 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import opforge
 from opforge.backends.program_hash import program_sha256
-from opforge.backends.shared_code import source_sha256
+from opforge.backends.shared_code import PACKAGE, source_sha256
 from opforge.core.definition.own_shapes import workload_named
 from opforge.core.evidence.record import Record
 from opforge.core.evidence.timing import Timing
@@ -202,15 +201,14 @@ def _same_since(facts: Mapping[str, str], folder: Path, kernels: Container[Path]
     """
     if _differs(facts["git.commit"], folder, kernels):
         return False
-    package = Path(opforge.__file__).resolve().parent
-    root = tracked_root(package)
+    root = tracked_root(PACKAGE)
     if not root:  # an installed package has its version in the fingerprint
         return True
     if root == tracked_root(folder):
-        return not _differs(facts["git.commit"], package, kernels)
+        return not _differs(facts["git.commit"], PACKAGE, kernels)
     # the commit of the operator's repository says nothing of opforge's
     commit = facts.get("git.opforge", "")
-    return bool(commit) and facts.get("git.opforge_dirty") == "no" and not _differs(commit, package, kernels)
+    return bool(commit) and facts.get("git.opforge_dirty") == "no" and not _differs(commit, PACKAGE, kernels)
 
 
 def _differs(commit: str, folder: Path, kernels: Container[Path]) -> bool:

@@ -25,7 +25,7 @@ from opforge.core.evidence.verdict import (
     Verdict,
 )
 from opforge.core.language import spans
-from opforge.runner import Host, Isolated, Worker, WorkerDied, WorkerLate, fill, fresh_seed
+from opforge.runner import Host, Worker, WorkerDied, WorkerLate, fill, fresh_seed
 from opforge.runner.wire.messages import Failure, LaunchBound, Run
 from opforge.timing import Candidate, MeasurementFailed
 from opforge.timing.worker_requests import asker, on_terms
@@ -109,28 +109,20 @@ def get_ready(host: Host, implementations: Iterable[Implementation], device: str
     """Let the processes that workers come from start side by side now: each imports a toolchain, which takes
     seconds.
     """
-    if isinstance(host, Isolated):
-        able = [backend(item.backend) for item in implementations]
-        host.ready([item.environment(device) for item in able if not isinstance(item.execution_mode(device), Missing)])
+    able = (backend(item.backend) for item in implementations)
+    host.ready(item.environment(device) for item in able if not isinstance(item.execution_mode(device), Missing))
 
 
 def start_ahead(host: Host, implementations: Iterable[Implementation], device: str) -> None:
     """As `get_ready`, before this process itself has PyTorch, whose import takes seconds: where an NVIDIA GPU is asked
     for, or would be taken (`device` ""), and there are processors for all. What nobody wants afterwards cost a process.
     """
-    if (
-        isinstance(host, Isolated)
-        and device in ("", "cuda")
-        and any(Path("/dev").glob("nvidia[0-9]*"))
-        and (os.cpu_count() or 1) > len(ON_A_GPU)
-    ):
+    if device in ("", "cuda") and any(Path("/dev").glob("nvidia[0-9]*")) and (os.cpu_count() or 1) > len(ON_A_GPU):
         names = {item.backend for item in implementations}
         host.ready(
-            [
-                backend(name).environment("cuda")
-                for name, package in ON_A_GPU.items()
-                if name in names and installed(package)
-            ]
+            backend(name).environment("cuda")
+            for name, package in ON_A_GPU.items()
+            if name in names and installed(package)
         )
 
 

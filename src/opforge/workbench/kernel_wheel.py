@@ -16,8 +16,8 @@ import zipfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
-from opforge import __version__
 from opforge.core.language.errors import UsageError
+from opforge.core.language.version import __version__
 from opforge.registry.discovery import PACKAGE_HOME, Registry
 from opforge.registry.tuned_choices import TUNED, choices_together
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
-from opforge.core.definition.dtypes import ALSO_CALLED
+from opforge.core.language.dtype_names import ALSO_CALLED
 
 
 class OpforgeError(Exception):

@@ -37,6 +37,11 @@ class Host(Protocol):
         be there first.
         """
 
+    def ready(self, environments: Iterable[Mapping[str, str]]) -> None:
+        """Prepare for workers of these environments without waiting, where the host can; where it cannot, none of them
+        is looked at.
+        """
+
     def close(self) -> None:
         """End everything that was started."""
 
@@ -58,6 +63,9 @@ class InProcess:
                 f"set it: {settings} opforge …"
             )
         return LocalWorker(self.guards)
+
+    def ready(self, environments: Iterable[Mapping[str, str]]) -> None:
+        """Nothing is started: this process is the worker."""
 
     def close(self) -> None:
         return None
