@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from opforge.core.evidence.verdict import Pass
+from opforge.registry import load
+from opforge.runner import Isolated
+from opforge.verify import EXACT, CaseCache, verify
+
 LANGUAGE = Path(__file__).parent / "interpreted_language.py"
 NOT_INTERPRETED = {"inline_asm_elementwise": "inline_asm", "dot_scaled": "dot_scaled"}
 """What the interpreter has not, and the word for it in the verdict."""
@@ -45,3 +50,40 @@ def test_every_public_name_of_the_language_is_asked(found: dict[str, str]) -> No
     names = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True).stdout.split()
     asked = {name for kernel in found for name in kernel.split()}
     assert set(names) - asked - NO_OPERATION == set()
+
+
+PUBLIC = '''
+"""A launcher that makes its result."""
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.maximum(tl.load(x + at, mask=at < n), 0, propagate_nan=tl.PropagateNan.ALL), mask=at < n)
+
+class Public(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        kernel[(triton.cdiv(x.numel(), 64),)](x, y, x.numel(), BLOCK=64)
+        return y
+
+def run(x):
+    return Public.apply(x)
+'''
+
+
+def test_a_public_autograd_function_is_an_implementation_in_one_line(tmp_path: Path) -> None:
+    """Inputs in, outputs out: of a shipped operator, from a home of one's own."""
+    (tmp_path / "relu").mkdir()
+    (tmp_path / "relu" / "triton_public.py").write_text(PUBLIC)
+    registry = load([tmp_path])
+    with Isolated() as host:
+        operator = registry.operator("relu")
+        cases = CaseCache(registry=registry, operator=operator, host=host, device="cpu")
+        implementation = registry.implementation("relu", "triton_public")
+        verdict = verify(cases, implementation, "float32", cases=operator.cases[:2], effort=EXACT)
+    assert isinstance(verdict, Pass), verdict

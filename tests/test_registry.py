@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from opforge.core.definition.implementation import Accepted
 from opforge.core.language.errors import UsageError
 from opforge.core.language.plugins import plugged
 from opforge.forge import create
@@ -295,3 +296,46 @@ def test_a_home_may_hold_families_and_names_stay_unique(tmp_path):
     with pytest.raises(UsageError, match=r"norm.squares and .*rows.squares"):
         _ = Registry((Home(tmp_path, "option"),)).folders
     assert load([]).family("softmax") == "rows"
+
+
+MINE = """\"\"\"Somebody's own.\"\"\"
+SUPPORTS = {"narrow": "cols * itemsize <= 4096"}
+def launch(x, y):
+    raise NotImplementedError
+"""
+
+
+def test_a_file_in_a_home_of_ones_own_is_an_implementation_of_a_shipped_operator(tmp_path):
+    """Without touching the package, and without being listed; a helper beside it is none."""
+    folder = tmp_path / "softmax"
+    folder.mkdir()
+    (folder / "triton_mine.py").write_text(MINE)
+    (folder / "triton_helpers.py").write_text("def cdiv(a, b): return -(-a // b)\n")
+    registry = load([tmp_path])
+    assert registry.implementation_names("softmax")[-1] == "triton_mine"
+    mine = registry.implementation("softmax", "triton_mine")
+    assert mine.source == folder / "triton_mine.py"
+    # 1024 elements of 4 bytes, 2048 of 2
+    for dtype, cols, taken in (("float32", 1024, True), ("float32", 2048, False), ("float16", 2048, True)):
+        assert isinstance(mine.accepts({"lead": (2,), "cols": cols}, dtype, {}), Accepted) is taken
+    assert "triton_mine" not in load([]).implementation_names("softmax")
+    (folder / "torch_eager.py").write_text("def run(x): return x\n")
+    with pytest.raises(UsageError, match=r"softmax has two files called torch_eager: in .* and in .*Rename"):
+        load([tmp_path]).implementations("softmax")
+
+
+def test_a_file_beside_op_py_is_found_by_its_name(tmp_path):
+    """The README says that a kernel is a file beside the definition; op.py had to name it too."""
+    folder = tmp_path / "squares"
+    folder.mkdir()
+    (folder / "op.py").write_text(
+        "from opforge.core.operator import Case, Operator, TensorSpec, Tolerance, Workload\n"
+        "operator = Operator(name='squares', about='x * x', inputs=(TensorSpec(name='x', shape='n'),),\n"
+        "    outputs=(TensorSpec(name='y', shape='n'),), reference=lambda x: x * x, flops='n', tolerance=Tolerance(),\n"
+        "    cases=(Case(name='odd', axes={'n': 7}, why='tail'),),\n"
+        "    workloads=(Workload(name='w', axes={'n': 64}, source='a test', scale='laptop'),),\n"
+        "    implementations=('torch_eager',))\n"
+    )
+    (folder / "torch_eager.py").write_text("def run(x): return x * x\n")
+    (folder / "triton_mine.py").write_text("def launch(x, y): pass\n")
+    assert load([tmp_path]).implementation_names("squares") == ("torch_eager", "torch_compile", "triton_mine")

@@ -1,11 +1,13 @@
 """Triton: run on a GPU, interpreted on a CPU (verified, never timed), compiled offline for a named target.
 
 A file defines kernels and `launch(*inputs, *outputs, *, scalars and config by name)`, which computes a grid and
-launches.
+launches; or, where it has no `launch`, `run(*inputs, *, scalars and config by name)`, which returns its outputs, as a
+public launcher or `torch.autograd.Function` does.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import sys
@@ -18,7 +20,7 @@ from opforge.backends import compile_phase, triton_replay
 from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
-from opforge.backends.torch_eager import torch_runs_on
+from opforge.backends.torch_eager import allocating, torch_runs_on
 from opforge.core.definition.call_form import arguments, declared, formed
 from opforge.core.definition.implementation import Implementation
 from opforge.core.definition.operator import ScalarValue
@@ -107,6 +109,11 @@ class Triton:
             raise EnvironmentLacks(f"{implementation.name} needs Triton. Install it with: {INSTALL}")
         return cast(Callable[..., None], required(load_source(implementation.source), "launch", implementation.source))
 
+    def returning(self, implementation: Implementation) -> Callable[..., Any] | None:
+        """The `run` of a file that returns its outputs; None where it has a `launch`."""
+        module = load_source(implementation.source) if installed("triton") else None
+        return None if hasattr(module, "launch") else getattr(module, "run", None)
+
     def build_call(self, device: str) -> None:
         """Compile what calls of these kernels go through, beside the kernels themselves."""
         if device == "cuda" and installed("triton"):
@@ -120,8 +127,13 @@ class Triton:
             )
         if implementation.arch:
             _require(implementation, "interpreter" if call.device == "cpu" else _target_of(call.device))
-        launch = self.launcher(implementation)
         config = call.config.as_dict()
+        if (returning := self.returning(implementation)) is not None:
+            if call.device != "cpu":
+                compile_phase.report(compile_phase.around_triton)
+            keep = getattr(load_source(implementation.source), "keep", None)
+            return allocating(functools.partial(returning, **config) if config else returning, keep=keep)
+        launch = self.launcher(implementation)
 
         def run(inputs: Sequence[Any], outputs: Sequence[Any], scalars: Mapping[str, ScalarValue]) -> None:
             launch(*inputs, *outputs, **scalars, **config)
@@ -151,7 +163,8 @@ class Triton:
         if implementation.arch:
             # sm_90 is asked for where sm_90a is meant
             _require(implementation, f"{target}a" if f"{target}a" == implementation.arch else target)
-        launch = self.launcher(implementation)
+        returning = self.returning(implementation)
+        launch = returning or self.launcher(implementation)
         import torch
 
         from opforge.backends import triton_offline
@@ -174,7 +187,7 @@ class Triton:
         launches = triton_offline.capture_launches(
             launch,
             *arguments(operator, tensors[:count]),
-            *tensors[count:],
+            *(tensors[count:] if returning is None else ()),
             target=chosen,
             **declared(operator, call.scalars),
             **call.config.as_dict(),

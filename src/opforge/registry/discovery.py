@@ -21,7 +21,7 @@ from opforge.core.language.plugins import plugged
 from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition, check_gradient
 from opforge.registry.guest_modules import load_module
-from opforge.registry.implementation_files import find_source, read_implementation
+from opforge.registry.implementation_files import find_source, implementation_stems, read_implementation
 from opforge.registry.statement_checks import check_names
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
@@ -114,17 +114,42 @@ class Registry:
         """Every operator, in alphabetical order."""
         return (self.operator(name) for name in self.names())
 
+    def sources(self, name: str) -> tuple[tuple[str, Path], ...]:
+        """Name and folder of each implementation of an operator: those that its op.py lists, in its order, then other
+        files beside it, then those that later homes have for it in a folder of its name without an op.py.
+
+        Raises UsageError where two files have one name.
+        """
+        operator = self.unasked(name)
+        assert operator.folder is not None
+        found = dict.fromkeys(operator.implementations, operator.folder)
+        for folder in (operator.folder, *self._further(name)):
+            listed = operator.implementations if folder == operator.folder else ()
+            for stem in implementation_stems(folder, listed):
+                if found.setdefault(stem, folder) != folder:
+                    raise UsageError(
+                        f"{name} has two files called {stem}: in {found[stem]} and in {folder}. Rename one of them, "
+                        f"e.g. {stem}_mine."
+                    )
+        return tuple(found.items())
+
+    def _further(self, name: str) -> Iterator[Path]:
+        """Folders of other homes that have implementations of an operator, and no definition."""
+        for home in self.homes:
+            for folder in (home.path / name, home.path / self.family(name) / name):
+                if folder != self.folders[name] and folder.is_dir() and not (folder / "op.py").exists():
+                    yield folder
+
     def implementations(self, name: str) -> tuple[Implementation, ...]:
-        """The implementations of an operator, in the order its op.py prefers. A torch file comes twice: as it is, and
+        """The implementations of an operator, in the order of `sources`. A torch file comes twice: as it is, and
         through torch.compile under the name `torch_compile` (or `torch_compile_IDEA` for a second file); a DEFINITION,
         which nobody calls, once.
         """
         if name not in self._implementations:
             operator = self.operator(name)
-            assert operator.folder is not None
             found: list[Implementation] = []
-            for stem in operator.implementations:
-                implementation = read_implementation(name, operator.folder, stem)
+            for stem, folder in self.sources(name):
+                implementation = read_implementation(name, folder, stem)
                 check_names(operator, implementation)
                 found.append(implementation)
                 if implementation.backend == "torch" and stem != DEFINITION:
@@ -144,11 +169,9 @@ class Registry:
         """The names of an operator's implementations. Their files are found and not read, so that a list of everything
         is quick.
         """
-        operator = self.unasked(name)
-        assert operator.folder is not None
         names: list[str] = []
-        for stem in operator.implementations:
-            backend, _ = find_source(name, operator.folder, stem)
+        for stem, folder in self.sources(name):
+            backend, _ = find_source(name, folder, stem)
             names += [stem, _twin(stem)] if backend == "torch" and stem != DEFINITION else [stem]
         return tuple(names)
 

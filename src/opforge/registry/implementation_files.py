@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,26 @@ def find_source(operator: str, folder: Path, name: str) -> tuple[str, Path]:
             "out of op.py."
         )
     return backend, source
+
+
+ENTRY = {"torch": "run", "library": "run", "triton": "launch|run", "tilelang": "program"}
+"""The function by which an implementation in Python is called. A file without one is no implementation of its own."""
+
+
+def implementation_stems(folder: Path, listed: Container[str] = ()) -> tuple[str, ...]:
+    """Names of the implementations in a folder, in alphabetical order: files called BACKEND_IDEA, those in Python that
+    define what is called. Those that are `listed` are not looked into: left out.
+    """
+    found = []
+    for path in sorted(folder.iterdir()):
+        backend, _, idea = path.stem.partition("_")
+        if not idea or path.stem in listed or path.suffix not in suffixes_of(backend) or not path.is_file():
+            continue
+        entry = ENTRY.get(backend)
+        defined = rf"^(def ({entry})\b|({entry}) *=|from .* import .*\b({entry})\b)"
+        if entry is None or re.search(defined, path.read_text(encoding="utf-8"), re.MULTILINE):
+            found.append(path.stem)
+    return tuple(found)
 
 
 def read_implementation(operator: str, folder: Path, name: str) -> Implementation:

@@ -143,8 +143,8 @@ def check_default(
 def check_names(operator: Operator, implementation: Implementation) -> None:
     """Raises UsageError for a condition over an axis or a parameter that the operator does not have."""
     parameters = (*operator.scalars, *operator.presence)
-    call = {*operator.axes, *(scalar.name for scalar in parameters), "dtype"}
-    config = {*implementation.space, *implementation.default.as_dict(), "itemsize", *BOUNDS}
+    call = {*operator.axes, *(scalar.name for scalar in parameters), "dtype", "itemsize"}
+    config = {*implementation.space, *implementation.default.as_dict(), *BOUNDS}
     for key, conditions, known in (
         ("SUPPORTS", implementation.supports, call),
         ("LIMITS", implementation.limits, call | config),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from opforge.core.definition.dtypes import DTYPES
 from opforge.core.definition.operator import ScalarValue
 from opforge.core.definition.shapes import Axes
 from opforge.core.language.expr import evaluate
@@ -122,7 +123,7 @@ class Implementation:
         """
         if self.dtypes is not None and dtype not in self.dtypes:
             return Rejected(f"{self.name} takes {', '.join(self.dtypes)}, not {dtype}")
-        names = {**axes, **scalars, "dtype": dtype}
+        names = {**axes, **scalars, "dtype": dtype, "itemsize": DTYPES[dtype].itemsize}
         for name, expression in self.supports.items():
             if not evaluate(expression, names):
                 return Rejected(f"{name}: {expression} does not hold for {_short(axes)}")

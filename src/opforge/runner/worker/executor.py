@@ -296,10 +296,9 @@ class Executor:
         if self.library or not self.guards.trace:
             launch.run()
         elif self.guards.ledger and self.interpreted and whole.device.type == "cpu":
-            outputs = list(launch.read().values())
-            book = Ledger(outputs, self.threads)
+            book = Ledger([] if launch.made else list(launch.read().values()), self.threads)
             operations = traced(launch.run, book)
-            book.check(outputs, "after its last launch")
+            book.check(list(launch.read().values()), "after its last launch")
             foreign = book.evidence
         elif self.watch is not None and self.watch.looks():
             operations, foreign = self.watch.run(launch.run)
