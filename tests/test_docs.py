@@ -117,7 +117,7 @@ def test_commands_have_their_verbs_and_options(verbs):
         for words in spoken
         if (wrong := mistake(words, verbs))
     ] == []
-    assert mistake(["opforge", "--home", "x", "bench", "squares", "--home", "x"], verbs) == "bench has no --home"
+    assert mistake(["opforge", "--home", "x", "bench", "squares", "--house", "x"], verbs) == "bench has no --house"
 
 
 def test_messages_name_verbs_and_options_that_are_there(verbs):
