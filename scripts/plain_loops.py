@@ -96,7 +96,7 @@ class Loops:
 
 def become(arguments: Sequence[str], descriptors: Sequence[int]) -> None:
     """Be the plain loop of these arguments. Does not return."""
-    from opforge.runner.walls.sandbox import PR_SET_PDEATHSIG, prctl
+    from opforge.walls.privileges import PR_SET_PDEATHSIG, prctl
 
     code = 1
     try:

@@ -11,7 +11,7 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "opforge"
 FLOORS = {
-    "core": 0, "device": 0,
+    "core": 0, "device": 0, "walls": 0,
     "definitions": 1,
     "registry": 2, "backends": 2, "machine": 2, "roofline": 2, "store": 2,
     "runner": 3, "report": 3,

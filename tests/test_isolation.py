@@ -31,11 +31,12 @@ from opforge.trial.unseen_content import write
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 from opforge.verify.judging.fallback import library_calls
+from opforge.walls import landlock
 
 pytestmark = pytest.mark.own_servers
 
 confined = pytest.mark.skipif(
-    not sandbox.landlock_version() or sandbox.wanted() != "full",
+    not landlock.landlock_version() or sandbox.wanted() != "full",
     reason="this kernel has no Landlock, or it was not asked for",
 )
 
@@ -84,9 +85,9 @@ def test_confinement_holds_for_this_process_and_its_children(tmp_path):
     code = """
         import subprocess, sys
         from pathlib import Path
-        from opforge.runner.walls import sandbox
+        from opforge.walls import landlock
         inside, outside = Path(sys.argv[1]), Path(sys.argv[2])
-        assert sandbox.confine_writes([inside])
+        assert landlock.confine([inside])
         (inside / "a").write_text("a")
         try:
             (outside / "b").write_text("b")

@@ -26,11 +26,12 @@ from opforge.report.record_text import describe
 from opforge.runner import Arena, Isolated, WorkerDied
 from opforge.runner.parent import client, watchdog
 from opforge.runner.parent.watchdog import HANG_S
-from opforge.runner.walls import processes, seccomp
+from opforge.runner.walls import processes
 from opforge.runner.walls.process_limits import changed, limits_of, privileged
 from opforge.runner.wire.messages import Bind, Overhead, Run
 from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
+from opforge.walls import seccomp
 
 pytestmark = pytest.mark.own_servers
 

@@ -14,6 +14,7 @@ from tests.redteam import bugs, candidates, cheats, deaths, gpu_lanes, honest, h
 from tests.redteam.by_family import Met, by_family
 
 from opforge.runner.walls import sandbox
+from opforge.walls import landlock
 
 BUG_LIMIT_S = 5.0
 CHEATS_LIMIT_S = 180.0
@@ -103,7 +104,7 @@ def describe(outcome: cheats.Outcome) -> str:
 
 def confined() -> bool:
     """Whether workers' writes are confined here. Where they are not, nobody promises that files stay as they are."""
-    return sandbox.wanted() == "full" and sandbox.landlock_version() > 0
+    return sandbox.wanted() == "full" and landlock.landlock_version() > 0
 
 
 def chosen_cheats(plan: Plan, white_box: bool = False) -> list[cheats.Cheat]:

@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,11 +25,12 @@ from typing import Any
 
 from opforge.backends import cache
 from opforge.backends.module_loading import installed
-from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, include_of, package_of
+from opforge.backends.shared_code import INCLUDE as INCLUDE, code_of, headers_of, include_of, package_of
 from opforge.core.definition.compiler_options import refused, refused_definition
 from opforge.core.definition.implementation import Config, Implementation
 from opforge.core.definition.operator import Operator, ScalarValue
-from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
+from opforge.core.language.errors import EnvironmentLacks, NotNow, OpforgeError, UsageError
+from opforge.walls import tool
 
 FFI_INSTALL = "pip install apache-tvm-ffi==0.1.12"
 ENTRY = "run"
@@ -41,11 +42,22 @@ MOST_BOUND = 12
 """kMostTensors in prepared.cpp."""
 
 
-_running: set[int] = set()
+SOURCES = (".cpp", ".cu", ".cc", ".c")
+OWN_FAULT, KILLED = 4, 128
+"""What g++ ends with when it fails itself; from which number on a status is a signal. Either is tried once more."""
+UNREADABLE = ("Permission denied", "Error: file not found", "Error: can't open")
+NOT_COVERED = (
+    "A compiler reads its toolchain, opforge's headers and those that the kernel's hash covers. Write "
+    '#include "name.h" on a line of its own, with the header beside the file.'
+)
 
 
 class CompilationFailed(OpforgeError):
     """The compiler refused the source. The message holds the command and the end of what the compiler said."""
+
+
+class CompilationTimedOut(CompilationFailed):
+    """The compiler was ended at a limit of walls.tool, which the message names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +72,15 @@ class Toolchain:
 @lru_cache(maxsize=8)
 def compiler_version(compiler: str) -> str:
     """The first line, and for nvcc the release line, of `compiler --version`."""
-    lines = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return next((line for line in lines if "release" in line), lines[0])
+    for _ in range(2):
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
+        lines = done.stdout.splitlines()
+        if done.returncode == 0 and lines:
+            return next((line for line in lines if "release" in line), lines[0])
+    raise NotNow(
+        f"`{compiler} --version` failed twice (status {done.returncode}): {first_error(done.stderr)}. Run it by itself "
+        "to see why, then this again."
+    )
 
 
 @lru_cache(maxsize=1)
@@ -176,36 +195,54 @@ def object_command(implementation: Implementation, config: Config, toolchain: To
     ]
 
 
-def running() -> tuple[int, ...]:
-    """The process ids of the compilers that work for this process."""
-    return tuple(_running)
-
-
 def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
-    """Run a compiler; what it said and how long it took in seconds. Raises CompilationFailed with the end of
-    its words.
+    """Run a compiler behind walls (walls.tool): it reads its toolchain, the folders named with -I and -L, the source
+    and the headers that its hash covers, and writes beside its output. What it said and how long it took in seconds.
+
+    Raises CompilationFailed with the end of its words or the limit that it met, NotNow where it was killed, twice.
     """
     if Path(arguments[0]).name == "nvcc" and (strange := [word for word in arguments if SHELL.search(word)]):
         raise UsageError(
             f"nvcc hands its words to a shell, which would expand {strange[0]!r:.200}. Rename the file or its folder."
         )
-    started = time.perf_counter()
-    with subprocess.Popen(list(arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        _running.add(process.pid)
-        try:
-            out, err = process.communicate()
-        finally:
-            # one that has ended is left alone; whoever is interrupted waits for none
-            process.kill()
-            _running.discard(process.pid)
-    took = time.perf_counter() - started
-    if process.returncode != 0:
-        complaint = (err or out).strip()
+    output = Path(arguments[arguments.index("-o") + 1]).absolute() if "-o" in arguments else None
+    try:
+        for last in (False, True):
+            started = time.perf_counter()
+            done = tool.run(
+                arguments, writable=[output.parent] if output is not None else (), readable=list(read_by(arguments))
+            )
+            took = time.perf_counter() - started
+            if done.returncode < KILLED and done.returncode != OWN_FAULT:
+                break
+            if last and done.returncode >= KILLED:
+                raise NotNow(
+                    f"it could not be compiled here ({Path(arguments[0]).name} was killed twice, status "
+                    f"{done.returncode}). Free some memory, and run it again."
+                )
+    except tool.TookTooLong as error:
+        raise CompilationTimedOut(f"{error}\nThe command was:\n  {' '.join(arguments)}") from error
+    if done.returncode != 0:
+        complaint = (done.stderr or done.stdout).strip()
+        hint = f"\n{NOT_COVERED}" if any(word in complaint for word in UNREADABLE) else ""
         raise CompilationFailed(
-            f"The compiler refused the source: {first_error(complaint)}\nRun this to see it whole:\n  "
+            f"The compiler refused the source: {first_error(complaint)}{hint}\nRun this to see it whole:\n  "
             f"{' '.join(arguments)}\n{complaint[-3000:]}"
         )
-    return out + err, took
+    if output is not None and not output.is_file():
+        raise CompilationFailed(
+            f"The compiler ended well and left no {output.name}. Run this to see what it does:\n  {' '.join(arguments)}"
+        )
+    return done.stdout + done.stderr, took
+
+
+def read_by(arguments: Sequence[str]) -> Iterator[Path]:
+    """What a command may read beside its toolchain."""
+    for word in arguments[1:]:
+        if word[:2] in ("-I", "-L"):
+            yield Path(word[2:])
+        elif not word.startswith("-") and Path(word).suffix in SOURCES and Path(word).is_file():
+            yield from (Path(word), *headers_of(Path(word)).values())
 
 
 def first_error(complaint: str) -> str:
@@ -215,7 +252,7 @@ def first_error(complaint: str) -> str:
     "k.h:7:3: error: 'x' was not declared"
     """
     lines = [line.strip() for line in complaint.splitlines() if line.strip()] or ["it said nothing"]
-    return next((line for line in lines if re.search(r"\b(error|undefined reference)\b", line)), lines[0])[:400]
+    return next((line for line in lines if re.search(r"\b([Ee]rror|undefined reference)\b", line)), lines[0])[:400]
 
 
 def built_folder(implementation: Implementation) -> Path:

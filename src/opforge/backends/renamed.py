@@ -21,6 +21,7 @@ from opforge.backends.cuda import DEVICE_FLAGS, Cuda
 from opforge.backends.program_hash import joined_tokens
 from opforge.backends.shared_code import include_of, package_of
 from opforge.core.definition.implementation import Config, Implementation
+from opforge.walls import tool
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
@@ -139,8 +140,8 @@ def outside_words(implementation: Implementation) -> frozenset[str] | None:
     files: set[str] = set()
     for command in commands:
         try:
-            listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        except (OSError, subprocess.CalledProcessError):
+            listed = tool.run(command, readable=list(native.read_by(command)), check=True).stdout
+        except (OSError, subprocess.CalledProcessError, tool.TookTooLong):
             return None
         files |= set(listed.partition(":")[2].replace("\\\n", " ").split())
     emulator = own / "opforge" / "emulator"

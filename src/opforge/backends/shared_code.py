@@ -33,7 +33,7 @@ SHARED = ("device", "include", "primitives")
 revisions before it.
 """
 
-_INCLUDED = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_INCLUDED = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(opforge/[^>]+)>)', re.MULTILINE)
 
 
 def package_of(path: Path) -> Path:
@@ -74,7 +74,7 @@ def headers_of(source: Path) -> dict[str, Path]:
 
 
 def _included(path: Path) -> tuple[str, ...]:
-    return tuple(_INCLUDED.findall(path.read_text(encoding="utf-8")))
+    return tuple(quoted or own for quoted, own in _INCLUDED.findall(path.read_text(encoding="utf-8")))
 
 
 def modules_of(source: Path) -> dict[str, Path]:

@@ -24,9 +24,10 @@ from opforge.backends.shared_code import source_sha256
 from opforge.core.definition.implementation import Config, Implementation
 from opforge.core.language.errors import OpforgeError
 from opforge.inspect.offline import DEVICE_TYPES, ask_child
-from opforge.inspect.tools import tool
+from opforge.inspect.tools import extract_cubins, tool
 from opforge.machine.versions import versions
 from opforge.registry import Registry
+from opforge.walls import tool as walls
 
 COMPARED = ("cpp", "cuda", "triton")
 """Backends whose compiled code is compared. Of the others the program is what the compiler gets, and nothing but it."""
@@ -107,12 +108,7 @@ def _of_object(path: Path) -> Compiled:
     with tempfile.TemporaryDirectory(prefix="opforge-code-") as folder:
         data = path.read_bytes()
         if b".nv_fatbin" in data:
-            subprocess.run(
-                [str(tool("cuobjdump")), "--extract-elf", "all", str(path.resolve())],
-                cwd=folder,
-                capture_output=True,
-                check=False,
-            )
+            extract_cubins(path, Path(folder))
         cubins = [cubin.read_bytes() for cubin in sorted(Path(folder).glob("*.cubin"))]
     try:
         units = host_units(data, cubins)
@@ -124,11 +120,8 @@ def _of_object(path: Path) -> Compiled:
         name = unit.section.removeprefix(".text.")
         if name in kernels:
             return _sass(path, name)
-        disassembly = subprocess.run(
-            ["objdump", "-dr", "--no-show-raw-insn", "-j", unit.section, str(path)],
-            capture_output=True,
-            text=True,
-            check=False,
+        disassembly = walls.run(
+            ["objdump", "-dr", "--no-show-raw-insn", "-j", unit.section, path], readable=[path]
         ).stdout
         return [
             re.sub(r"^\s*[0-9a-f]+:\s*", "", line)
@@ -141,9 +134,7 @@ def _of_object(path: Path) -> Compiled:
 
 def _sass(path: Path, name: str) -> list[str]:
     """The instructions of a kernel, without addresses and encodings."""
-    disassembly = subprocess.run(
-        [str(tool("cuobjdump")), "-sass", "-fun", name, str(path)], capture_output=True, text=True, check=False
-    ).stdout
+    disassembly = walls.run([tool("cuobjdump"), "-sass", "-fun", name, path], readable=[path]).stdout
     return [
         instruction[1] for instruction in re.finditer(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?);", disassembly, re.MULTILINE)
     ]

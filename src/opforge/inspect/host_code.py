@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from opforge.walls import tool
+
 LIMIT_S = 60.0
 _LINE = re.compile(r"^\s*[0-9a-f]+:\s+(?P<name>[a-z][a-z0-9]*)\s*(?P<rest>.*)$")
 _FLOAT = re.compile(r"^v?(add|sub|mul|div|sqrt|max|min|fn?m(add|sub)(132|213|231))(?P<kind>[ps][sd])$")
@@ -50,11 +52,8 @@ def host_code(library: Path) -> HostCode | str:
     if program is None:
         return "objdump is not on PATH: apt-get install binutils"
     try:
-        done = subprocess.run(
-            [program, "-d", "--no-show-raw-insn", str(library)],
-            capture_output=True, text=True, timeout=LIMIT_S, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
+        done = tool.run([program, "-d", "--no-show-raw-insn", library], readable=[library], wall_s=LIMIT_S, check=True)
+    except (OSError, subprocess.SubprocessError, tool.TookTooLong) as error:
         return f"objdump could not read it: {error}"
     return counted(done.stdout.splitlines())
 

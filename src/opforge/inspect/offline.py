@@ -1,4 +1,4 @@
-"""Compiles one implementation for a target in a process of its own, and reads what came out.
+"""Compiles one implementation for a target in a process of its own, behind walls, and reads what came out.
 
 A process of its own, because Triton chooses between interpreter and compiler when it is imported, because a compiler
 may abort, and because some print whole assembly listings when they fail.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import Artefact, backend
+from opforge.backends.shared_code import package_of
 from opforge.core.definition.implementation import Config, Rejected
 from opforge.core.definition.operator import Operator, ScalarValue, Workload
 from opforge.core.definition.shapes import Axes
@@ -23,6 +23,7 @@ from opforge.core.evidence.inspection import Inspection
 from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.inspect.binaries import kernels_of
 from opforge.registry import Registry
+from opforge.walls import tool
 
 LIMIT_S = 300.0
 DEVICE_TYPES = {"sm": "cuda", "gf": "cuda"}
@@ -109,12 +110,32 @@ def ask_child(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[
     asked.write_text(json.dumps(request), encoding="utf-8")
     package = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", ""))))
+    folder = Path(request["folder"])
     # what this process was started with says nothing of how the child must run Triton
-    environment = {**os.environ, "TRITON_INTERPRET": "0", **variables, "PYTHONPATH": path}
-    command = [sys.executable, "-m", "opforge.inspect.compile_process", str(asked), str(answered)]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name.startswith("OPFORGE_")},
+        "TRITON_INTERPRET": "0",
+        **variables,
+        "PYTHONPATH": path,
+        # what a kernel's own code can write is loaded by nobody else
+        **{f"{name}_CACHE_DIR": str(folder / name.lower()) for name in ("TRITON", "TILELANG", "TORCHINDUCTOR")},
+    }
+    command = [sys.executable, "-P", "-m", "opforge.inspect.compile_process", str(asked), str(answered)]
+    homes = [Path(home) for home in request["homes"]]
+    if "source" in request:
+        homes += [package_of(Path(request["source"])), Path(request["source"]).parent]
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    except subprocess.TimeoutExpired as error:
+        done = tool.run(
+            command,
+            writable=[folder],
+            readable=[*tool.python_places(), *homes],
+            cwd=Path.cwd(),
+            environment=environment,
+            wall_s=LIMIT_S,
+            processor_s=int(LIMIT_S),
+            memory_bytes=0,
+        )
+    except tool.TookTooLong as error:
         raise OpforgeError(
             f"Compiling {request['implementation']} for {request['target']} took more than {LIMIT_S:.0f} s. Try a "
             "smaller shape or config."

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from opforge.walls import tool
 
 # --------------------------------------------------------------------------- NVIDIA: cubin
 
@@ -71,8 +72,8 @@ def disassemble(cubin_path: str | Path, cuobjdump: str | Path) -> str:
 def run_tool(command: list[str | Path]) -> str:
     """What a tool prints, with its own folder on PATH. Raises RuntimeError with its words when it fails."""
     tool_dir = str(Path(command[0]).resolve().parent)
-    env = {**os.environ, "PATH": tool_dir + os.pathsep + os.environ.get("PATH", "")}
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, env=env, check=False)
+    path = {"PATH": tool_dir + os.pathsep + os.environ.get("PATH", "")}
+    done = tool.run(command, readable=[Path(word) for word in command[1:] if isinstance(word, Path)], environment=path)
     if done.returncode:
         raise RuntimeError(f"{Path(command[0]).name} failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout
@@ -251,7 +252,7 @@ def ptxas_report(ptx: str, arch: str, ptxas: str | Path, *flags: str) -> dict[st
         source = Path(folder, "kernel.ptx")
         source.write_text(ptx)
         command = [str(ptxas), "-v", f"--gpu-name={arch}", *flags, str(source), "-o", str(Path(folder, "kernel.cubin"))]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = tool.run(command, writable=[Path(folder)])
     if done.returncode:
         raise RuntimeError(f"ptxas failed: {done.stderr.strip()}")
     return resources_from_ptxas_v(done.stderr + done.stdout)

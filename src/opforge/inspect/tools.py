@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from opforge.core.language.errors import EnvironmentLacks
+from opforge.walls.tool import run
 
 
 def _in_triton(name: str) -> Path | None:
@@ -34,3 +35,9 @@ def assembler(arch: str) -> Path:
     """The ptxas that knows an architecture ("sm_90a"): Triton's wheel has one of its own for Blackwell."""
     number = int("".join(letter for letter in arch.removeprefix("sm_") if letter.isdigit()))
     return (_in_triton("ptxas-blackwell") if number >= 100 else None) or tool("ptxas")
+
+
+def extract_cubins(library: Path, folder: Path) -> None:
+    """Leave the cubins that a library or an object holds in `folder`; none where there are none."""
+    whole = library.resolve()
+    run([tool("cuobjdump"), "--extract-elf", "all", whole], writable=[folder], readable=[whole], cwd=folder)

@@ -30,10 +30,12 @@ from opforge.core.definition.operator import ScalarValue
 from opforge.core.definition.shapes import Axes
 from opforge.core.language.errors import EnvironmentLacks, OpforgeError
 from opforge.inspect.resources import parse_resource_usage
-from opforge.inspect.tools import tool
+from opforge.inspect.tools import extract_cubins, tool
 from opforge.registry import Registry
 from opforge.tuning.code_prior import CodeUse
 from opforge.tuning.compile_queue import NOW, Compilers
+from opforge.walls import tool as walls
+from opforge.walls.environment import for_toolchains
 
 LIMIT_S = 300.0
 TOGETHER = 8
@@ -198,6 +200,7 @@ class Codes:
             "configs": [list(config.values) for config in group],
         }
         folder = cache.jit_folder(homes, self.implementation.backend, source_sha256(self.implementation.source))
+        folder.mkdir(parents=True, exist_ok=True)
         # under the interpreter there is nothing to compile: the child must be a compiler whatever this process is
         variables = {
             **backend(self.implementation.backend).environment(self.device),
@@ -213,8 +216,23 @@ class Codes:
             asked = Path(scratch, "request.json")
             asked.write_text(json.dumps(request), encoding="utf-8")
             child = subprocess.Popen(
-                [sys.executable, "-m", "opforge.tuning.point_compiler", str(asked)],
-                env={**os.environ, **variables, "PYTHONPATH": path},
+                walls.behind_walls(
+                    [sys.executable, "-P", "-m", "opforge.tuning.point_compiler", str(asked)],
+                    Path(scratch),
+                    writable=[folder],
+                    readable=[*walls.python_places(), *map(Path, homes)],
+                    memory_bytes=0,
+                    processor_s=int(LIMIT_S),
+                ),
+                env={
+                    **for_toolchains(os.environ.items()),
+                    **{name: value for name, value in os.environ.items() if name.startswith("OPFORGE_")},
+                    **variables,
+                    "PYTHONPATH": path,
+                    "HOME": scratch,
+                    "TMPDIR": scratch,
+                    "OPFORGE_CACHE": str(cache.cache_root()),
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -252,12 +270,7 @@ def code_of_library(path: Path) -> CompiledCode:
     grids and shared memory, and the kernels'.
     """
     with tempfile.TemporaryDirectory(prefix="opforge-code-") as folder:
-        subprocess.run(
-            [str(tool("cuobjdump")), "--extract-elf", "all", str(path.resolve())],
-            cwd=folder,
-            capture_output=True,
-            check=False,
-        )
+        extract_cubins(path, Path(folder))
         cubins = sorted(Path(folder).glob("*.cubin"))
         if not cubins:
             return CompiledCode(sha256=cache.sha256_of(path))
@@ -284,9 +297,7 @@ def most_of(cubin: Path) -> dict[str, int]:
     Nothing where no tool can tell.
     """
     with contextlib.suppress(OpforgeError, OSError, subprocess.SubprocessError):
-        said = subprocess.run(
-            [str(tool("cuobjdump")), "--dump-resource-usage", str(cubin)], capture_output=True, text=True, check=True
-        ).stdout
+        said = walls.run([tool("cuobjdump"), "--dump-resource-usage", cubin], readable=[cubin], check=True).stdout
         uses = list(parse_resource_usage(said).values())
         names = {"stack_bytes", *(name for use in uses for name in use)} if uses else set()
         return {name: max(use.get(name, 0) for use in uses) for name in names}

@@ -8,8 +8,8 @@ import os
 import threading
 from collections.abc import Callable
 
-from opforge.backends import native
 from opforge.runner.walls import processes
+from opforge.walls import tool
 
 NOW, LATER = 0, 1
 """How urgent a job is: somebody waits for it, or is about to; or it is one of those that will be needed, in their
@@ -65,7 +65,7 @@ class Compilers:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
-        processes.kill(processes.tree((*native.running(), *self.children)))
+        processes.kill(processes.tree((*tool.running(), *self.children)))
         for thread in self._threads:
             thread.join()
 

@@ -21,12 +21,12 @@ from opforge.runner.parent.watchdog import Watchdog
 from opforge.runner.walls import processes, senders
 from opforge.runner.walls.guards import ALL, Guards, Limits
 from opforge.runner.walls.process_limits import changed, limits_of, privileged
-from opforge.runner.walls.sandbox import landlock_version
 from opforge.runner.wire.channel import Closed, Late, close_all, receive, send
 from opforge.runner.wire.messages import TIMED, A, Bind, Failure, LaunchBound, Question, Sample, Samples, Seen
 from opforge.runner.wire.protocol import Malformed, asked, decoded, phase_of
 from opforge.runner.wire.standard_output import Prints, nameless_file
 from opforge.runner.worker.executor import Executor
+from opforge.walls.landlock import landlock_version
 
 STDERR_KEPT = 8000
 """Bytes of what a worker wrote last, for the verdict: a traceback, or a compiler's last words."""

@@ -8,8 +8,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from opforge.runner.walls import mounts, namespaces, sandbox, seccomp
+from opforge.runner.walls import namespaces, sandbox
 from opforge.runner.walls.guards import Guards
+from opforge.walls import landlock, mounts, privileges, seccomp
 
 HIDDEN = "OPFORGE_HIDDEN"
 """Files that a worker sees empty, as the server's environment names them: the store of records, on which a reader could
@@ -29,17 +30,15 @@ def raise_around(writable: Sequence[Path], scratch: Path, guards: Guards) -> int
         hidden = [Path(name) for name in os.environ.get(HIDDEN, "").split(os.pathsep) if name]
         mounts.read_only(writable, hidden, scratch.parent)
     version = (
-        sandbox.confine_writes(
-            writable, [Path("/proc")] if own_processes and os.getpid() == namespaces.outer_pid() else ()
-        )
+        landlock.confine(writable, [Path("/proc")] if own_processes and os.getpid() == namespaces.outer_pid() else ())
         if guards.files and full
         else 0
     )
     if guards.filtered:
-        sandbox.drop_privileges()
+        privileges.drop_privileges()
         # a namespace of its own, or Landlock, keeps signals in already; without either, none is sent to others
         seccomp.install(
-            None if own_processes else os.getpid(), signals=not own_processes and version < sandbox.SIGNALS_CONFINED
+            None if own_processes else os.getpid(), signals=not own_processes and version < landlock.SIGNALS_CONFINED
         )
     os.environ.pop(HIDDEN, None)
     return version

@@ -18,7 +18,7 @@ import struct
 import sys
 from pathlib import Path
 
-from opforge.runner.walls.sandbox import CLONE_NEWPID, PR_SET_PDEATHSIG, prctl
+from opforge.walls.privileges import CLONE_NEWPID, PR_SET_PDEATHSIG, prctl
 
 STARTED = struct.Struct("=q")
 OWN = "/proc/self/ns/pid"

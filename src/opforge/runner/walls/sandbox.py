@@ -1,13 +1,11 @@
-"""Shuts a worker in: Linux namespaces, Landlock, resource limits. Each is used where the kernel allows it, and `Level`
-says which of them really are in force; nothing here is assumed."""
+"""How far a worker is shut in: what is asked for, its limits and variables, and `Level`, which says which walls really
+are in force; nothing here is assumed."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
-import struct
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,62 +13,9 @@ from pathlib import Path
 
 from opforge.core.language.errors import EnvironmentLacks
 from opforge.runner.walls.guards import Limits
-
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_SET_CHILD_SUBREAPER = 1, 4, 24, 38, 36
-CAPABILITIES, CAPABILITY_VERSION = 64, 0x20080522
-CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x08000000, 0x10000000, 0x20000000, 0x40000000
-
-# the same numbers on x86-64 and arm64; see linux/landlock.h
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-LANDLOCK_RULE_PATH_BENEATH = 1
-WRITE_FILE, REMOVE_DIR, REMOVE_FILE = 1 << 1, 1 << 4, 1 << 5
-MAKE = sum(1 << bit for bit in range(6, 13))
-REFER, TRUNCATE = 1 << 13, 1 << 14
-NET_BIND, NET_CONNECT = 1, 2
-SCOPE_ABSTRACT_SOCKET, SCOPE_SIGNAL = 1, 2
-SIGNALS_CONFINED = 6
-"""The version of Landlock from which on it confines signals."""
-DEVICES = (
-    "null",
-    "zero",
-    "full",
-    "random",
-    "urandom",
-    "nvidia*",
-    "nvidia-caps/*",
-    "dri/*",
-    "kfd",
-    "davinci*",
-    "hisi_hdc",
-)
+from opforge.walls.environment import for_toolchains
 
 ISOLATION = "OPFORGE_ISOLATION"
-
-# what a toolchain needs to be found and to be set up; everything else (tokens, paths of the user, CI marks) stays
-# outside
-_PASSED = """
-PATH LANG TZ TERM LD_LIBRARY_PATH VIRTUAL_ENV CC CXX CPATH LIBRARY_PATH CPLUS_INCLUDE_PATH
-MAX_JOBS CUDA_HOME CUDA_PATH ROCM_PATH
-"""
-PASSED = frozenset(_PASSED.split())
-PASSED_PREFIXES = (
-    "LC_",
-    "PYTHON",
-    "OMP_",
-    "GOMP_",
-    "KMP_",
-    "MKL_",
-    "OPENBLAS_",
-    "TORCH",
-    "PYTORCH_",
-    "TRITON_",
-    "TILELANG_",
-    "TVM_",
-    "CUDA_",
-    "NVIDIA_",
-    "HIP_",
-    "ASCEND_",
-)
 
 KEPT_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 62)}
 """glibc keeps the memory that is freed, so that a call which makes its result finds pages that are there. Without this
@@ -135,59 +80,9 @@ def wanted() -> str:
     return given if given in ("full", "basic") else "basic" if accelerators() else "full"
 
 
-def drop_privileges() -> bool:
-    """Give up every capability, for this process and all it starts, whatever it executes; whether none is left. The
-    user stays the same.
-    """
-    if sys.platform != "linux":
-        return False
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
-    for capability in range(CAPABILITIES):
-        prctl(PR_CAPBSET_DROP, capability)
-    header, none = struct.pack("=Ii", CAPABILITY_VERSION, 0), bytes(24)
-    return int(_libc().capset(header, none)) == 0
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def prctl(option: int, value: int) -> bool:
-    """Whether the kernel took the setting."""
-    return sys.platform == "linux" and int(_libc().prctl(option, ctypes.c_ulong(value), 0, 0, 0)) == 0
-
-
-def landlock_version() -> int:
-    """The version of Landlock's interface; 0 when the kernel has none."""
-    if sys.platform != "linux":
-        return 0
-    version = int(_libc().syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1)))
-    return max(0, version)
-
-
 def environment_for_workers(environ: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The variables a worker starts with."""
-    return {name: value for name, value in environ if name in PASSED or name.startswith(PASSED_PREFIXES)} | KEPT_MEMORY
-
-
-def enter_namespaces() -> tuple[bool, bool]:
-    """New user, process, network and IPC namespaces for the children of this process; whether they and the network one
-    are there. The process must have one thread. User ids stay what they are."""
-    if sys.platform != "linux":
-        return False, False
-    uid, gid = os.geteuid(), os.getegid()
-    for flags in (
-        CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWIPC,
-        CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWIPC,
-    ):
-        if _libc().unshare(flags) == 0:
-            with contextlib.suppress(OSError):
-                Path("/proc/self/setgroups").write_text("deny")
-            with contextlib.suppress(OSError):
-                Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
-                Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
-            return True, bool(flags & CLONE_NEWNET)
-    return False, False
+    return for_toolchains(environ) | KEPT_MEMORY
 
 
 def limit(limits: Limits, *, host_memory: bool) -> None:
@@ -207,50 +102,6 @@ def limit(limits: Limits, *, host_memory: bool) -> None:
         with contextlib.suppress(OSError, ValueError, IndexError):
             pages = int(Path("/proc/self/statm").read_text().split()[5])
             lower(resource.RLIMIT_DATA, pages * resource.getpagesize() + limits.memory_bytes)
-
-
-def confine_writes(writable: Iterable[Path], changeable: Iterable[Path] = ()) -> int:
-    """From now on this process and what it starts can write only below `writable` and to a few devices, cannot open TCP
-    connections, and cannot signal or trace processes outside. The version of Landlock used; 0 when there is none.
-
-    changeable   folders in which files that are there may be written, and none made: a /proc of the worker's own
-    """
-    version = landlock_version()
-    if not version:
-        return 0
-    handled = WRITE_FILE | REMOVE_DIR | REMOVE_FILE | MAKE
-    handled |= REFER if version >= 2 else 0
-    handled |= TRUNCATE if version >= 3 else 0
-    attributes = struct.pack("=Q", handled)
-    if version >= 4:
-        attributes += struct.pack("=Q", NET_BIND | NET_CONNECT)
-    if version >= 6:
-        attributes += struct.pack("=Q", SCOPE_ABSTRACT_SOCKET | SCOPE_SIGNAL)
-    libc = _libc()
-    ruleset = int(libc.syscall(LANDLOCK_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint(0)))
-    if ruleset < 0:
-        return 0
-    devices = [path for pattern in DEVICES for path in Path("/dev").glob(pattern)]
-    try:
-        for path, rights in [(path, handled) for path in writable] + [
-            (path, WRITE_FILE | (TRUNCATE & handled)) for path in (*devices, *changeable)
-        ]:
-            with contextlib.suppress(OSError):
-                descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-                rule = struct.pack("=Qi", rights, descriptor)
-                libc.syscall(
-                    LANDLOCK_ADD_RULE,
-                    ctypes.c_int(ruleset),
-                    ctypes.c_int(LANDLOCK_RULE_PATH_BENEATH),
-                    rule,
-                    ctypes.c_uint(0),
-                )
-                os.close(descriptor)
-        prctl(PR_SET_NO_NEW_PRIVS, 1)
-        done = libc.syscall(LANDLOCK_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0)) == 0
-    finally:
-        os.close(ruleset)
-    return version if done else 0
 
 
 def require(device: str) -> None:

@@ -30,13 +30,14 @@ import warnings
 from pathlib import Path
 
 from opforge.backends import cache
-from opforge.runner.walls import mounts, namespaces, processes, sandbox
+from opforge.runner.walls import namespaces, processes, sandbox
 from opforge.runner.walls.namespaces import outer_pid
 from opforge.runner.wire.channel import Closed, receive, send
 from opforge.runner.wire.messages import Exited, ServerReady, Spawned
 from opforge.runner.wire.protocol import answered, spawn_of
 from opforge.runner.worker import sample_requests
 from opforge.runner.worker.process import die_with_parent, spawned
+from opforge.walls import mounts, privileges
 
 SCRATCH = "OPFORGE_SCRATCH"
 END_S = 1.0
@@ -66,7 +67,7 @@ def drivers_work_inside() -> bool:
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(BaseException):
-            if ctypes.CDLL(None).unshare(sandbox.CLONE_NEWPID) == 0:
+            if ctypes.CDLL(None).unshare(privileges.CLONE_NEWPID) == 0:
                 inside = os.fork()
                 if inside == 0:
                     status = 1
@@ -209,7 +210,7 @@ def main(fd: int) -> None:
     """Serve spawn requests until the parent closes the socket, then end everything that is left."""
     sock = socket.socket(fileno=fd)
     sys.path[:] = [str(Path(entry).resolve()) for entry in sys.path]
-    own_processes, own_network = sandbox.enter_namespaces() if sandbox.wanted() == "full" else (False, False)
+    own_processes, own_network = privileges.enter_namespaces() if sandbox.wanted() == "full" else (False, False)
     if own_processes:
         pid = os.fork()
         if pid:
@@ -219,7 +220,7 @@ def main(fd: int) -> None:
             os._exit(min(255, abs(os.waitstatus_to_exitcode(status))))
         die_with_parent()
     else:
-        sandbox.prctl(sandbox.PR_SET_CHILD_SUBREAPER, 1)
+        privileges.prctl(privileges.PR_SET_CHILD_SUBREAPER, 1)
     own = namespaces.Namespaces() if namespaces.possible() and drivers_work_inside() else None
     helper = [pid for pid in processes.children(outer_pid()) if own is not None]
     # libraries keep idle threads; a worker is forked between messages, when none of them holds a lock that it will want

@@ -16,7 +16,6 @@ from typing import Any
 
 from opforge.backends import compile_phase
 from opforge.core.language import spans
-from opforge.runner.walls import mounts, sandbox
 from opforge.runner.walls.guards import Guards, Limits
 from opforge.runner.walls.namespaces import outer_pid
 from opforge.runner.wire.channel import Closed, receive, send
@@ -24,14 +23,13 @@ from opforge.runner.wire.messages import TIMED, Phase, Run, WorkerReady
 from opforge.runner.wire.protocol import answered
 from opforge.runner.wire.standard_output import OwnOutput
 from opforge.runner.worker.executor import Executor
+from opforge.walls import mounts
+from opforge.walls.privileges import die_with
 
 
 def die_with_parent() -> None:
     """Ask the kernel to end this process when its parent goes (Linux; elsewhere the closed socket ends it)."""
-    parent = os.getppid()
-    sandbox.prctl(sandbox.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
+    die_with(os.getppid())
 
 
 class _Phases:

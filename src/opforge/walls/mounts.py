@@ -5,12 +5,14 @@ modes and times of files as they are.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import struct
-from collections.abc import Iterable
-from pathlib import Path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # no import at run time: inside.py is waited for
+    from collections.abc import Iterable
+    from os import PathLike
 
 CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
@@ -31,7 +33,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _mount(source: str, target: Path, kind: str | None, flags: int) -> bool:
+def _mount(source: str, target: str, kind: str | None, flags: int) -> bool:
     return (
         int(
             _libc().mount(
@@ -42,7 +44,7 @@ def _mount(source: str, target: Path, kind: str | None, flags: int) -> bool:
     )
 
 
-def _attributes(target: Path, *, add: int = 0, take: int = 0, below: bool = False) -> bool:
+def _attributes(target: str, *, add: int = 0, take: int = 0, below: bool = False) -> bool:
     attributes = struct.pack("=QQQQ", add, take, 0, 0)
     flags = AT_RECURSIVE if below else 0
     return (
@@ -60,7 +62,9 @@ def _attributes(target: Path, *, add: int = 0, take: int = 0, below: bool = Fals
     )
 
 
-def read_only(writable: Iterable[Path], hidden: Iterable[Path], empty: Path) -> bool:
+def read_only(
+    writable: Iterable[str | PathLike[str]], hidden: Iterable[str | PathLike[str]], empty: str | PathLike[str]
+) -> bool:
     """From now on this process and what it starts see a file system that is read-only outside `writable` folders;
     whether the kernel allowed it.
 
@@ -69,25 +73,29 @@ def read_only(writable: Iterable[Path], hidden: Iterable[Path], empty: Path) -> 
     """
     if not _own_view():
         return False
-    places = [place.resolve() for place in writable]
-    if not all(_mount(str(place), place, None, MS_BIND) for place in places):
+    places = [os.path.realpath(place) for place in writable]
+    places = [place for place in places if not any(place.startswith(f"{other}/") for other in places)]
+    if not all(_mount(place, place, None, MS_BIND) for place in places):
         return False
-    nothing = empty / ".nothing"
+    nothing = f"{os.fspath(empty)}/.nothing"
     for path in hidden:
-        found = path.resolve()
-        if found.is_dir():
-            nothing.with_suffix(".d").mkdir(exist_ok=True)
-            _mount(str(nothing.with_suffix(".d")), found, None, MS_BIND)
-        elif found.exists():
-            nothing.touch()
-            _mount(str(nothing), found, None, MS_BIND)
-    if not _attributes(Path("/"), add=MOUNT_ATTR_RDONLY, below=True):
+        found = os.path.realpath(path)
+        if os.path.isdir(found):
+            os.makedirs(f"{nothing}.d", exist_ok=True)
+            _mount(f"{nothing}.d", found, None, MS_BIND)
+        elif os.path.exists(found):
+            os.close(os.open(nothing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _mount(nothing, found, None, MS_BIND)
+    if not _attributes("/", add=MOUNT_ATTR_RDONLY, below=True):
         return False
     done = [_attributes(place, take=MOUNT_ATTR_RDONLY) for place in places]
     # drivers write there of their own process; what is another's belongs to another namespace, or needs privileges
-    _attributes(Path("/proc"), take=MOUNT_ATTR_RDONLY)
-    with contextlib.suppress(OSError):
-        os.chdir(Path.cwd())  # the folder as it is seen now, not the one beneath it
+    _attributes("/proc", take=MOUNT_ATTR_RDONLY)
+    try:
+        os.chdir(os.getcwd())  # the folder as it is seen now, not the one beneath it
+    except OSError:
+        # it is gone: the one that was is kept
+        return all(done)
     return all(done)
 
 
@@ -95,9 +103,9 @@ def own_proc() -> bool:
     """Show in /proc the processes of this namespace alone; whether the kernel allowed it (inside some containers it
     does not). A driver that finds itself
     in /proc under another number than it has does not work (NVIDIA's, 580: error 304)."""
-    return _own_view() and _mount("proc", Path("/proc"), "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    return _own_view() and _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
 def _own_view() -> bool:
     """From now on nobody else sees what is mounted here."""
-    return _libc().unshare(CLONE_NEWNS) == 0 and _mount("none", Path("/"), None, MS_REC | MS_PRIVATE)
+    return _libc().unshare(CLONE_NEWNS) == 0 and _mount("none", "/", None, MS_REC | MS_PRIVATE)

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import platform
+import os
 import struct
 import sys
-from collections.abc import Mapping, Sequence
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # no import at run time: inside.py is waited for
+    from collections.abc import Mapping, Sequence
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 ALLOW, REFUSE, ABSENT = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
@@ -114,7 +117,7 @@ def _among(argument: int, allowed: Sequence[int]) -> list[bytes]:
     return [_step(LOAD, _low(argument)), *tests, _step(RETURN, REFUSE), _step(RETURN, ALLOW)]
 
 
-def install(own_pid: int | None, *, signals: bool = False, machine: str = platform.machine()) -> bool:
+def install(own_pid: int | None, *, signals: bool = False, machine: str = os.uname().machine) -> bool:
     """Filter this thread's system calls from now on, and those of all that it starts; whether the kernel took it."""
     if sys.platform != "linux" or machine not in ARCHITECTURES:
         return False
