@@ -18,6 +18,7 @@ from opforge.core.definition.shapes import full_shape
 from opforge.core.language.errors import UsageError
 from opforge.core.language.expr import evaluate
 from opforge.definitions.bounds.sums import finite
+from opforge.verify.oracle import asked_before
 from opforge.verify.oracle.aside import ASIDE, Aside, Waiting, empty_on_host, waits, widened
 from opforge.verify.oracle.integer_outputs import scores_of, settled
 from opforge.verify.oracle.rounded_outputs import Roundings, rounds
@@ -85,8 +86,17 @@ class Truth:
 def consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any]) -> Truth:
     """Run the reference in float64 on `inputs` (tensors by name, in their storage dtype).
 
-    Raises UsageError when the reference does not return what the operator declares.
+    Raises UsageError when the reference does not return what the operator declares, or the bound is another one than
+    when it was asked before.
     """
+    truth = _consult(operator, case, dtype, inputs)
+    if asked_before.kept(operator, case, dtype, inputs, truth.expectations) and (ask := asked_before.due(operator)):
+        again = _consult(ask.operator, ask.case, ask.dtype, ask.inputs)
+        asked_before.compare(ask, again.expectations)
+    return truth
+
+
+def _consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, Any]) -> Truth:
     import torch
 
     scalars = operator.scalar_values(case.scalars)
