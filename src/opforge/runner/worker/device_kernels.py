@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from opforge.backends import native
 from opforge.backends.cuda import Cuda
@@ -83,10 +84,15 @@ class DeviceWatch:
         self.looked += looks
         return looks
 
-    def run(self, call: Callable[[], object]) -> tuple[dict[str, int], list[str]]:
+    def run(
+        self, call: Callable[[], object], results: Callable[[], Mapping[str, Any]]
+    ) -> tuple[dict[str, int], list[str]]:
         """Make the call: its tensor operations, and what ran that is not the file's own."""
         launched: set[str] = set()
         operations: dict[str, int] = {}
-        names = [name for _, _, name in device_work(lambda: operations.update(traced(call, launched=launched)))]
+        names = [
+            name
+            for _, _, name in device_work(lambda: operations.update(traced(call, launched=launched, results=results)))
+        ]
         moved = sum(count for name, count in operations.items() if name != LAUNCHES)
         return operations, foreign(names, launched if self.triton else self.symbols or b"", moved)

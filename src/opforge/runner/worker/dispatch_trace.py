@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from opforge.runner.worker.data_flow import DataFlow
 from opforge.runner.worker.interpreted_stores import stores
 from opforge.runner.worker.write_ledger import Ledger, foreign_names, tensors_of
 
@@ -14,14 +15,21 @@ LAUNCHERS = (("triton.runtime.jit", "JITFunction"), ("triton.runtime.interpreter
 LAUNCHES = "triton.launch"
 
 
-def traced(run: Callable[[], Any], ledger: Ledger | None = None, launched: set[str] | None = None) -> dict[str, int]:
+def traced(
+    run: Callable[[], Any],
+    ledger: Ledger | None = None,
+    launched: set[str] | None = None,
+    results: Callable[[], Mapping[str, Any]] = dict,
+) -> dict[str, int]:
     """Call `run` and count the tensor operations that went through PyTorch's dispatcher, by name, and under LAUNCHES
-    the
-    Triton kernels that were launched. `ledger` is told of both, where an interpreter runs them; names of
-    Triton kernels are added to `launched`."""
+    the Triton kernels that were launched. `ledger` is told of both, where an interpreter runs them; names of Triton
+    kernels are added to `launched`. Operations are renamed of which no launch and none of the `results` has anything
+    (data_flow.LOOKED).
+    """
     dispatch = importlib.import_module("torch.utils._python_dispatch")
     mode_class = dispatch.TorchDispatchMode
     counts: dict[str, int] = {}
+    flow = ledger.flow if ledger is not None else DataFlow()
 
     def count(name: str) -> None:
         counts[name] = counts.get(name, 0) + 1
@@ -36,6 +44,9 @@ def traced(run: Callable[[], Any], ledger: Ledger | None = None, launched: set[s
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             count(str(function))
             result = function(*args, **(kwargs or {}))
+            flow.operation(str(function), function, args, kwargs or {}, result)
+            if ledger is not None and ledger.inside:
+                flow.used.add(str(function))
             if ledger is not None:
                 # a mode is off while it handles an operation: what the ledger does is not counted
                 for tensor in (*args, *(result if isinstance(result, tuple | list) else (result,))):
@@ -45,6 +56,8 @@ def traced(run: Callable[[], Any], ledger: Ledger | None = None, launched: set[s
     def counted(original: Callable[..., Any]) -> Callable[..., Any]:
         def launch(*args: Any, **kwargs: Any) -> Any:
             count(LAUNCHES)
+            with dispatch._disable_current_modes():
+                flow.launch([*tensors_of(args, kwargs), *args, *kwargs.values()])
             if ledger is None or ledger.inside:
                 compiled = original(*args, **kwargs)
                 if launched is not None:
@@ -73,7 +86,8 @@ def traced(run: Callable[[], Any], ledger: Ledger | None = None, launched: set[s
     try:
         with Count():
             run()
+        flow.received(results().values())
     finally:
         for cls, original in originals:
             cls.run = original
-    return counts
+    return flow.counted(counts)

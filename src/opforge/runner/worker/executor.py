@@ -297,13 +297,12 @@ class Executor:
             launch.run()
         elif self.guards.ledger and self.interpreted and whole.device.type == "cpu":
             book = Ledger([] if launch.made else list(launch.read().values()), self.threads)
-            operations = traced(launch.run, book)
-            book.check(list(launch.read().values()), "after its last launch")
-            foreign = book.evidence
+            operations = traced(launch.run, book, results=launch.read)
+            foreign = book.over(list(launch.read().values()))
         elif self.watch is not None and self.watch.looks():
-            operations, foreign = self.watch.run(launch.run)
+            operations, foreign = self.watch.run(launch.run, launch.read)
         else:
-            operations = traced(launch.run)
+            operations = traced(launch.run, results=launch.read)
         self._collect(number)
         if self.guards.new_memory:
             self._hold(number, launch)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from opforge.runner.worker.data_flow import DataFlow
 from opforge.runner.worker.interpreted_stores import Stores
 
 FOREIGN = ("numpy", "torch", "ctypes", "scipy", "cffi", "tvm_ffi", "threading", "subprocess", "mmap")
@@ -25,6 +26,7 @@ class Ledger:
         self.threads = threads
         self.evidence: list[str] = []
         self.inside = False
+        self.flow = DataFlow([tensor for tensor in known if tensor.device.type == "cpu"])
         for tensor in known:
             self.wrote(tensor)
 
@@ -79,6 +81,14 @@ class Ledger:
                 ):
                     self._found("memory changed during a launch where its kernel stored nothing")
             self.wrote(tensor)
+        self.flow.stored(tensors, stored)
+
+    def over(self, outputs: Sequence[Any]) -> list[str]:
+        """What was found, once the call is over."""
+        self.check(outputs, "after its last launch")
+        for words in self.flow.evidence([tensor for tensor in outputs if tensor.device.type == "cpu"]):
+            self._found(words)
+        return self.evidence
 
     def _threads(self, when: str) -> None:
         running = len(sys._current_frames())
