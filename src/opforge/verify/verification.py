@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import SystemRandom
 
 from opforge.backends import Emulated, Missing, backend
 from opforge.core.definition.implementation import Config, Implementation, Rejected
 from opforge.core.definition.operator import Case
+from opforge.core.definition.shapes import full_shape
 from opforge.core.evidence.verdict import (
     FAILURES,
     Checked,
@@ -32,7 +33,7 @@ from opforge.runner.worker.launch import LIBRARY
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase, Undefined, key_of
 from opforge.verify.cases.declared_cases import again, declared, fenced, longest
 from opforge.verify.cases.hidden import DEFAULT, EXACT, Effort, elements, reduced
-from opforge.verify.explain.cause import from_lengths
+from opforge.verify.explain.cause import from_lengths, from_widths
 from opforge.verify.explain.shrink import shrink
 from opforge.verify.explain.window import window
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
@@ -300,6 +301,7 @@ class _Run:
                 reduction_length(self.bench.operator, case, self.dtype) for case, failed in shrunk.attempts if failed
             ]
             words = from_lengths(failure, right, wrong)
+            words = words or self._by_widths(failure, shrunk.attempts)
             if words:
                 verdict = dataclasses.replace(verdict, cause=words)
             elif (
@@ -314,6 +316,18 @@ class _Run:
                     verdict, cause=f"in {failure.case.name}, which failed first: {failure.cause}"
                 )
         return verdict
+
+    def _by_widths(self, failure: Mismatch, attempts: Sequence[tuple[Case, bool]]) -> str | None:
+        def width(case: Case) -> int:
+            shapes = (full_shape(spec.shape, case.axes) for spec in self.bench.operator.inputs[:1])
+            return next((shape[-1] for shape in shapes if shape), 1)
+
+        if not self.bench.operator.one_form:
+            return None
+        right = [width(checked.case) for checked in self.checked] + [width(case) for case, bad in attempts if not bad]
+        return from_widths(
+            failure.cause, right, [width(failure.case), *(width(case) for case, failed in attempts if failed)]
+        )
 
     def _attempt(self, case: Case) -> Verdict | None:
         """The failure of one case in a fresh worker; None when it is right, refused or not defined."""

@@ -12,6 +12,8 @@ from typing import Any
 
 from opforge.core.definition.dtypes import DTYPES
 from opforge.core.evidence.verdict import Mismatch
+from opforge.verify.explain.not_numbers import by_traces, computed
+from opforge.verify.explain.payloads import Traces
 
 SLIGHT = 0.05
 """A relative error up to which precision, not position, is to blame."""
@@ -36,10 +38,26 @@ class _Evidence:
     inputs: Mapping[str, Any]
 
 
-def likely_cause(actual: Any, expected: Any, wrong: Any, inputs: Mapping[str, Any] | None = None) -> str:
+ONE = "one element is wrong: too little to tell a cause by"
+FEW = 2
+"""Wrong elements up to which no pattern is told: any two lie on a line."""
+
+
+def likely_cause(
+    actual: Any,
+    expected: Any,
+    wrong: Any,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    traces: Traces | None = None,
+    whole: bool = False,
+) -> str:
     """One sentence on the likely cause. `actual` and `expected` are float64 tensors, `wrong` a bool tensor, all of one
-    shape;
-    `inputs` are the inputs in float64 by name."""
+    shape; `inputs` are the inputs in float64 by name.
+
+    traces   what payloads say of each element, where they were looked at
+    whole    the output holds whole numbers, which are exact
+    """
     import torch
 
     finite = torch.isfinite(actual) & torch.isfinite(expected) & wrong
@@ -48,6 +66,15 @@ def likely_cause(actual: Any, expected: Any, wrong: Any, inputs: Mapping[str, An
     )
     if not evidence.bad:
         return "no element is wrong"
+    if traces is not None:
+        words = by_traces(wrong, traces, _tail(wrong)) if not whole or evidence.bad > FEW else None
+        words = words or computed(actual, expected, wrong, evidence.inputs)
+        if words is not None:
+            return words
+    if evidence.bad == 1:
+        return ONE
+    if whole and (steps := _steps(evidence)) is not None:
+        return steps
     for question in QUESTIONS:
         words = question(evidence)
         if words is not None:
@@ -56,6 +83,26 @@ def likely_cause(actual: Any, expected: Any, wrong: Any, inputs: Mapping[str, An
     if copied is not None:
         return copied
     return f"{evidence.bad} of {wrong.numel()} elements are wrong without a pattern: an index, a mask, or a race"
+
+
+def _steps(e: _Evidence) -> str | None:
+    """Whole numbers that are one step off, wherever they are wrong."""
+    off = (e.actual - e.expected)[e.wrong]
+    if not bool((off.abs() == 1).all()):
+        return None
+    words = f"{e.bad} of {e.wrong.numel()} elements are one step off, "
+    if e.bad <= FEW:
+        return f"{words}too few to tell a cause by"
+    signs = {int(sign) for sign in e.expected[e.wrong].sign().unique().tolist()} - {0}
+    if bool((e.actual[e.wrong].abs() < e.expected[e.wrong].abs()).all()):
+        return f"{words}all of them towards zero: truncated instead of rounded, or a scale that is too large"
+    if bool((off < 0).all()):
+        return (
+            f"{words}all of them below: floored instead of rounded" if len(signs) > 1 else f"{words}all of them below"
+        )
+    if bool((off > 0).all()):
+        return f"{words}all of them above: rounded up instead of to nearest"
+    return f"{words}on either side: rounded twice, another rule for ties, or a scale that is a little off"
 
 
 def _an_input(actual: Any, inputs: Mapping[str, Any]) -> str | None:
@@ -83,6 +130,37 @@ def _alike(actual: Any, other: Any) -> bool:
 
     median = float(other.abs().nan_to_num(posinf=0.0).median()) if other.numel() else 0.0
     return bool(torch.allclose(actual, other, rtol=1e-2, atol=1e-2 * median, equal_nan=True))
+
+
+def from_widths(cause: str, right: Sequence[int], wrong: Sequence[int]) -> str | None:
+    """What the widths of right and wrong cases say: padding of a block that enters a statistic shows where the width
+    fills no block.
+
+    right, wrong   elements along the last axis in cases that passed and that failed
+    None where no block divides all right widths and no wrong one, or the cause is a place or a value of its own.
+    """
+    if not any(words in cause for words in ("too low a precision", "factor of its own", "without a pattern", "beyond")):
+        return None
+    known = {width for width in right if width > 1}
+    for block in (1024, 512, 256, 128, 64, 32, 16, 8, 4):
+        if (
+            len(known) >= WIDTHS
+            and all(width % block == 0 for width in known)
+            and all(width % block for width in wrong)
+        ):
+            return (
+                f"right where the width is a multiple of {block} ({_few(known)}), wrong where it is not "
+                f"({_few(set(wrong))}): padding of the last block enters a sum, a mean or a variance"
+            )
+    return None
+
+
+def _few(widths: set[int]) -> str:
+    return ", ".join(str(width) for width in sorted(widths)[:4])
+
+
+WIDTHS = 2
+"""Right widths without which nothing is said of widths."""
 
 
 def from_lengths(failure: Mismatch, right: Sequence[float], wrong: Sequence[float]) -> str | None:
@@ -180,7 +258,7 @@ def _not_written(e: _Evidence) -> str | None:
 
 
 def _zeros(e: _Evidence) -> str | None:
-    if not bool((e.actual[e.wrong] == 0).all()):
+    if not bool((e.actual[e.wrong] == 0).all()) or bool(e.expected[e.wrong].isnan().all()):
         return None
     tail = _tail(e.wrong)
     if tail:

@@ -102,7 +102,8 @@ class Repeats:
             judge(prepared, self.bench.operator, self.bench.host.isolation), Checked
         ):
             return failure
-        return dataclasses.replace(failure, cause=f"{RACE}; {failure.cause}")
+        # where the wrong ones lie is chance: it tells of no mask
+        return dataclasses.replace(failure, cause=RACE)
 
     def _same(
         self, worker: Worker, prepared: PreparedCase, launch: int, outputs: Any, count: int, until: float = float("inf")
@@ -120,7 +121,7 @@ class Repeats:
                 self.differing = self.differing or prepared.case.name
                 outcome = judge(prepared, self.bench.operator, self.bench.host.isolation, measured=False)
                 if isinstance(outcome, Mismatch):
-                    return dataclasses.replace(outcome, cause=f"{RACE}; {outcome.cause}")
+                    return dataclasses.replace(outcome, cause=RACE)
                 if isinstance(outcome, Broken):
                     return outcome
             if time.perf_counter() > until:
@@ -194,7 +195,7 @@ class Repeats:
                 return alone
             cause = (
                 "right for the first content of these addresses and wrong for the second: an answer that was "
-                f"kept, or memory that is not reset; {outcome.cause}"
+                "kept, or memory that is not reset"
             )
             return dataclasses.replace(outcome, cause=cause, after=prepared.case)
         return outcome if isinstance(outcome, Broken) else None

@@ -20,6 +20,7 @@ from opforge.runner.wire.messages import Bind, Failure, Lacks, LaunchBound, Refu
 from opforge.runner.worker.dispatch_trace import LAUNCHES
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.explain.cause import likely_cause
+from opforge.verify.explain.payloads import traces_of
 from opforge.verify.explain.window import window
 from opforge.verify.judging.elements import compare
 from opforge.verify.judging.fallback import library_calls
@@ -104,7 +105,14 @@ def _judge_output(
         wrong=int(comparison.wrong.sum()),
         total=metrics.elements,
         law=None,
-        cause=likely_cause(actual, expectation.expected, comparison.wrong, prepared.truth.inputs)
+        cause=likely_cause(
+            actual,
+            expectation.expected,
+            comparison.wrong,
+            prepared.truth.inputs,
+            traces=traces_of(prepared.seen(), prepared.pristine, expectation.output),
+            whole=expectation.exact is not None,
+        )
         if bool(comparison.wrong.any())
         else too_noisy(metrics.noise or 0.0),
         metrics=metrics,
