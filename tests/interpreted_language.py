@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import opforge.backends.triton_interpreter as interp
 from opforge.backends import triton_syntax
+from opforge.core.language.errors import EnvironmentLacks
 
 import torch
 import triton
@@ -415,6 +416,11 @@ def k(x, p, i, out, n: tl.constexpr):
     tl.store(out + o, total)
 
 
+@triton.jit
+def one_block(x):
+    pass
+
+
 def run() -> dict[str, str]:
     """What each of them gave."""
     torch.manual_seed(0)
@@ -430,6 +436,10 @@ def run() -> dict[str, str]:
             found[name] = "right" if right else f"wrong: {(out - expected(x, p, i)).abs().max()}"
         except Exception as error:
             found[name] = f"{type(error).__name__}: {error}"
+    try:
+        one_block[(1, 65_536)](x)
+    except EnvironmentLacks as error:
+        found["grid"] = "right" if "65,536 blocks in its grid's second dimension" in str(error) else str(error)
     found["deprecated"] = (
         "right" if triton_syntax.notes == [triton_syntax.DEPRECATED] else "the compiler's note is missing"
     )

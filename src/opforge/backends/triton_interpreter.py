@@ -46,7 +46,7 @@ from triton.runtime.interpreter import (
     TensorHandle,
 )
 
-from opforge.backends import compile_phase, triton_lacks, triton_libdevice, triton_syntax
+from opforge.backends import compile_phase, grid_limits, triton_lacks, triton_libdevice, triton_syntax
 from opforge.backends.triton_lacks import NotInterpreted
 
 # --------------------------------------------------------------------------- conversions
@@ -327,7 +327,15 @@ def _fix_speed() -> None:
         compile_phase.got_on()
         begin(self, x, y, z)
 
+    dimensions = InterpreterBuilder.set_grid_dim
+
+    def set_grid(self: Any, *grid: int) -> None:
+        if (error := grid_limits.too_large(grid, "its kernel")) is not None:
+            raise error
+        dimensions(self, *grid)
+
     InterpreterBuilder.set_grid_idx = begin_program
+    InterpreterBuilder.set_grid_dim = set_grid
     GridExecutor.__call__ = run_grid
     InterpretedFunction.__call__ = call
 

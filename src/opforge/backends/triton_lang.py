@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from opforge.backends import compile_phase, triton_replay
+from opforge.backends import compile_phase, grid_limits, triton_replay
 from opforge.backends.cpp import host_compiler
 from opforge.backends.interface import Artefact, Call, Capability, Emulated, ExecutionMode, Kernel, Missing, Native
 from opforge.backends.module_loading import installed, load_source, required
@@ -194,6 +194,11 @@ class Triton:
         )
         written: list[Artefact] = []
         for number, captured in enumerate(launches):
+            if (
+                target.startswith("sm_")
+                and (error := grid_limits.too_large(captured.grid, captured.fn.__name__)) is not None
+            ):
+                raise error
             started = time.perf_counter()
             artefacts = triton_offline.compile_offline(captured)
             took = time.perf_counter() - started

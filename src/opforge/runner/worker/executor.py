@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.backends import backend, cache
+from opforge.backends import backend, cache, grid_limits
 from opforge.backends.shared_code import source_sha256
 from opforge.core.definition.call_form import formed
 from opforge.core.definition.implementation import Config, Implementation, Rejected
@@ -121,6 +121,8 @@ class Executor:
             return answered(Lacks(reason=str(error), later=isinstance(error, NotNow)))
         # the boundary to foreign code: every exception becomes a verdict in the parent
         except Exception as error:  # noqa: BLE001
+            if (grid := grid_limits.behind(error)) is not None:
+                return answered(Lacks(reason=str(grid)))
             trace = "".join(traceback.format_exception(error)[-4:])
             return answered(Failed(reason=raised.in_words(error, self.source), trace=trace[-4000:]))
 
