@@ -213,7 +213,12 @@ class Triton:
                             path=path,
                             threads=artefacts.threads_per_block,
                             seconds=took,
-                            facts={"shared_bytes": artefacts.shared_bytes, "grid": "x".join(map(str, captured.grid))},
+                            facts={
+                                "shared_bytes": artefacts.shared_bytes,
+                                "grid": "x".join(map(str, captured.grid)),
+                                # of an autotuned kernel
+                                "config": ", ".join(f"{name}={value}" for name, value in captured.config.items()),
+                            },
                         )
                     )
         return tuple(written)

@@ -57,7 +57,9 @@ def diagnose(
     The newest time on record of the same sources is taken; where there is none, it is measured. Exit code 1 where the
     implementation is not right.
     """
+    from opforge.backends import Emulated, Native, backend
     from opforge.core.evidence.diagnosis import WRONG
+    from opforge.core.language.errors import EnvironmentLacks
     from opforge.forge.loop.choices import has_rules
     from opforge.inspect.counters import counters_at
     from opforge.machine import detect, ensure_ceilings
@@ -70,6 +72,13 @@ def diagnose(
     definition = registry.operator(operator)
     chosen = registry.implementation(operator, implementation)
     where = device_to_time(device)
+    mode = backend(chosen.backend).execution_mode(where)
+    if not isinstance(mode, Native):
+        lacks = f"is executed by the {mode.how}" if isinstance(mode, Emulated) else f"can't run: {mode.what}"
+        raise EnvironmentLacks(
+            f"diagnose needs a time, and here {implementation} {lacks}. Run it on a machine with a GPU (--device "
+            f"cuda), or see what it compiles to: opforge inspect {operator} {implementation} --target sm_90a"
+        )
     takes = [kind for kind in definition.dtypes if chosen.dtypes is None or kind in chosen.dtypes]
     if not takes:
         raise UsageError(f"{implementation} takes none of the dtypes of {operator}. See: opforge show {operator}")

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from opforge.backends.shared_code import package_of
 from opforge.core.definition.implementation import Config, Rejected
 from opforge.core.definition.operator import Operator, ScalarValue, Workload
 from opforge.core.definition.shapes import Axes
-from opforge.core.evidence.inspection import Inspection
+from opforge.core.evidence.inspection import Inspection, KernelUse
+from opforge.core.language import spans
 from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.inspect.binaries import kernels_of
 from opforge.registry import Registry
@@ -81,7 +83,9 @@ def inspect_implementation(
         told = ask_child(request, backend(implementation.backend).environment(device))
         artefacts = [Artefact(**{**item, "path": Path(item["path"])}) for item in told]
         kernels = tuple(
-            use for artefact in artefacts for use in kernels_of(artefact, target, dtype, implementation.source)
+            _of_its_config(use, artefact)
+            for artefact in artefacts
+            for use in kernels_of(artefact, target, dtype, implementation.source)
         )
     return Inspection(
         operator=operator_name,
@@ -104,6 +108,19 @@ def _first_workload(operator: Operator) -> Workload:
     return operator.workloads[0]
 
 
+def _of_its_config(use: KernelUse, artefact: Artefact) -> KernelUse:
+    """The same, where an autotuned kernel is compiled once for each of its configurations: with that."""
+    config = (artefact.facts or {}).get("config", "")
+    return replace(use, kernel=f"{use.kernel} [{config}]") if config else use
+
+
+@spans.spanned(
+    lambda request, variables: (
+        "compile",
+        f"{request['operator']} {request['implementation']} for {request['target']}",
+        "",
+    )
+)
 def ask_child(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[dict[str, Any]]:
     """The artefacts that a child process made, as plain data. Raises what the child raised."""
     asked, answered = Path(request["folder"], "request.json"), Path(request["folder"], "answer.json")

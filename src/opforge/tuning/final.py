@@ -24,7 +24,7 @@ from opforge.tuning.finalists import attempt_at, park, revived
 from opforge.tuning.job import JITS, Job, Passed
 from opforge.tuning.outcomes import FAILED, SAME_CODE, SLOWER, TIMED, Tuned, TuneOptions, explained
 from opforge.tuning.room import NoRoom, patiently, shortage
-from opforge.tuning.space import eligible, within_reach
+from opforge.tuning.space import eligible, none_eligible, within_reach
 from opforge.tuning.strategies import Objectives, pareto_front, weighted_scores
 from opforge.tuning.weighing import over
 from opforge.verify import BRIEF, judge
@@ -153,7 +153,7 @@ def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[P
     why = (
         "no point passed"
         if sum(job.counts.values())
-        else "no implementation that was asked for takes this workload here"
+        else none_eligible(job.registry, job.operator, job.workload, job.dtype, job.options)
     )
     return _tuned(job, f"{why}; see: opforge verify {job.operator.name}")
 

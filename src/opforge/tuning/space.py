@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from opforge.backends import Native, backend
+from opforge.backends import Emulated, Missing, Native, backend
 from opforge.core.definition.device import DeviceSpec
 from opforge.core.definition.dtypes import DTYPES
 from opforge.core.definition.implementation import COMPARED_WITH, Config, Implementation, Rejected
@@ -201,6 +201,25 @@ def eligible(
         if not isinstance(item.accepts(workload.axes, dtype, operator.scalar_values(workload.scalars)), Rejected):
             chosen.append(item)
     return chosen
+
+
+def none_eligible(registry: Registry, operator: Operator, workload: Workload, dtype: str, options: TuneOptions) -> str:
+    """Why `eligible` gives none, of what was asked for: what is emulated here has no time to choose by."""
+    asked = [
+        item
+        for item in registry.implementations(operator.name)
+        if (not options.implementations or item.name in options.implementations)
+        and (not options.backends or item.backend in options.backends)
+        and item.backend not in COMPARED_WITH
+    ]
+    modes = {item.name: backend(item.backend).execution_mode(options.device) for item in asked}
+    emulated = [f"{name} ({mode.how})" for name, mode in modes.items() if isinstance(mode, Emulated)]
+    if emulated and len(emulated) == sum(not isinstance(mode, Missing) for mode in modes.values()):
+        return (
+            f"{', '.join(emulated)} can be verified here and not timed: a choice needs the device that it is for. "
+            f"Tune on a machine that has it, with --device cuda"
+        )
+    return "no implementation that was asked for takes this workload here"
 
 
 def within_reach(seconds: Mapping[str, float]) -> tuple[list[str], list[str]]:
