@@ -87,6 +87,9 @@ def lengths_of(inputs: Any) -> dict[str, Any]:
 def sequences_of(cu_seqlens_q: Any, cu_seqlens_k: Any) -> Iterator[tuple[slice, slice]]:
     """The rows of queries and of keys of each sequence."""
     q_ends, k_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for ends in (q_ends, k_ends):
+        if ends[:1] != [0] or sorted(ends) != ends:
+            raise ValueError(f"offsets begin with 0 and don't decrease, and {ends} do not")
     for place in range(len(q_ends) - 1):
         yield slice(q_ends[place], q_ends[place + 1]), slice(k_ends[place], k_ends[place + 1])
 

@@ -19,6 +19,27 @@ def gather(pages: Tensor, block_table: Tensor, lengths: Tensor) -> Tensor:
     return keys.masked_fill(~inside[:, :, None, None], 0).transpose(1, 2)
 
 
+def lost_of(block_table: Tensor, lengths: Tensor, pages: Tensor, queries: int, window_left: int) -> Tensor:
+    """Which sequences [batch] have a length that their row of the table has no room for, or are seen to have a page
+    that isn't there. On the host, outside of torch.compile, raises ValueError for the first of them.
+    """
+    page, room = pages.shape[1], block_table.shape[1] * pages.shape[1]
+    starts = torch.arange(block_table.shape[1], device=lengths.device) * page
+    length = lengths[:, None]
+    read = starts < length
+    if window_left >= 0:
+        read = read & (starts + page > length - queries - window_left)
+    strange = (read & ((block_table < 0) | (block_table >= pages.shape[0]))).any(dim=1)
+    lost = strange | (lengths < 0) | (lengths > room)
+    if lengths.is_cpu and not torch.compiler.is_compiling() and bool(lost.any()):
+        b = int(lost.nonzero()[0])
+        raise ValueError(
+            f"sequence {b} has {int(lengths[b])} keys in pages {block_table[b].tolist()}; a row of block_table has "
+            f"room for {room} keys, and there are {pages.shape[0]} pages"
+        )
+    return lost
+
+
 def seen_by_the_last(lengths: Tensor, queries: int, keys: int, window_left: int) -> Tensor:
     """Which of `keys` keys the last queries of each sequence see, [batch, queries, keys] of bool."""
     places = lengths[:, None] - queries + torch.arange(queries, device=lengths.device)

@@ -48,10 +48,20 @@ def part_of(span, splits, least, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def length_of(length_ptr, room):
+    """(keys, 0.0), or (0, NaN) for a length that its row of the table has no room for: added to a sum, it makes the
+    rows of that sequence NaN.
+    """
+    length = tl.load(length_ptr)
+    known = (length >= 0) & (length <= room)
+    return tl.where(known, length, 0), tl.where(known, 0.0, float("nan"))
+
+
+@triton.jit(do_not_specialize=["pages", "room"])
 def parts(
     q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, lse_ptr, sums_ptr, stats_ptr, sq_b, sq_h, sq_n, sq_d, sk_p,
-    sk_n, sk_h, sk_d, sv_p, sv_n, sv_h, sv_d, st_b, st_n, sl, kv_heads, group, queries, page, head_dim, value_dim, left,
-    scale, softcap, splits, least, CAP: tl.constexpr, ALONE: tl.constexpr, BLOCK_M: tl.constexpr,
+    sk_n, sk_h, sk_d, sv_p, sv_n, sv_h, sv_d, st_b, st_n, sl, kv_heads, group, queries, pages, page, room, head_dim,
+    value_dim, left, scale, softcap, splits, least, CAP: tl.constexpr, ALONE: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr, D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr,
 ):  # fmt: skip
     b = (tl.program_id(0) // kv_heads).to(tl.int64)
@@ -61,7 +71,7 @@ def parts(
     rows = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = rows < group * queries
     query = rows % queries
-    length = tl.load(lengths_ptr + b * sl)
+    length, lost = length_of(lengths_ptr + b * sl, room)
     begin = tl.minimum(tl.maximum(length - queries - left, 0), length)
     part = part_of(length - begin, splits, least, BLOCK_N)
     first = begin + split * part
@@ -75,13 +85,16 @@ def parts(
         )
         q = tl.load(q_at, mask=real[:, None] & (d < head_dim)[None, :], other=0.0)
         acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
-        total = tl.zeros([BLOCK_M], dtype=tl.float32)
+        total = tl.zeros([BLOCK_M], dtype=tl.float32) + lost
         peak = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
         for start in range(first, last, BLOCK_N):
             cols = start + tl.arange(0, BLOCK_N)
             inside = cols < last
             # int64: an element's place in the pages leaves int32
             entry = tl.load(table_ptr + b * st_b + (cols // page) * st_n, mask=inside, other=0).to(tl.int64)
+            # an entry that names no page: nothing is read for it, and its rows are NaN
+            known = (entry >= 0) & (entry < pages)
+            entry = tl.where(known, entry, 0)
             slot = (cols % page).to(tl.int64)
             k_at = k_ptr + h * sk_h + (entry * sk_p + slot * sk_n)[:, None] + d[None, :] * sk_d
             v_at = v_ptr + h * sv_h + (entry * sv_p + slot * sv_n)[:, None] + e[None, :] * sv_d
@@ -97,6 +110,7 @@ def parts(
             s = softcap * capped_tanh(s * (scale / softcap)) * LOG2E if CAP else s * (scale * LOG2E)
             distance = place[:, None] - cols[None, :]
             s = tl.where((distance >= 0) & (distance <= left) & inside[None, :], s, -float("inf"))
+            s = tl.where(known[None, :], s, float("nan"))
             higher = tl.maximum(peak, tl.max(s, 1))
             # a row that has seen nothing yet keeps -inf: its weights are exp2(-inf - 0) = 0, and no NaN
             base = tl.where(higher == -float("inf"), 0.0, higher)
@@ -121,14 +135,14 @@ def parts(
             tl.store(sums_at, acc, mask=real[:, None] & (e < value_dim)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["room"])
 def together(
-    sums_ptr, stats_ptr, lengths_ptr, out_ptr, lse_ptr, sl, rows_each, queries, value_dim, left, splits, least,
-    BLOCK: tl.constexpr, ROOM: tl.constexpr, E: tl.constexpr,
+    sums_ptr, stats_ptr, lengths_ptr, out_ptr, lse_ptr, sl, rows_each, queries, room, value_dim, left, splits,
+    least, BLOCK: tl.constexpr, ROOM: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """One row of queries: the parts that its sequence has, brought to one maximum and added up."""
     line = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths_ptr + (line // rows_each) * sl)
+    length, lost = length_of(lengths_ptr + (line // rows_each) * sl, room)
     span = length - tl.minimum(tl.maximum(length - queries - left, 0), length)
     used = tl.cdiv(span, part_of(span, splits, least, BLOCK))
     s = tl.arange(0, ROOM)
@@ -136,7 +150,7 @@ def together(
     totals = tl.load(stats_ptr + (line * splits + s) * 2 + 1, mask=s < used, other=0.0)
     peak = tl.max(peaks, 0)
     base = tl.where(peak == -float("inf"), 0.0, peak)
-    total = tl.sum(totals * tl.exp2(peaks - base), 0)
+    total = tl.sum(totals * tl.exp2(peaks - base), 0) + lost
     e = tl.arange(0, E)
     acc = tl.zeros([E], dtype=tl.float32)
     for first in range(0, used, TOGETHER):
@@ -219,7 +233,8 @@ def launch_decode(
     if not out.numel():
         return
     left = min(window_left, FAR) if window_left >= 0 else FAR
-    keys = min(block_table.shape[1] * page, left + queries)
+    room_of_table = block_table.shape[1] * page
+    keys = min(room_of_table, left + queries)
     group = heads // kv_heads
     D, E = (max(16, triton.next_power_of_2(size)) for size in (head_dim, value_dim))
     # float32 products keep whole tiles in registers
@@ -244,13 +259,14 @@ def launch_decode(
     stats = torch.empty(0 if alone else lines * splits * 2, dtype=torch.float32, device=q.device)
     parts[(batch * kv_heads, room, tiles)](
         q, k_pages, v_pages, block_table, lengths, out, lse, sums, stats, *q.stride(), *k_pages.stride(),
-        *v_pages.stride(), *block_table.stride(), lengths.stride(0), kv_heads, group, queries, page, head_dim,
-        value_dim, left, scale or 1.0 / math.sqrt(head_dim), softcap or 1.0, splits, least, CAP=softcap > 0,
-        ALONE=alone, BLOCK_M=block_m, BLOCK_N=BLOCK_N, D=D, E=E, WHOLE_D=head_dim == D, WHOLE_E=value_dim == E,
-        num_warps=num_warps, num_stages=num_stages,
+        *v_pages.stride(), *block_table.stride(), lengths.stride(0), kv_heads, group, queries,
+        k_pages.shape[0], page, room_of_table, head_dim, value_dim, left, scale or 1.0 / math.sqrt(head_dim),
+        softcap or 1.0, splits, least, CAP=softcap > 0, ALONE=alone, BLOCK_M=block_m, BLOCK_N=BLOCK_N, D=D, E=E,
+        WHOLE_D=head_dim == D, WHOLE_E=value_dim == E, num_warps=num_warps, num_stages=num_stages,
     )  # fmt: skip
     if not alone:
         together[(lines,)](
-            sums, stats, lengths, out, lse, lengths.stride(0), heads * queries, queries, value_dim, left, splits, least,
-            BLOCK=BLOCK_N, ROOM=INVARIANT_MOST if batch_invariant else triton.next_power_of_2(splits), E=E, num_warps=4,
+            sums, stats, lengths, out, lse, lengths.stride(0), heads * queries, queries, room_of_table, value_dim, left,
+            splits, least, BLOCK=BLOCK_N, ROOM=INVARIANT_MOST if batch_invariant else triton.next_power_of_2(splits),
+            E=E, num_warps=4,
         )  # fmt: skip

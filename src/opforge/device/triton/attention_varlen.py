@@ -26,10 +26,12 @@ DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
 
 
 @triton.jit
-def sequence_of(offsets_ptr, stride, sequences, slot, BLOCK: tl.constexpr, SCANNED: tl.constexpr):
-    """(sequence, its first slot), or (-1, -1): the last one with queries whose room begins at `slot` or before. Room
-    for the r-th sequence with queries begins at offset // BLOCK + r: enough for its blocks, wherever it begins.
+def sequence_of(offsets_ptr, stride, sequences, slot, rows, BLOCK: tl.constexpr, SCANNED: tl.constexpr):
+    """(sequence, its first slot, wrong): the last one with queries whose room begins at `slot` or before, or -1 and -1.
+    Room for the r-th sequence with queries begins at offset // BLOCK + r: enough for its blocks, wherever it begins.
+    `wrong` is 1 where offsets begin elsewhere than at 0, decrease, or end beyond `rows`.
     """
+    wrong = 0
     found = -1
     first = -1
     before = 0
@@ -37,13 +39,32 @@ def sequence_of(offsets_ptr, stride, sequences, slot, BLOCK: tl.constexpr, SCANN
         number = start + tl.arange(0, SCANNED)
         there = number < sequences
         offset = tl.load(offsets_ptr + number * stride, mask=there, other=0)
-        some = (there & (tl.load(offsets_ptr + (number + 1) * stride, mask=there, other=0) > offset)).to(tl.int32)
+        after = tl.load(offsets_ptr + (number + 1) * stride, mask=there, other=0)
+        some = (there & (after > offset)).to(tl.int32)
+        # an offset that does not decrease, from 0 on, is none below 0
+        strange = there & ((after < offset) | (after > rows) | ((number == 0) & (offset != 0)))
+        wrong = tl.maximum(wrong, tl.max(strange.to(tl.int32), 0))
         begins = offset // BLOCK + before + tl.cumsum(some, 0) - some
         fits = (some > 0) & (begins <= slot)
         found = tl.maximum(found, tl.max(tl.where(fits, number, -1), 0))
         first = tl.maximum(first, tl.max(tl.where(fits, begins, -1), 0))
         before += tl.sum(some, 0)
-    return found, first
+    return found, first, wrong
+
+
+@triton.jit
+def fill(
+    out_ptr, lse_ptr, first, rows, total_q, h, heads, value_dim, value, level, BLOCK_M: tl.constexpr, E: tl.constexpr
+):
+    """Store `value` and `level` for the BLOCK_M queries from `first` on, those of them that are in `rows` and after."""
+    row = first + tl.arange(0, BLOCK_M)
+    real = (row >= rows) & (row < total_q)
+    line = row.to(tl.int64)
+    e = tl.arange(0, E)
+    tl.store(lse_ptr + h * total_q + line, tl.full([BLOCK_M], level, tl.float32), mask=real)
+    out_at = out_ptr + (line * heads + h)[:, None] * value_dim + e[None, :]
+    empty = tl.full([BLOCK_M, E], value, tl.float32).to(out_ptr.dtype.element_ty)
+    tl.store(out_at, empty, mask=real[:, None] & (e < value_dim)[None, :])
 
 
 @triton.jit
@@ -86,25 +107,36 @@ def some_keys(
     return acc, total, peak
 
 
-@triton.jit(do_not_specialize=["sequences", "heads", "group", "total_q", "left", "right", "sc_q", "sc_k"])
+@triton.jit(do_not_specialize=["sequences", "heads", "group", "total_q", "total_k", "left", "right", "sc_q", "sc_k"])
 def blocks(
     q_ptr, k_ptr, v_ptr, cu_q_ptr, cu_k_ptr, out_ptr, lse_ptr, sq_n, sq_h, sq_d, sk_n, sk_h, sk_d, sv_n, sv_h, sv_d,
-    sc_q, sc_k, sequences, heads, group, total_q, head_dim, value_dim, left, right, scale, softcap,
+    sc_q, sc_k, sequences, heads, group, total_q, total_k, head_dim, value_dim, left, right, scale, softcap,
     BOTTOM: tl.constexpr, CAP: tl.constexpr, NEGATIVE: tl.constexpr, LIMITED: tl.constexpr, BEHIND: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     D: tl.constexpr, E: tl.constexpr, WHOLE_D: tl.constexpr, WHOLE_E: tl.constexpr, SCANNED: tl.constexpr,
 ):  # fmt: skip
     slot = tl.program_id(0)
     h = tl.program_id(1).to(tl.int64)
-    found, first_slot = sequence_of(cu_q_ptr, sc_q, sequences, slot, BLOCK_M, SCANNED)
+    found, first_slot, wrong = sequence_of(cu_q_ptr, sc_q, sequences, slot, total_q, BLOCK_M, SCANNED)
+    # there is a slot for each block of all rows: the rows behind the last offset are 0, and all are NaN where offsets
+    # say nothing
+    behind = tl.where(wrong > 0, 0, tl.load(cu_q_ptr + sequences * sc_q))
+    if (slot + 1) * BLOCK_M > behind:
+        value = tl.where(wrong > 0, float("nan"), 0.0)
+        level = tl.where(wrong > 0, float("nan"), -float("inf"))
+        fill(out_ptr, lse_ptr, slot * BLOCK_M, behind, total_q, h, heads, value_dim, value, level, BLOCK_M, E)
     b = tl.maximum(found, 0)
     q_first = tl.load(cu_q_ptr + b * sc_q)
     queries = tl.load(cu_q_ptr + (b + 1) * sc_q) - q_first
     k_first = tl.load(cu_k_ptr + b * sc_k)
-    keys = tl.load(cu_k_ptr + (b + 1) * sc_k) - k_first
+    k_last = tl.load(cu_k_ptr + (b + 1) * sc_k)
+    # keys outside of memory are not read, and the queries of their sequence are NaN
+    lost = (k_first < 0) | (k_last < k_first) | (k_last > total_k)
+    k_first = tl.where(lost, 0, k_first)
+    keys = tl.where(lost, 0, k_last - k_first)
     # the last queries first: under a causal mask they see the most
     block = tl.cdiv(queries, BLOCK_M) - 1 - (slot - first_slot)
-    if (found >= 0) & (block >= 0):
+    if (found >= 0) & (block >= 0) & (wrong == 0):
         rows = block * BLOCK_M + tl.arange(0, BLOCK_M)
         real = rows < queries
         d = tl.arange(0, D)
@@ -118,7 +150,7 @@ def blocks(
         k_head = k_ptr + k_first.to(tl.int64) * sk_n + (h // group) * sk_h
         v_head = v_ptr + k_first.to(tl.int64) * sv_n + (h // group) * sv_h
         acc = tl.zeros([BLOCK_M, E], dtype=tl.float32)
-        total = tl.zeros([BLOCK_M], dtype=tl.float32)
+        total = tl.zeros([BLOCK_M], dtype=tl.float32) + tl.where(lost, float("nan"), 0.0)
         peak = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
         shift = keys - queries if BOTTOM else 0
         top = block * BLOCK_M + shift
@@ -191,7 +223,7 @@ def launch_varlen(
     )
     blocks[(total_q // BLOCK_M + min(sequences, total_q), heads)](
         q, k, v, cu_seqlens_q, cu_seqlens_k, out, lse, *q.stride(), *k.stride(), *v.stride(), cu_seqlens_q.stride(0),
-        cu_seqlens_k.stride(0), sequences, heads, heads // kv_heads, total_q, head_dim, value_dim,
+        cu_seqlens_k.stride(0), sequences, heads, heads // kv_heads, total_q, k.shape[0], head_dim, value_dim,
         min(window_left, far) if window_left >= 0 else far,
         0 if causal else min(window_right, far) if window_right >= 0 else far,
         abs(scale) or 1.0 / math.sqrt(head_dim), softcap or 1.0, BOTTOM=alignment == "bottom_right", CAP=softcap > 0,

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.device.torch.attention_decode import by_quotient, seen_by_the_last
+from opforge.device.torch.attention_decode import by_quotient, lost_of, seen_by_the_last
 
 NOT_COMPILED = "lengths are read on the host: a loop over sequences of sizes that only they tell"
 
@@ -33,6 +33,8 @@ def run(
     factor = scale or 1.0 / math.sqrt(dim)
     out = q.new_zeros((batch, heads, queries, width))
     lse = q.new_full((batch, heads, queries), -math.inf, dtype=torch.float32)
+    if out.numel() and bool(lost_of(block_table, lengths, k_pages, queries, window_left).any()):
+        raise ValueError("a length is beyond its row of block_table, or an entry that is seen names no page")
     # sequences of one length are computed together, as far as their keys are few
     numbers: dict[int, list[int]] = {}
     for number, length in enumerate(lengths.tolist()):

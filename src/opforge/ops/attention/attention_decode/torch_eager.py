@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opforge.device.torch.attention import aligned
-from opforge.device.torch.attention_decode import by_quotient, gather, seen_by_the_last
+from opforge.device.torch.attention_decode import by_quotient, gather, lost_of, seen_by_the_last
 
 SUPPORTS = {"splits_are_pytorchs": "not batch_invariant"}
 INACCURATE = "on a CPU (PyTorch 2.13) the log-sum-exp of 16-bit tensors is off by 3e-6: exponentials of 20 bits"
@@ -33,6 +33,7 @@ def run(
     if not q.numel():
         return q.new_zeros((batch, heads, queries, width)), q.new_zeros((batch, heads, queries), dtype=torch.float32)
     factor = scale or 1.0 / math.sqrt(dim)
+    lost = lost_of(block_table, lengths, k_pages, queries, window_left)[:, None, None]
     k, v = (gather(pages, block_table, lengths) for pages in (k_pages, v_pages))
     seen = seen_by_the_last(lengths, queries, k.shape[2], window_left)
     packed = q.reshape(batch, kv_heads, group * queries, dim)
@@ -57,4 +58,5 @@ def run(
         out = found[0].masked_fill(blind[..., None], 0.0)
     else:
         out, lse = by_quotient(packed, k, v, rows, factor, softcap)
-    return out.reshape(batch, heads, queries, width), lse.reshape(batch, heads, queries)
+    out = out.reshape(batch, heads, queries, width).masked_fill(lost[..., None], math.nan)
+    return out, lse.reshape(batch, heads, queries).masked_fill(lost, math.nan)

@@ -54,18 +54,28 @@ void attend(const TensorView& q, const TensorView& k, const TensorView& v, const
   const auto offset = [](const TensorView& offsets, int64_t place) {
     return static_cast<int64_t>(opforge::data<const int>(offsets)[place * offsets.stride(0)]);
   };
+  for (int64_t b = 0; b < sequences; ++b) {
+    const bool begins = b > 0 || (offset(cu_q, 0) == 0 && offset(cu_k, 0) == 0);
+    OPFORGE_CHECK(begins && offset(cu_q, b + 1) >= offset(cu_q, b) && offset(cu_k, b + 1) >= offset(cu_k, b) &&
+                      offset(cu_q, b + 1) <= total && offset(cu_k, b + 1) <= k.size(0),
+                  ValueError, "offsets of sequence ", b,
+                  " are wrong: offsets begin with 0, don't decrease, and end with the number of tokens or less");
+  }
+  const auto empty = [&](int64_t first, int64_t last) {
+    std::fill(out + first * heads * width, out + last * heads * width, opforge::store_from_float<T>(0.0f));
+    for (int64_t h = 0; h < heads; ++h)
+      std::fill(lse + h * total + first, lse + h * total + last, -std::numeric_limits<float>::infinity());
+  };
+  // tokens behind the last offset are of no sequence
+  empty(sequences > 0 ? offset(cu_q, sequences) : 0, total);
   std::vector<T> rows;
   std::vector<float> sums;
   for (int64_t b = 0; b < sequences; ++b) {
     const int64_t q0 = offset(cu_q, b), queries = offset(cu_q, b + 1) - q0;
     const int64_t k0 = offset(cu_k, b), keys = offset(cu_k, b + 1) - k0;
-    OPFORGE_CHECK(queries >= 0 && keys >= 0 && q0 + queries <= total && k0 + keys <= k.size(0), ValueError,
-                  "offsets must not decrease, and end with the number of tokens");
     if (queries == 0) continue;
     if (keys == 0) {
-      std::fill(out + q0 * heads * width, out + (q0 + queries) * heads * width, opforge::store_from_float<T>(0.0f));
-      for (int64_t h = 0; h < heads; ++h)
-        std::fill(lse + h * total + q0, lse + h * total + q0 + queries, -std::numeric_limits<float>::infinity());
+      empty(q0, q0 + queries);
       continue;
     }
     rows.resize(heads * queries * width);

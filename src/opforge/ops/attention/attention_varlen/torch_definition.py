@@ -10,6 +10,7 @@ from torch import Tensor
 
 from opforge.device.torch.attention import Beside, seen_by
 from opforge.device.torch.attention_decode import by_quotient
+from opforge.device.torch.attention_varlen import ends_of
 
 NOT_COMPILED = "offsets are read on the host: a loop over sequences of sizes that only they tell"
 
@@ -30,7 +31,8 @@ def run(
     factor = scale or 1.0 / math.sqrt(q.shape[-1])
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
     lse = q.new_full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float32)
-    q_ends, k_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    q_ends = ends_of("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    k_ends = ends_of("cu_seqlens_k", cu_seqlens_k, k.shape[0])
     for place in range(len(q_ends) - 1):
         rows, columns = slice(q_ends[place], q_ends[place + 1]), slice(k_ends[place], k_ends[place + 1])
         if rows.stop == rows.start or columns.stop == columns.start or not q.shape[1]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opforge.device.torch.attention import Beside, attend_with_lse, seen_by
 from opforge.device.torch.attention_decode import by_quotient
+from opforge.device.torch.attention_varlen import ends_of
 
 NOT_COMPILED = "offsets are read on the host: a loop over sequences of sizes that only they tell"
 INACCURATE = "on a CPU (PyTorch 2.13) the log-sum-exp of 16-bit tensors is off by 3e-6: exponentials of 20 bits"
@@ -30,7 +31,8 @@ def run(
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
     factor = scale or 1.0 / math.sqrt(q.shape[-1])
-    q_ends, k_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    q_ends = ends_of("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    k_ends = ends_of("cu_seqlens_k", cu_seqlens_k, k.shape[0])
     lengths = [(b - a, d - c) for a, b, c, d in zip(q_ends[:-1], q_ends[1:], k_ends[:-1], k_ends[1:], strict=True)]
     plain = softcap <= 0 and window_left < 0 and window_right < 0
     # its causal mask stands at the last key
@@ -41,7 +43,10 @@ def run(
         found = torch.ops.aten._flash_attention_forward(
             q, k, v, cu_seqlens_q, cu_seqlens_k, *longest, 0.0, causal, False, scale=factor
         )
-        return found[0], found[1].masked_fill(found[1] == math.inf, -math.inf)
+        out, lse = found[0], found[1].masked_fill(found[1] == math.inf, -math.inf)
+        # rows behind the last offset are of no sequence, and it leaves them as they were
+        out[q_ends[-1] :], lse[:, q_ends[-1] :] = 0, -math.inf
+        return out, lse
     out = q.new_zeros((*q.shape[:2], v.shape[-1]))
     lse = q.new_full((q.shape[1], q.shape[0]), -math.inf, dtype=torch.float32)
     for place, (queries, keys) in enumerate(lengths):

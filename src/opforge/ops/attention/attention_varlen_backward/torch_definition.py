@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from opforge.device.torch.attention import Beside, seen_by
+from opforge.device.torch.attention_varlen import ends_of
 
 NOT_COMPILED = "offsets are read on the host: a loop over sequences of sizes that only they tell"
 
@@ -33,7 +34,8 @@ def run(
     factor = scale or 1.0 / math.sqrt(q.shape[-1])
     heads = k.shape[1]
     dq, dk, dv = (torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in (q, k, v))
-    q_ends, k_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    q_ends = ends_of("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    k_ends = ends_of("cu_seqlens_k", cu_seqlens_k, k.shape[0])
     for place in range(len(q_ends) - 1):
         rows, columns = slice(q_ends[place], q_ends[place + 1]), slice(k_ends[place], k_ends[place + 1])
         if rows.stop == rows.start or columns.stop == columns.start or not heads:

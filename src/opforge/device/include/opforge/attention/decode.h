@@ -38,17 +38,21 @@ struct Call {
   void* out;
   float *lse, *sums, *stats;
   int64_t q_b, q_h, q_n, q_d, k_p, k_n, k_h, k_d, v_p, v_n, v_h, v_d, table_b, table_n, lengths_b;
-  int kv_heads, group, queries, page, head_dim, value_dim, left, splits, least;
+  int kv_heads, group, queries, pages, page, room, head_dim, value_dim, left, splits, least;
   float factor, cap;  // of products: to units of log2, or to the cap's; the cap in units of log2, 0 for none
   bool vectors_k, vectors_v;
 };
 
-/// What a sequence's queries see, and how long its parts are.
+/// What a sequence's queries see, and how long its parts are. A length that its row of the table has no room for is
+/// lost: nothing is read, and its rows are NaN.
 struct Span {
   int length, begin, part, used;
+  bool lost;
 
   __device__ __forceinline__ Span(const Call& call, int b) {
     length = call.lengths[b * call.lengths_b];
+    lost = length < 0 || length > call.room;
+    length = lost ? 0 : length;
     begin = min(max(length - call.queries - call.left, 0), length);
     const int span = length - begin;
     part = max(call.least, ((span + call.splits - 1) / call.splits + kUnit - 1) / kUnit * kUnit);
@@ -121,11 +125,13 @@ __global__ void __launch_bounds__(kThreads) parts(Call call) {
   const T* v = static_cast<const T*>(call.v) + h * call.v_h;
   const int* table = call.table + b * call.table_b;
   int entry = -1, slot = 0;
+  bool astray = span.lost;  // an entry that is seen names no page: nothing is read for it, and its rows are NaN
   // looks up the page of key `lane % 16` of a step
   const auto look_up = [&](int key) {
     const int page = key / call.page;
     slot = key - page * call.page;
     entry = key < last ? __ldg(table + page * call.table_n) : -1;
+    if (key < last && static_cast<unsigned>(entry) >= static_cast<unsigned>(call.pages)) astray = true, entry = -1;
   };
   const int start = first + warp * kKeys;
   int ahead = start + lane % kKeys;  // the key that is looked up next
@@ -232,6 +238,7 @@ __global__ void __launch_bounds__(kThreads) parts(Call call) {
 
   // the warps' sums, each brought to the largest maximum, meet in shared memory
   wait_for_copies<0>();
+  if (__any_sync(kFullMask, astray)) total[0] = total[1] = NAN;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     total[half] = over_four(total[half], false);
@@ -295,7 +302,7 @@ __global__ void __launch_bounds__(kThreads) together(Call call) {
   const Span span(call, b);
   const float* stats = call.stats + line * call.splits * 2;
   if (threadIdx.x < 32) {
-    float top = -INFINITY, whole = 0.0f;
+    float top = -INFINITY, whole = span.lost ? NAN : 0.0f;
     for (int s = threadIdx.x; s < span.used; s += 32) top = fmaxf(top, stats[2 * s]);
     for (int o = 16; o > 0; o /= 2) top = fmaxf(top, __shfl_xor_sync(kFullMask, top, o));
     for (int s = threadIdx.x; s < span.used; s += 32) {
@@ -401,6 +408,7 @@ void run(const TensorView& q, const TensorView& k, const TensorView& v, const Te
   call.table_b = table.stride(0), call.table_n = table.stride(1), call.lengths_b = lengths.stride(0);
   call.kv_heads = static_cast<int>(sizes.kv_heads), call.group = static_cast<int>(sizes.group),
   call.queries = static_cast<int>(sizes.queries);
+  call.pages = static_cast<int>(k.size(0)), call.room = static_cast<int>(sizes.max_pages * sizes.page);
   call.page = static_cast<int>(sizes.page), call.head_dim = static_cast<int>(sizes.head_dim),
   call.value_dim = static_cast<int>(sizes.value_dim);
   call.left = static_cast<int>(sizes.left);

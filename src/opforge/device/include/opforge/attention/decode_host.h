@@ -118,6 +118,16 @@ void decode(const TensorView& q, const TensorView& k, const TensorView& v, const
   const auto begin_of = [&](int64_t length) {
     return std::min(std::max<int64_t>(length - queries - sizes.left, 0), length);
   };
+  for (int64_t b = 0; b < sizes.batch; ++b) {
+    const int64_t length = length_of(b);
+    OPFORGE_CHECK(length >= 0 && length <= sizes.max_pages * sizes.page, ValueError, "lengths[", b, "] is ", length,
+                  "; the row of block_table has room for ", sizes.max_pages * sizes.page, " keys");
+    for (int64_t column = begin_of(length) / sizes.page; column * sizes.page < length; ++column) {
+      const int64_t entry = data<const int>(table)[b * table.stride(0) + column * table.stride(1)];
+      OPFORGE_CHECK(entry >= 0 && entry < k.size(0), ValueError, "block_table[", b, ", ", column, "] is ", entry,
+                    "; there are ", k.size(0), " pages");
+    }
+  }
   const bool few = kAny && rows <= kFewRows && k.stride(3) == 1 && v.stride(3) == 1;
   const int64_t padded = round_up(dim, kLanes), q_rows = round_up(rows, kTogether);
   std::vector<DecodeTask> tasks;
