@@ -199,7 +199,7 @@ class Executor:
         self.next += 1
         self.launches[self.next] = (launch, arena, whole)
         self.placements[self.next] = placement
-        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards)
+        self.rotations[self.next] = sampling.Rotation(launch.run, whole, run_on, self.guards, placement.bring)
         return self.next
 
     def terms(self, question: Terms, fds: Sequence[int]) -> OnTerms | Unfit:
@@ -367,12 +367,14 @@ class Executor:
             filled = self.results.settle(question.launch, launch, arena, anew=freed)
         elif question.upload:
             whole.copy_(arena.bytes())
+        placement = self.placements[question.launch]
+        placement.bring()
         try:
             return sampling.sample(
                 self.rotations[question.launch],
                 question,
                 fds,
-                launch.ready,
+                launch.ready if launch.ready is launch.same else placement.before(launch.ready),
                 launch.same,
                 lambda: self._collected(question.launch),
                 filled,
@@ -407,7 +409,8 @@ class Executor:
         except device_clocks.ClockUnfit as error:
             return Unfit(reason=str(error))
         whole.copy_(arena.bytes())
-        launch.ready()
+        # a graph reads where it was captured: in allocations of their own, where the kernel has them
+        self.placements[question.launch].before(launch.ready)()
         again()
         self._collect(question.launch)
         return Done()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from opforge.runner.worker.arena import PAGE_BYTES, Arena, view
@@ -55,6 +55,15 @@ class Placement:
         if self.apart:
             for slot in self.arena.slots:
                 self.own[slot.name].copy_(view(self.whole, slot))
+
+    def before(self, call: Callable[[], object]) -> Callable[[], object]:
+        """`call` after `bring`; `call` itself where nothing has an allocation of its own."""
+
+        def brought() -> None:
+            self.bring()
+            call()
+
+        return brought if self.apart else call
 
     def take(self, inputs: Mapping[str, Any]) -> None:
         """After a run: what allocations of their own hold goes to `inputs`, the arena's, so that a change of one is

@@ -31,6 +31,7 @@ class Rotation:
 
     guards   without `cold`, nothing rotates and the cache's persisting part is left as it is; without `equal_nodes`
              calls in one graph may differ in how much they launch
+    bring    copies the memory's content to where the first launch reads it, where that is elsewhere
     """
 
     def __init__(
@@ -39,7 +40,9 @@ class Rotation:
         whole: Any,
         rebind: Callable[[Any], RunFunction],
         guards: Guards = ALL,
+        bring: Callable[[], object] = lambda: None,
     ) -> None:
+        self.bring = bring
         self.runs = [run]
         self.whole = whole
         self.rebind = rebind
@@ -136,7 +139,12 @@ def sample(
             # what a forward pass keeps is made once before the calls: it would not be that of the content
             return Unfit(reason="it keeps what its forward pass made of the inputs")
         if question.places:
-            written = writer(whole, question.places)
+            write = writer(whole, question.places)
+
+            def written(content: int) -> object:
+                write(content)
+                return rotation.bring()
+
             took, alone = device_clocks.row(
                 run, written, question.contents, timer == "cuda_graph" and flush is None, flush
             )
