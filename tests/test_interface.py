@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 
 import pytest
@@ -102,6 +103,16 @@ def test_what_disagrees_is_found_where_it_stands(file, old, new, words):
     found = check_files({**files, file: files[file].replace(old, new)}, "gated")
     assert any(words in one.what for one in found), found
     assert all(one.fix and one.line >= 1 for one in found)
+
+
+def test_a_name_of_its_own_is_no_disagreement():
+    """C++ tells arguments by their places: `input` for x was called wrong. A tensor where a number comes is."""
+    files = made("gated")
+    renamed = re.sub(r"\bx\b", "input", files["cpp_rows.cpp"])
+    assert "TensorView input" in renamed and check_files({**files, "cpp_rows.cpp": renamed}, "gated") == []
+    swapped = re.sub(r"void gated\([^)]*\)", "void gated(opforge::TensorView p, double a, opforge::TensorView r, "
+                     "opforge::TensorView q)", files["cpp_rows.cpp"])  # fmt: skip
+    assert [one.file for one in check_files({**files, "cpp_rows.cpp": swapped}, "gated")] == ["cpp_rows.cpp"]
 
 
 def test_calls_and_devices_of_the_seeds_tests_are_compared():

@@ -16,6 +16,8 @@ from pathlib import Path
 from opforge.core.language.errors import UsageError
 
 FUNCTIONS, CALLERS = ("_triton.py", "_baseline.py"), ("_accuracy.py", "_performance.py")
+_NUMBERS = {"float", "double", "bool", "int", "long", "int32_t", "int64_t"}
+"""Types of arguments that are no tensors."""
 _EXPORT = re.compile(r"OPFORGE_EXPORT\(\s*run\s*,\s*(\w+)\s*\)")
 
 
@@ -312,7 +314,11 @@ def _kernels(
         words = [one.split() for one in match[1].split(",") if one.strip()]
         names = [one[-1].lstrip("&*") if len(one) > 1 else "" for one in words]
         wanted = [*tensors, *scalars]
-        if len(names) < len(wanted) or any(a and a != b for a, b in zip(names, wanted, strict=False)):
+        # a name of its own is no disagreement: arguments are told by their places. One of op.py at another place is
+        moved = any(a != b and a in wanted for a, b in zip(names, wanted, strict=False))
+        kinds = ["TensorView" in " ".join(one) or not set(one) & _NUMBERS for one in words]
+        other = any(kind != (place < len(tensors)) for place, kind in enumerate(kinds[: len(wanted)]))
+        if len(names) < len(wanted) or moved or other:
             yield Disagreement(
                 file=file,
                 line=text[: match.start()].count("\n") + 1,

@@ -22,6 +22,7 @@ from opforge.registry.call_checks import check_calls
 from opforge.registry.definition_checks import check_definition, check_gradient
 from opforge.registry.guest_modules import load_module
 from opforge.registry.implementation_files import find_source, implementation_stems, read_implementation
+from opforge.registry.native_reads import check_reads
 from opforge.registry.statement_checks import check_names
 
 PACKAGE_HOME = Path(__file__).resolve().parent.parent / "ops"
@@ -151,6 +152,7 @@ class Registry:
             for stem, folder in self.sources(name):
                 implementation = read_implementation(name, folder, stem)
                 check_names(operator, implementation)
+                check_reads(operator, implementation)
                 found.append(implementation)
                 if implementation.backend == "torch" and stem != DEFINITION:
                     found.append(
