@@ -1,15 +1,20 @@
 """What a command names as the next step runs as it stands; options are found where people type them."""
 
+import contextlib
+import os
 import re
+import sqlite3
 import sys
 
 import pytest
 
 from opforge.core.evidence.record import FOLDER
+from opforge.core.evidence.timing import Round
 from opforge.core.language.errors import unknown
 from opforge.machine.environments import environment
 from opforge.registry.discovery import PACKAGE_HOME
-from opforge.report import kept_rows
+from opforge.report import confessions, kept_rows
+from opforge.report.disturbance import disturbance
 from opforge.report.record_text import clean
 from simulated import make_home, record
 from test_cli import opforge
@@ -98,3 +103,80 @@ def test_a_shell_completes_verbs_and_operators(typed, place, offered, monkeypatc
     asked = {"_OPFORGE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(place)}
     monkeypatch.setattr(sys, "argv", ["opforge"])
     assert opforge(**asked).stdout.split() == offered
+
+
+def test_what_was_not_built_is_said(home):
+    """`build --target sm_90a` of an operator with C++ built nothing of it, and did not say so."""
+    (home / "twice" / "cpp_plain.cpp").write_text("// y = 2x\n")
+    definition = home / "twice" / "op.py"
+    definition.write_text(definition.read_text().replace("'torch_slow'", "'torch_slow', 'cpp_plain'"))
+    done = opforge("build", "twice", "--home", home, "--target", "sm_90a")
+    assert "not built: twice/cpp_plain: C++ is for this machine; build it with: --target host" in done.stderr
+    assert "twice/torch_eager" in done.stderr and "compiled at their first call" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["ascend910b", "ascend-910b"])
+def test_inspect_takes_the_names_that_the_list_of_devices_shows(name):
+    """It ended with TileLang's "CUDA target gets an invalid CUDA arch" after a minute of imports."""
+    done = opforge("inspect", "softmax", "tilelang_onepass", "--target", name)
+    assert done.returncode == 2 and "ascend-910b is a device of the kind npu" in done.stderr
+    assert "--backend ascendc" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), ImportError("libx.so: failed to map segment from shared object"), OSError(12, "no memory")]
+)
+def test_want_of_memory_is_the_environments(error, monkeypatch):
+    """`ulimit -v` too small ended with a trace and exit code 1, which says that a verdict failed."""
+
+    def short(*_):
+        raise error
+
+    monkeypatch.setattr("opforge.cli.shared.load", short)
+    done = opforge("show", "softmax")
+    assert done.returncode == 3 and "ulimit -v" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_pipe_is_no_store(tmp_path):
+    """Opening one waited for a writer for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    done = opforge("records", "--store", tmp_path / "pipe")
+    assert done.returncode == 2 and "is not a regular file" in done.stderr
+
+
+def test_one_damaged_record_is_named_and_the_rest_is_shown(tmp_path):
+    """It stopped `records` and `records export`, and was not named."""
+    from opforge.store import Store
+
+    file, kept = tmp_path / "records.sqlite", [record(), record()]
+    with Store.open(str(file)) as store:
+        store.add(kept)
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        database.execute("update records set body = replace(body, 'some', 'sone') where id = ?", (kept[0].id,))
+        database.commit()
+    shown = opforge("records", "--store", file)
+    assert shown.returncode == 0 and kept[1].id[:12] in shown.stdout and kept[0].id[:12] not in shown.stdout
+    assert f"record {kept[0].id[:12]} was damaged on disk and is left out" in shown.stderr
+    exported = opforge("records", "export", tmp_path / "all.jsonl", "--store", file)
+    assert exported.returncode == 1 and not (tmp_path / "all.jsonl").exists()
+    assert kept[1].id in (tmp_path / "rest-of-all.jsonl").read_text()
+
+
+def disturbed(share):
+    """A record with that share of its rounds disturbed."""
+    whole = record()
+    turns = tuple(
+        Round(samples=3, wall_s=1.0, own_s=0.5, waited_s=0.5 if place < share * 10 else 0.0, voluntary=0, involuntary=0)
+        for place in range(10)
+    )
+    object.__setattr__(whole.timing, "rounds", turns)
+    return whole
+
+
+def test_a_disturbed_run_is_told_in_one_sentence():
+    """30 lines said the same of 30 times."""
+    told = confessions([disturbed(1.0) for _ in range(6)])
+    assert [line for line in told if "had the processors" in line] == told
+    assert told[0].startswith("others had the processors in 100% of the turns: no ratio here is certain; repeat with")
+    assert told[0].endswith("opforge bench softmax")
+    assert disturbance([disturbed(0.0), disturbed(0.0), disturbed(1.0)]) == disturbance([disturbed(1.0)]) == ""

@@ -155,3 +155,28 @@ def test_the_packages_pipelines_hold_in_cpp(name):
         host.close()
     assert len(outcomes) == 2 * (1 + len(pipeline.stages))
     assert not [outcome.failure for outcome in outcomes if outcome.failure]
+
+
+def test_quick_runs_the_first_case_in_the_first_dtype(monkeypatch):
+    """`verify --pipeline mlp --quick` took --quick and verified everything."""
+    from opforge.verify.extra import pipeline as room
+
+    class Named:
+        def __init__(self, registry, pipeline, host, device, dtype, name):
+            self.dtype, self.name = dtype, name
+
+        def run(self, case, special):
+            return self.name, self.dtype, case.name, special
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(room, "Chain", Named)
+    registry = load()
+    known = load_pipeline(registry, "mlp")
+    quick = list(room.verify_pipeline(registry, known, None, "cpu", (), ("torch",), quick=True))
+    first = ("torch", known.dtypes[0], known.cases[0].name)
+    assert quick == [(*first, ""), (*first, known.stages[0].name)]
+    assert len(list(room.verify_pipeline(registry, known, None, "cpu", (), ("torch",)))) == len(known.dtypes) * len(
+        known.cases
+    ) * (1 + len(known.stages))

@@ -43,6 +43,7 @@ from opforge.tuning.codes import Codes, CompiledCode, CompileRefused, code_of_li
 from opforge.tuning.compile_queue import LATER, NOW, Compilers
 from opforge.tuning.device_lock import alone_on
 from opforge.tuning.space import compile_ahead, within_reach
+from opforge.tuning.tune import in_time
 from opforge.tuning.workers import SearchWorkers
 from simulated import make_home, record
 
@@ -946,3 +947,11 @@ def test_processes_are_kept_for_the_next_point_and_who_is_far_behind_gives_its_o
     # one for each point, each verification and each that is bound again would be fourteen
     assert len(started) < 12
     assert not pools[0].spare and not pools[0].coming
+
+
+def test_after_the_limit_no_default_is_begun():
+    """A search always tries its first point: with --limit 60 each of the other implementations took its turn still."""
+    spaces = {name: SimpleNamespace(search=SimpleNamespace(given=given)) for name, given in (("tried", 1), ("new", 0))}
+    late, early = SimpleNamespace(until=time.monotonic() - 1), SimpleNamespace(until=time.monotonic() + 60)
+    assert in_time(late, ["tried", "new"], spaces) == ["tried"]
+    assert in_time(early, ["tried", "new"], spaces) == ["tried", "new"]

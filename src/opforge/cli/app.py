@@ -245,6 +245,15 @@ def _nobody_listens() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in waiting.poll(0))
 
 
+def _wants_memory(error: Exception) -> bool:
+    """Whether memory ran out: a library that could not be mapped, a thread or tensor that found no room."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, ImportError | RuntimeError)
+        and any(sign in words for sign in ("failed to map segment", "cannot allocate memory", "start new thread"))
+    )
+
+
 def main() -> None:
     """Entry point: an OpforgeError becomes one line and its exit code (1 a verdict failed, 2 usage, 3 the environment
     lacks something).
@@ -263,6 +272,9 @@ def main() -> None:
         print(f"opforge: This needs PyTorch, which is not installed. Install it with: {INSTALL}", file=sys.stderr)
         sys.exit(EnvironmentLacks.exit_code)
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            print(f"opforge: {error.strerror}. Raise the limit (ulimit -v), or free some memory.", file=sys.stderr)
+            sys.exit(EnvironmentLacks.exit_code)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             print(
                 f"opforge: {error.filename or 'the output'}: {error.strerror}. Free some space, or write somewhere "
@@ -280,5 +292,14 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt as error:
         sys.exit(_interrupted(error))
+    except Exception as error:
+        if not _wants_memory(error):
+            raise
+        first = (str(error) or type(error).__name__).splitlines()[0]
+        print(
+            f"opforge: This process got no more memory ({first}). Raise its limit (ulimit -v), or free some.",
+            file=sys.stderr,
+        )
+        sys.exit(EnvironmentLacks.exit_code)
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from opforge.cli.shared import All, Json, Names, print_json, selected, settings
+from opforge.core.definition.implementation import Implementation
 from opforge.core.language import units
 from opforge.core.language.errors import EnvironmentLacks, UsageError
 
@@ -67,6 +69,7 @@ def build(
     cuda = Cuda()
     targets = tuple(dict.fromkeys(target or ("host",)))
     made: list[dict[str, str]] = []
+    left: dict[str, list[str]] = {}
     for name in names:
         for implementation in registry.implementations(name):
             chains = []
@@ -78,6 +81,8 @@ def build(
                     chains.append(cuda.toolchain("cuda"))
                 # a file that uses one architecture's own instructions is built for that one alone
                 chains = [chain for chain in chains if implementation.arch in ("", chain.target)]
+            if not chains:
+                left.setdefault(_why_not(implementation, targets), []).append(f"{name}/{implementation.name}")
             for chain in chains:
                 if shutil.which(chain.compiler) is None:
                     raise EnvironmentLacks(
@@ -99,6 +104,8 @@ def build(
                         f"built {name}/{implementation.name} for {chain.target} in {entry.facts['seconds']} s: "
                         f"{entry.path}"
                     )
+    for reason, passed_over in left.items():
+        typer.echo(f"not built: {units.listed(passed_over)}: {reason}", err=True)
     if not made:
         raise UsageError(
             f"{units.listed(names)}: no C++ or CUDA kernel to build for {units.listed(targets)}. See what there is "
@@ -112,3 +119,16 @@ def build(
             typer.echo(f"wrote {path}: pip install it beside opforge, and `opforge list` has its operators")
     if json:
         print_json(made)
+
+
+def _why_not(implementation: Implementation, targets: Sequence[str]) -> str:
+    """Why nothing was built of an implementation for these targets."""
+    match implementation.backend:
+        case "cpp":
+            return "C++ is for this machine; build it with: --target host"
+        case "cuda" if all(target == "host" for target in targets):
+            return "CUDA is for a GPU; name its target, as --target sm_90a"
+        case "cuda":
+            return f"it uses instructions of {implementation.arch} alone; build it with: --target {implementation.arch}"
+        case _:
+            return "only C++ and CUDA are built ahead; others are compiled at their first call"

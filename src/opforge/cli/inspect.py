@@ -28,7 +28,11 @@ def inspect(
         ),
     ] = "",
     target: Annotated[
-        str, typer.Option(help="sm_80, sm_90a, sm_100, gfx942 (Triton), …. Default: sm_90a; this machine for C++.")
+        str,
+        typer.Option(
+            help="sm_80, sm_90a, sm_100, gfx942 (Triton), …, or a device of `opforge device list`. Default: sm_90a; "
+            "this machine for C++."
+        ),
     ] = "",
     device: Annotated[
         str, typer.Option(help="A device by name or descriptor file (my_chip.json), instead of its target.")
@@ -72,11 +76,19 @@ def inspect(
     if page is not None and not targets:
         raise UsageError("--page goes with --targets: opforge inspect OPERATOR --targets all --page FILE.html")
     spec = None
+    if target and not device and target in names_of_devices():
+        target, device = "", names_of_devices()[target]
     if device:
         from opforge.machine import device_named
 
         spec = device_named(device)
         target = target or spec.target
+    if spec is not None and spec.kind not in ("cuda", "cpu"):
+        raise UsageError(
+            f"{spec.name} is a device of the kind {spec.kind}: the compilers here make code for GPUs (sm_90a, gfx942, "
+            "…) and for this machine (host). For an Ascend NPU, AscendC is written from a formula: opforge new NAME "
+            "--formula … --backend ascendc"
+        )
     target = target or ("host" if chosen.backend == "cpp" else "sm_90a")
     if shape and workload:
         raise UsageError("--shape and --workload both say which shape. Give one of them.")
@@ -144,6 +156,17 @@ def inspect(
         typer.echo(line)
     if spec is not None and (why := cannot_start(inspection, spec)):
         typer.echo(f"  on {spec.name}: {why}")
+
+
+def names_of_devices() -> dict[str, str]:
+    """What `opforge device list` names beside targets of compilers: devices, and the targets of those that are no
+    GPU, each with the device that is meant.
+    """
+    from opforge.machine.catalogue import descriptors
+
+    known = descriptors()
+    others = {spec.target: name for name, spec in known.items() if spec.kind not in ("cuda", "cpu")}
+    return {**others, **{name: name for name in known}}
 
 
 def _first_in_triton(registry: Registry, operator: str, targets: str) -> str:

@@ -96,7 +96,7 @@ def records(
                 _write_form(store, Path(target), form, operator, run, json)
                 return
             lines = list(store.export(operator=operator or None, run=run or None))
-            if store.damaged:
+            if store.damaged or store.left_out:
                 _keep_apart(Path(target), lines)
             write_file(Path(target), lines)
             _say(f"wrote {units.plural(len(lines), 'record')} to {target}", {"wrote": len(lines), "file": target}, json)

@@ -129,7 +129,7 @@ def verify(
         from opforge.cli.verify_pipeline import pipelines_verified
 
         job = (pipeline, device_or_default(device), dtypes(dtype), backend_names(backend))
-        raise typer.Exit(pipelines_verified(registry, *job, in_process=in_process, json=json))
+        raise typer.Exit(pipelines_verified(registry, *job, quick=quick, in_process=in_process, json=json))
     names = selected(registry, operators, everything)
     if adequacy:
         raise typer.Exit(verify_extras.check_adequacy(registry, names, dtypes(dtype), json=json))

@@ -23,6 +23,7 @@ def pipelines_verified(
     dtypes: Sequence[str],
     backends: Sequence[str],
     *,
+    quick: bool,
     in_process: bool,
     json: bool,
 ) -> int:
@@ -36,7 +37,7 @@ def pipelines_verified(
     host = make_host(in_process)
     try:
         for pipeline in pipelines:
-            for outcome in verify_pipeline(registry, pipeline, host, device, dtypes, backends):
+            for outcome in verify_pipeline(registry, pipeline, host, device, dtypes, backends, quick=quick):
                 outcomes.append(outcome)
                 if not json:
                     typer.echo(told(outcome))

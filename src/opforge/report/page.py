@@ -12,6 +12,7 @@ from opforge.core.evidence.optimization import ROUND, OptimizationRound
 from opforge.core.evidence.record import Record
 from opforge.core.language import units
 from opforge.report import sections, summary, svg
+from opforge.report.disturbance import disturbance
 from opforge.report.record_text import clean, clean_lines
 from opforge.report.roof_chart import roofline, roofs
 from opforge.report.timing_evidence import Past
@@ -77,6 +78,7 @@ def _content(
         "devices": [clean(name) for name in unique(record.device for record in records)],
         "machines": _machines(records, device),
         "tiles": _tiles(count),
+        "disturbed": disturbance(records),
         "sentences": summary.sentences(records, groups),
         "fastest": summary.fastest(groups, names),
         "overview": summary.overview(records, anchors),

@@ -22,6 +22,7 @@ from opforge.core.evidence.verdict import (
 )
 from opforge.core.language import units
 from opforge.report.bar_chart import bars
+from opforge.report.disturbance import disturbance, notes_beside
 from opforge.report.histogram import error_histogram
 from opforge.report.record_text import (
     axes,
@@ -32,7 +33,6 @@ from opforge.report.record_text import (
     ended,
     error_share,
     index,
-    notes,
     saved,
     untimed,
     verdict_word,
@@ -116,7 +116,7 @@ def operators(
     records: Sequence[Record], found: Sequence[tuple[str, Group]], anchors: Mapping[str, str], pasts: Mapping[str, Past]
 ) -> list[dict[str, Any]]:
     """One section per operator: its groups with pictures, then its verification."""
-    colours = slots(records)
+    colours, told = slots(records), disturbance(records)
     runs, devices = (
         len(unique(record.run for record in records)) > 1,
         len(unique(record.device for record in records)) > 1,
@@ -126,7 +126,7 @@ def operators(
             "name": clean(operator),
             "anchor": anchors[operator],
             "groups": [
-                _group(group, anchor, colours, runs, devices, pasts)
+                _group(group, anchor, colours, runs, devices, pasts, told)
                 for anchor, group in found
                 if group.operator == operator
             ],
@@ -137,7 +137,13 @@ def operators(
 
 
 def _group(
-    group: Group, anchor: str, colours: Mapping[str, int], runs: bool, devices: bool, pasts: Mapping[str, Past]
+    group: Group,
+    anchor: str,
+    colours: Mapping[str, int],
+    runs: bool,
+    devices: bool,
+    pasts: Mapping[str, Past],
+    told: str,
 ) -> dict[str, Any]:
     first = group.timed[0]
     roof = roof_of(first)
@@ -160,12 +166,14 @@ def _group(
         )
         if roof is not None
         else "no ceilings known",
-        "fastest": _fastest(group),
+        "fastest": _fastest(group, told),
         "picture": bars(group, colours),
         "evidence": evidence_of(group, pasts),
         "machines": machines(group),
         "notes": [
-            (clean(group.label(record)), clean("; ".join(notes(record)))) for record in group.records if notes(record)
+            (clean(group.label(record)), clean("; ".join(weak)))
+            for record in group.records
+            if (weak := notes_beside(record, told))
         ],
         "others": [
             (clean(group.label(record)), tone(record), _untimed_words(record))
@@ -183,13 +191,13 @@ def _untimed_words(record: Record) -> str:
     return untimed(record) if isinstance(record.verdict, Pass) else describe(record.verdict)
 
 
-def _fastest(group: Group) -> str:
+def _fastest(group: Group, told: str) -> str:
     first = group.timed[0]
     timing, speedup = timing_of(first), group.speedup(first)
     assert timing is not None
     if not group.leaders:
         return (
-            "the times are unsteady: unsure which is the fastest; the reasons are below"
+            f"the times are unsteady: unsure which is the fastest; {'see the top' if told else 'the reasons are below'}"
             if sound(first)
             else "no time here can be trusted; the reasons are below"
         )

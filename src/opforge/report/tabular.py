@@ -12,6 +12,7 @@ from opforge.core.evidence.record import FOLDER, Record, to_json
 from opforge.core.evidence.verdict import REFUSED, Pass, Unsupported
 from opforge.core.language import units
 from opforge.report.bar_chart import rate
+from opforge.report.disturbance import disturbance, notes_beside
 from opforge.report.record_text import CELL, clean, describe, error_share, notes, short, untimed, verdict_word
 from opforge.report.sections import failures, not_run
 from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
@@ -54,10 +55,11 @@ class TableRow:
 
 def table(records: Sequence[Record]) -> list[TableRow]:
     """One TableRow per record: comparable ones stand together, the fastest first, those without a time after them."""
-    return [_row(group, record) for group in groups(records) for record in group.records]
+    told = disturbance(records)
+    return [_row(group, record, told) for group in groups(records) for record in group.records]
 
 
-def _row(group: Group, record: Record) -> TableRow:
+def _row(group: Group, record: Record, told: str) -> TableRow:
     timing, verdict = timing_of(record), record.verdict
     fraction = of_roof(record)
     return TableRow(
@@ -82,7 +84,7 @@ def _row(group: Group, record: Record) -> TableRow:
         else "plain",
         best=record in group.leaders,
         detail=untimed(record) if isinstance(verdict, Pass) and timing is None else describe(verdict),
-        notes=tuple(clean(note) for note in notes(record)),
+        notes=tuple(clean(note) for note in notes_beside(record, told)),
     )
 
 
@@ -250,6 +252,8 @@ def confessions(records: Sequence[Record]) -> list[str]:
         f"{entry['operator']}/{entry['implementation']} {entry['dtype']}: {entry['sentence']}"
         for entry in failures(records)
     ]
+    if told := disturbance(records):
+        lines.append(told)
     for row in table(records):
         lines += [f"{row.operator}/{row.workload}/{row.implementation} {row.dtype}: {note}" for note in row.notes]
     for entry in not_run(records):

@@ -67,6 +67,8 @@ def prepare(path: Path) -> None:
     """Make the folder of a store and, where there is none, an empty file whose name is durable. Raises EnvironmentLacks
     when
     they cannot be made or written."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageError(f"{path} is not a regular file, which a store is. Name one, like records.sqlite")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -50,6 +50,7 @@ class Store:
     Several processes may use one store at once; each opens it for itself, after a fork too. Made by `Store.open`.
 
     url       where the records are, a password hidden
+    left_out  ids of records that were damaged on disk one by one, and are in no answer
     damaged   whether this object found the file damaged: what it holds now is what could be read
     notices   what a person should be told: a damaged file was set aside, the file lies on a network file system; `tell`
               is called with those that come later
@@ -63,6 +64,7 @@ class Store:
         self._file = file_identity(path)
         self._held: Held | None = None
         self.damaged = False
+        self.left_out: list[str] = []
         self.tell: Callable[[str], object] = lambda notice: None
 
     @classmethod
@@ -171,9 +173,23 @@ class Store:
         column = tables().records.c
         given = (operator, implementation, workload, dtype, device, fingerprint, run)
         statement = queries.matching(
-            (column.body, column.sha256), dict(zip(queries.COLUMNS, given, strict=True)), since, limit
+            (column.id, column.body, column.sha256), dict(zip(queries.COLUMNS, given, strict=True)), since, limit
         )
-        return [record_of(body, sha256) for body, sha256 in reversed(self._rows(statement))]
+        return list(self._sound(reversed(self._rows(statement))))
+
+    def _sound(self, rows: Iterable[tuple[str, str, str]]) -> Iterator[Record]:
+        """The records of rows (id, body, checksum). One that was damaged on disk is named and left out: the others are
+        none the worse for it.
+        """
+        for identity, body, sha256 in rows:
+            try:
+                yield record_of(body, sha256)
+            except Damaged:
+                self.left_out.append(identity)
+                self.tell(
+                    f"record {identity[:12]} was damaged on disk and is left out; bring it back from an older export: "
+                    "opforge records import FILE"
+                )
 
     def series(
         self,
@@ -311,12 +327,12 @@ class Store:
             sequence for (sequence,) in reversed(self._rows(queries.matching((column.sequence,), filters, since, None)))
         ]
         for part in chunks(order):
-            statement = queries.matching((column.sequence, column.body, column.sha256), {}, None, None).where(
+            statement = queries.matching((column.id, column.body, column.sha256), {}, None, None).where(
                 column.sequence.in_(part)
             )
-            for _, body, sha256 in reversed(self._rows(statement)):
-                record_of(body, sha256)
-                yield body
+            for row in reversed(self._rows(statement)):
+                for _ in self._sound([row]):
+                    yield row[1]
         exported = {row[0] for row in self._rows(queries.matching((column.id,), filters, since, None))}
         for adoption in self.adoptions(operator):
             if adoption.record in exported:

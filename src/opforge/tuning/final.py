@@ -97,6 +97,9 @@ def hold_final(job: Job, finalists: list[Passed], write: bool, among: Sequence[P
 
     among   of the finalists, who take part; None: all. Whoever is bound meanwhile is put among the finalists
     """
+    if job.untried and time.monotonic() >= job.until:
+        # nothing would be kept, and verifying and auditing the winner takes as long as the search
+        return _tuned(job, _not_kept(job))
     parts = list(finalists if among is None else among)
     parts += _defaults(job, parts, finalists)
     seconds_of: dict[str, float] = {}

@@ -113,7 +113,7 @@ def tune(
             if stop():
                 return
             if left <= 0:
-                yield _not_begun(operator, workload, dtype, f"not begun: the limit of {options.limit_s:g} s had passed")
+                yield _not_begun(operator, workload, dtype, "not begun: the time limit had passed")
                 continue
             if place + 1 < len(planned):
                 compilers.submit(_plan(planned, place + 1, registry, operator, todo, options, compilers, earlier), NOW)
@@ -280,7 +280,7 @@ def _tune_workload(job: Job, spaces: Sequence[Space], write: bool) -> Tuned:
             for item in finalists if job.setting.pool.kept and not job.options.weights else ():
                 if item.implementation.name in far:
                     park(job, item)
-        for names in (near, far):
+        for names in (in_time(job, near, known), in_time(job, far, known)):
             if beside:
                 _take_turns(job, [known[name] for name in names], finalists)
                 continue
@@ -303,6 +303,14 @@ def _tune_workload(job: Job, spaces: Sequence[Space], write: bool) -> Tuned:
                 space.journal.close()
         held = [item for item in finalists if not item.parked]
         leave(job.setting, [item.ready for item in held], [item.ready for item in held if not item.failed])
+
+
+def in_time(job: Job, names: Sequence[str], spaces: Mapping[str, Space]) -> list[str]:
+    """Whose search goes on: once the time is up that of nobody whose default was not tried, since a search always
+    tries its first point.
+    """
+    over = time.monotonic() >= job.until
+    return [name for name in names if not (over and spaces[name].search.given == 0)]
 
 
 def _try_defaults(job: Job, spaces: Sequence[Space], finalists: list[Passed]) -> None:

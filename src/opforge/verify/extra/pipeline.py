@@ -63,18 +63,22 @@ def verify_pipeline(
     device: str,
     dtypes: Sequence[str] = (),
     backends: Sequence[str] = (),
+    *,
+    quick: bool = False,
 ) -> Iterator[PipelineOutcome]:
     """Every case in every dtype with every backend that runs here (`backends`: of these alone): plain, and with NaN and
-    infinities among the inputs of each stage. Raises EnvironmentLacks where the machine lacks what a stage needs.
+    infinities among the inputs of each stage. `quick`: the first case in the first dtype, the special values at the
+    first stage alone. Raises EnvironmentLacks where the machine lacks what a stage needs.
     """
     for name in backends or BACKENDS:
         if isinstance(backend(name).execution_mode(device), Missing):
             continue
         if not any(_files(registry, stage, name) for stage in pipeline.stages):
             continue
-        for dtype in dtypes or pipeline.dtypes:
-            for case in pipeline.cases:
-                for special in ("", *(stage.name for stage in pipeline.stages)):
+        most = 1 if quick else None
+        for dtype in dtypes or pipeline.dtypes[:most]:
+            for case in pipeline.cases[:most]:
+                for special in ("", *(stage.name for stage in pipeline.stages[:most])):
                     chain = Chain(registry, pipeline, host, device, dtype, name)
                     try:
                         yield chain.run(case, special)
