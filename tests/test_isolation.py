@@ -17,6 +17,8 @@ from opforge.core.evidence.record import from_json, to_json
 from opforge.core.evidence.verdict import Broken, Crash, LibraryFallback, Pass
 from opforge.core.language.errors import EnvironmentLacks
 from opforge.registry import load
+from opforge.report import confessions
+from opforge.report.walls import weaker_walls
 from opforge.runner import InProcess, Isolated
 from opforge.runner.walls import sandbox
 from opforge.runner.walls.guards import ALL, Limits
@@ -32,6 +34,7 @@ from opforge.verify import CaseCache, verify
 from opforge.verify.cases.hidden import EXACT
 from opforge.verify.judging.fallback import library_calls
 from opforge.walls import landlock
+from simulated import record
 
 pytestmark = pytest.mark.own_servers
 
@@ -77,6 +80,44 @@ def test_the_level_names_what_is_there_and_nothing_else():
     full = str(sandbox.Level(pid_namespace=True, network_namespace=True, landlock=7))
     assert "process namespace" in full and "no network" in full and "Landlock 7" in full
     assert "no TCP" in str(sandbox.Level(landlock=4)) and "no TCP" not in str(sandbox.Level(landlock=3))
+
+
+def test_a_server_that_starts_meanwhile_says_nothing_of_the_walls(monkeypatch):
+    """Servers are started ahead, in threads: the newest named its own weaker walls in the records of another's
+    kernels, 12 of 1050 of a run.
+    """
+    levels = iter([sandbox.Level(landlock=7, read_only=True), sandbox.Level()])
+
+    def started(environment, python):
+        return SimpleNamespace(
+            level=next(levels), asked_at=0.0, closed=False, process=SimpleNamespace(poll=lambda: None)
+        )
+
+    monkeypatch.setattr("opforge.runner.parent.host.ServerProcess", started)
+    host = Isolated()
+    assert host.isolation == "worker process"
+    host._server({"A": "1"}).asked_at = 1.0
+    host._server({"B": "1"})
+    assert "Landlock 7" in host.isolation
+    assert host._server({"B": "1"}).asked_at == 0.0 and "Landlock 7" in host.isolation
+
+
+def test_weaker_walls_than_those_of_the_run_are_said():
+    """They stood in the page alone, in small print."""
+    strong, weak = (
+        "worker process, read-only file system, writes confined (Landlock 7)",
+        "worker process, writes not confined",
+    )
+    kept = [record(implementation=f"cpp_{place}") for place in range(3)]
+    for item in kept:
+        object.__setattr__(item.verdict, "isolation", weak if item is kept[2] else strong)
+    assert weaker_walls(kept[:2]) == weaker_walls([kept[2]]) == []
+    (told,) = weaker_walls(kept)
+    assert told.startswith(
+        "softmax/cpp_2 float32 ran behind weaker walls than the others of this run, without: read-only"
+    )
+    assert "writes confined (Landlock 7); verify it again: opforge verify softmax -i cpp_2" in told
+    assert told in confessions(kept)
 
 
 @confined

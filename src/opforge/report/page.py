@@ -18,6 +18,7 @@ from opforge.report.roof_chart import roofline, roofs
 from opforge.report.timing_evidence import Past
 from opforge.report.versions import Move, moves_of_runs, of_run
 from opforge.report.view import Group, slots, timing_of, unique
+from opforge.report.walls import weaker_walls
 
 
 def html(
@@ -78,7 +79,7 @@ def _content(
         "devices": [clean(name) for name in unique(record.device for record in records)],
         "machines": _machines(records, device),
         "tiles": _tiles(count),
-        "disturbed": disturbance(records),
+        "warnings": [words for words in (disturbance(records), *weaker_walls(records)) if words],
         "sentences": summary.sentences(records, groups),
         "fastest": summary.fastest(groups, names),
         "overview": summary.overview(records, anchors),

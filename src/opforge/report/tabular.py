@@ -16,6 +16,7 @@ from opforge.report.disturbance import disturbance, notes_beside
 from opforge.report.record_text import CELL, clean, describe, error_share, notes, short, untimed, verdict_word
 from opforge.report.sections import failures, not_run
 from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
+from opforge.report.walls import weaker_walls
 
 _FORMULA = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What a spreadsheet may take for a formula at the start of a cell, the full-width forms included (OWASP, CSV
@@ -252,6 +253,7 @@ def confessions(records: Sequence[Record]) -> list[str]:
         f"{entry['operator']}/{entry['implementation']} {entry['dtype']}: {entry['sentence']}"
         for entry in failures(records)
     ]
+    lines += weaker_walls(records)
     if told := disturbance(records):
         lines.append(told)
     for row in table(records):

@@ -178,9 +178,7 @@ class Store:
         return list(self._sound(reversed(self._rows(statement))))
 
     def _sound(self, rows: Iterable[tuple[str, str, str]]) -> Iterator[Record]:
-        """The records of rows (id, body, checksum). One that was damaged on disk is named and left out: the others are
-        none the worse for it.
-        """
+        """The records of rows (id, body, checksum). One that was damaged on disk is named and left out."""
         for identity, body, sha256 in rows:
             try:
                 yield record_of(body, sha256)

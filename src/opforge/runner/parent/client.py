@@ -173,6 +173,7 @@ class ForkedWorker:
             raise
 
     def _request(self, question: Question[A], fds: Sequence[int], limit_s: float) -> A | Failure:
+        self.server.asked_at = time.monotonic()
         nonce = secrets.randbits(52)
         if question.do in TIMED:
             self._as_it_was()

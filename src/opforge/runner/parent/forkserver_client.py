@@ -91,6 +91,7 @@ class ServerProcess:
         self.workers: set[int] = set()
         self.ending: set[int] = set()
         self.level = Level()
+        self.asked_at = 0.0
         self.pid = 0
         self.closed = False
         self.helpers: set[int] = set()

@@ -94,7 +94,6 @@ class Isolated:
         self.guards = guards
         self.servers = {} if servers is None else servers
         self.notes: list[str] = []
-        self._last: ServerProcess | None = None
         self._closed = False
         self._ahead: list[threading.Thread] = []
         self._compilers: subprocess.Popen[bytes] | None = None
@@ -102,8 +101,11 @@ class Isolated:
 
     @property
     def isolation(self) -> str:
-        """What is in force around the workers started so far, in words."""
-        return "worker process" if self._last is None else str(self._last.level)
+        """What is in force around the worker that was asked last, in words. A server that only starts meanwhile, ahead
+        of its first worker, says nothing: its own walls are weaker, and a record of another's kernel named them.
+        """
+        asked = max(list(self.servers.values()), key=lambda server: server.asked_at, default=None)
+        return "worker process" if asked is None or not asked.asked_at else str(asked.level)
 
     def worker(self, environment: Mapping[str, str]) -> Worker:
         for _ in range(STARTS):
@@ -140,7 +142,6 @@ class Isolated:
                 server = None
             if server is None:
                 server = self.servers[key] = ServerProcess(environment, self.python)
-            self._last = server
             return server
 
     def ready(self, environments: Iterable[Mapping[str, str]]) -> None:
