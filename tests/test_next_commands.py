@@ -5,6 +5,7 @@ import os
 import re
 import sqlite3
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,10 @@ from opforge.machine.environments import environment
 from opforge.registry.discovery import PACKAGE_HOME
 from opforge.report import confessions, kept_rows
 from opforge.report.disturbance import disturbance
+from opforge.report.error_words import error_words, half_step, of_arithmetic
 from opforge.report.record_text import clean
+from opforge.report.summary import overview
+from opforge.report.view import groups
 from simulated import make_home, record
 from test_cli import opforge
 
@@ -180,3 +184,33 @@ def test_a_disturbed_run_is_told_in_one_sentence():
     assert told[0].startswith("others had the processors in 100% of the turns: no ratio here is certain; repeat with")
     assert told[0].endswith("opforge bench softmax")
     assert disturbance([disturbed(0.0), disturbed(0.0), disturbed(1.0)]) == disturbance([disturbed(1.0)]) == ""
+
+
+def test_the_arithmetics_share_stands_beside_the_rounding_of_the_store():
+    """99 % of the bound in float16 is the rounding of the output, whatever the kernel computed."""
+    step = 2.0**-11  # half a step of float16 at 1.0
+    whole = replace(
+        record().verdict.checked[0].metrics[0],
+        worst_expected=1.0, worst_actual=1.0 + 0.99 * step, worst_bound=1.25 * step, worst_ratio=0.792,
+    )  # fmt: skip
+    assert half_step(1.0, "float16") == half_step(-1.99, "float16") == step and half_step(2.0, "bfloat16") == 2.0**-7
+    assert of_arithmetic(whole, "float16") == 0.0
+    assert of_arithmetic(replace(whole, worst_actual=1.0 + 1.125 * step), "float16") == pytest.approx(0.5)
+    # in float32 the arithmetic is most of the bound: nothing is told apart
+    assert of_arithmetic(whole, "float32") is None
+    passed = record().verdict
+    object.__setattr__(passed.checked[0], "metrics", (replace(whole, worst_actual=1.0 + 1.125 * step),))
+    assert error_words(passed, "float16") == "79% (50% arithmetic)"
+    assert error_words(passed, "float32") == "79%"
+
+
+def test_a_time_without_a_ratio_stands_in_the_column_of_times():
+    """It stood to the left of its column's header, where the ratios are."""
+    slow, fast = record(2e-3), record(implementation="cpp_x")
+    for item in (slow, fast):
+        object.__setattr__(item.timing, "suspect", "a test")
+        object.__setattr__(item.timing, "terms", "call")
+    (group,) = groups([slow, fast])
+    cells = overview([slow, fast], [("at", group)])["rows"][0]["cells"]
+    assert {(cell["main"], cell["small"]) for cell in cells} == {("", "2.00 ms"), ("", "1.00 ms")}
+    assert all("alone" in cell["shade"] for cell in cells)

@@ -16,7 +16,9 @@ from opforge.report.versions import Move
 from opforge.report.view import of_roof, timing_of
 
 WIDTH, HEIGHT = 1080.0, 540.0
-LEFT, RIGHT, TOP, BOTTOM = 92.0, 846.0, 16.0, 482.0
+LEFT, RIGHT, TOP, BOTTOM = 112.0, 846.0, 16.0, 482.0
+FAR_RIGHT = 1064.0
+"""Where the picture ends when no roof has its name beside it."""
 LABEL_GAP = 15.0
 VECTOR = "vector_float32"
 """The arithmetic of all that is no product of matrices, whatever the dtype of its tensors."""
@@ -103,7 +105,7 @@ def roofline(
     memory = max((roof.value for roof in slopes if not roof.cached), default=steepest)
     ridge = [peak / steepest] if peak and steepest else []
     xs = [*(x for _, x, _ in points), *ridge]
-    x_low, x_high = min(xs) / 3, max(xs) * 4
+    x_low, x_high = min(xs) / 2, max(xs) * 2
     ys = [
         *(y for _, _, y in points),
         *(rate for move in moves for rate in move.rates),
@@ -111,17 +113,13 @@ def roofline(
     ] + ([] if levels else [steepest * x_high] if slopes else [])
     # room below for the names of the operators
     y_low, y_high = min(ys) / 8, max(ys) * 2
-    x, y = svg.logarithmic(x_low, x_high, LEFT, RIGHT), svg.logarithmic(y_low, y_high, BOTTOM, TOP)
-    parts = [_frame(x, y, (x_low, x_high), (y_low, y_high))]
+    right = RIGHT if levels else FAR_RIGHT
+    x, y = svg.logarithmic(x_low, x_high, LEFT, right), svg.logarithmic(y_low, y_high, BOTTOM, TOP)
+    parts = [_frame(x, y, (x_low, x_high), (y_low, y_high), right)]
     if slopes:
-        parts.append(_shade(x, y, memory, peak, (x_low, x_high), (y_low, y_high)))
+        parts.append(_shade(x, y, memory, peak, (x_low, x_high), (y_low, y_high), right))
     taken = [(x(intensity), y(rate)) for _, intensity, rate in points]
-    parts += [
-        _slope(
-            roof, x, y, peak, (x_low, x_high), (y_low, y_high), taken if roof.value == memory or roof.cached else None
-        )
-        for roof in slopes
-    ]
+    parts += _slopes(slopes, memory, x, y, peak, (x_low, x_high), (y_low, y_high), taken)
     parts += _levels(levels, x, y, steepest, x_low)
     parts.append(_names(points, x))
     parts += [
@@ -137,29 +135,46 @@ def roofline(
     )
 
 
-def _frame(x: svg.Scale, y: svg.Scale, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
+def _frame(x: svg.Scale, y: svg.Scale, x_range: tuple[float, float], y_range: tuple[float, float], right: float) -> str:
     parts = []
-    for value in svg.decades(*x_range):
+    for value in svg.log_ticks(*x_range):
         parts += [
             svg.line(x(value), TOP, x(value), BOTTOM, "grid"),
             svg.text(f"{value:g}", x(value), BOTTOM + 18, "tick", text_anchor="middle"),
         ]
-    for value in svg.decades(*y_range):
+    for value in svg.log_ticks(*y_range):
         parts += [
-            svg.line(LEFT, y(value), RIGHT, y(value), "grid"),
+            svg.line(LEFT, y(value), right, y(value), "grid"),
             svg.text(units.trimmed(units.flops_per_s(value)), LEFT - 8, y(value) + 4, "tick", text_anchor="end"),
         ]
-    parts.append(svg.element("rect", x=LEFT, y=TOP, width=RIGHT - LEFT, height=BOTTOM - TOP, class_="frame"))
+    parts.append(svg.element("rect", x=LEFT, y=TOP, width=right - LEFT, height=BOTTOM - TOP, class_="frame"))
     parts.append(
         svg.text(
-            "arithmetic intensity: FLOP per byte moved", (LEFT + RIGHT) / 2, HEIGHT - 18, "head", text_anchor="middle"
+            "arithmetic intensity: FLOP per byte moved", (LEFT + right) / 2, HEIGHT - 18, "head", text_anchor="middle"
+        )
+    )
+    middle = (TOP + BOTTOM) / 2
+    parts.append(
+        svg.text(
+            "achieved: FLOP per second",
+            14.0,
+            middle,
+            "head",
+            text_anchor="middle",
+            transform=f"rotate(-90 14 {svg.coordinate(middle)})",
         )
     )
     return "".join(parts)
 
 
 def _shade(
-    x: svg.Scale, y: svg.Scale, slope: float, peak: float, x_range: tuple[float, float], y_range: tuple[float, float]
+    x: svg.Scale,
+    y: svg.Scale,
+    slope: float,
+    peak: float,
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    right: float,
 ) -> str:
     """What the device can reach, tinted: everything under the highest roofs."""
     top = min(peak or math.inf, y_range[1])
@@ -167,8 +182,8 @@ def _shade(
     outline = [
         (x(start), y(max(y_range[0], slope * start))),
         (x(corner), y(slope * corner)),
-        (RIGHT, y(slope * corner)),
-        (RIGHT, BOTTOM),
+        (right, y(slope * corner)),
+        (right, BOTTOM),
         (x(start), BOTTOM),
     ]
     return svg.element(
@@ -178,6 +193,25 @@ def _shade(
     )
 
 
+def _slopes(
+    slopes: Sequence[Roof],
+    memory: float,
+    x: svg.Scale,
+    y: svg.Scale,
+    peak: float,
+    x_range: tuple[float, float],
+    y_range: tuple[float, float],
+    taken: Sequence[tuple[float, float]],
+) -> list[str]:
+    """The memory roofs. Those below the highest lie close together: one label under the lowest names all of them."""
+    main = [roof for roof in slopes if roof.value == memory or roof.cached]
+    minor = sorted((roof for roof in slopes if roof not in main), key=lambda roof: roof.value)
+    names = ", ".join(roof.words for roof in reversed(minor))
+    named = [(roof, roof.words, True) for roof in main]
+    named += [(roof, names if place == 0 else "", False) for place, roof in enumerate(minor)]
+    return [_slope(roof, x, y, peak, x_range, y_range, taken, words, above=above) for roof, words, above in named]
+
+
 def _slope(
     roof: Roof,
     x: svg.Scale,
@@ -185,27 +219,31 @@ def _slope(
     peak: float,
     x_range: tuple[float, float],
     y_range: tuple[float, float],
-    taken: Sequence[tuple[float, float]] | None,
+    taken: Sequence[tuple[float, float]],
+    words: str,
+    *,
+    above: bool,
 ) -> str:
-    """A memory roof up to where arithmetic takes over. With the places `taken` by markers its name is written along it,
-    where they leave room.
+    """A memory roof up to where arithmetic takes over. Its name is written along it, above or below, where the markers
+    (their places: `taken`) leave room.
     """
     start = max(x_range[0], y_range[0] / roof.value)
     stop = min(x_range[1], (peak or y_range[1]) / roof.value)
     if not start < stop:
         return ""
     x1, y1, x2, y2 = x(start), y(roof.value * start), x(stop), y(roof.value * stop)
-    class_ = "roof-line" + (" nominal" if roof.nominal else "") + (" minor" if taken is None or roof.cached else "")
+    class_ = "roof-line" + (" nominal" if roof.nominal else "") + ("" if above and not roof.cached else " minor")
     drawn = svg.line(x1, y1, x2, y2, class_)
-    if taken is None:
-        return svg.element("g", drawn, svg.title(roof.words))
-    places = [(x1 + share * (x2 - x1), y1 + share * (y2 - y1)) for share in (0.5, 0.3, 0.7, 0.2, 0.8)]
+    places = [
+        (x1 + share * (x2 - x1), y1 + share * (y2 - y1))
+        for share in ((0.5, 0.3, 0.7, 0.2, 0.8) if above else (0.65, 0.35, 0.85))
+    ]
     px, py = max(places, key=lambda place: min(math.hypot(place[0] - mx, place[1] - my) for mx, my in taken))
     angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
     label = svg.text(
-        roof.words,
+        words,
         px,
-        py - 9,
+        py - 9 if above else py + 18,
         "roof-label",
         text_anchor="middle",
         transform=f"rotate({angle:.1f} {svg.coordinate(px)} {svg.coordinate(py)})",

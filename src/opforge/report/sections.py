@@ -23,6 +23,7 @@ from opforge.core.evidence.verdict import (
 from opforge.core.language import units
 from opforge.report.bar_chart import bars
 from opforge.report.disturbance import disturbance, notes_beside
+from opforge.report.error_words import error_words
 from opforge.report.histogram import error_histogram
 from opforge.report.record_text import (
     axes,
@@ -31,7 +32,6 @@ from opforge.report.record_text import (
     clean_lines,
     describe,
     ended,
-    error_share,
     index,
     saved,
     untimed,
@@ -273,7 +273,7 @@ def _verified(members: Sequence[Record]) -> dict[str, Any]:
     worst = max(passes, key=lambda verdict: verdict.worst_ratio)
     return {
         **row,
-        "worst": error_share(worst.worst_ratio),
+        "worst": error_words(worst, record.dtype),
         "max_abs": units.number(max(verdict.max_abs for verdict in passes)),
         "cases": str(len(checked)),
         "histogram": error_histogram(checked.values()),

@@ -183,9 +183,10 @@ def _cell(group: Group, record: Record) -> dict[str, str]:
     timing, speedup = timing_of(record), group.speedup(record)
     assert timing is not None
     return {
-        "main": units.seconds(timing.median_s) if speedup is None else units.ratio(speedup),
-        "small": "" if speedup is None else units.seconds(timing.median_s),
-        "shade": shade(speedup) + (" best" if record in group.leaders else ""),
+        "main": "" if speedup is None else units.ratio(speedup),
+        # without a ratio too the time stands where those of the other rows do
+        "small": units.seconds(timing.median_s),
+        "shade": shade(speedup) + (" alone" if speedup is None else "") + (" best" if record in group.leaders else ""),
         "tip": clean(group.label(record)),
     }
 

@@ -108,6 +108,19 @@ def decades(low: float, high: float) -> tuple[float, ...]:
     )
 
 
+def log_ticks(low: float, high: float) -> tuple[float, ...]:
+    """The powers of ten in [low, high]; where they are few, their doubles and fivefolds too.
+
+    >>> log_ticks(0.5, 2000.0), log_ticks(3.0, 300.0)
+    ((1.0, 10.0, 100.0, 1000.0), (5.0, 10.0, 20.0, 50.0, 100.0, 200.0))
+    """
+    whole = decades(low, high)
+    if len(whole) > 3:
+        return whole
+    steps = (factor * power for power in decades(low / 10, high) for factor in (1.0, 2.0, 5.0))
+    return tuple(step for step in steps if low <= step <= high)
+
+
 def dots(points: Sequence[tuple[float, float]], class_: str) -> str:
     """Many points as one path of zero-length strokes: round line caps make each a dot, in ten bytes instead of
     forty.

@@ -13,7 +13,8 @@ from opforge.core.evidence.verdict import REFUSED, Pass, Unsupported
 from opforge.core.language import units
 from opforge.report.bar_chart import rate
 from opforge.report.disturbance import disturbance, notes_beside
-from opforge.report.record_text import CELL, clean, describe, error_share, notes, short, untimed, verdict_word
+from opforge.report.error_words import error_words
+from opforge.report.record_text import CELL, clean, describe, notes, short, untimed, verdict_word
 from opforge.report.sections import failures, not_run
 from opforge.report.view import BASELINE, Group, groups, of_roof, roof_of, timing_of
 from opforge.report.walls import weaker_walls
@@ -70,7 +71,7 @@ def _row(group: Group, record: Record, told: str) -> TableRow:
         implementation=short(clean(group.label(record)), CELL),
         backend=short(clean(record.backend), CELL),
         verdict=verdict_word(record),
-        error=error_share(verdict.worst_ratio) if isinstance(verdict, Pass) else "",
+        error=error_words(verdict, record.dtype) if isinstance(verdict, Pass) else "",
         time=units.seconds(timing.median_s) if timing is not None else "",
         rate=rate(record) if timing is not None else "",
         roof=units.percent(fraction) if fraction is not None else "",

@@ -13,6 +13,7 @@ from opforge.core.evidence.record import Record
 from opforge.core.evidence.verdict import REFUSED, Checked, Crash, Inaccurate, Metrics, Mismatch, Pass
 from opforge.core.language import units
 from opforge.report import sections, svg
+from opforge.report.error_words import error_words
 from opforge.report.record_text import (
     case_words,
     clean,
@@ -102,7 +103,7 @@ def verification_rows(records: Sequence[Record]) -> Grid:
             cells += [
                 str(len(verdict.checked)),
                 str(hidden),
-                error_share(verdict.worst_ratio),
+                error_words(verdict, record.dtype),
                 units.number(verdict.max_abs),
                 units.number(ulp),
             ]
