@@ -38,6 +38,7 @@ from opforge.verify.explain.shrink import shrink
 from opforge.verify.explain.window import window
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
 from opforge.verify.judging.repeats import Repeats
+from opforge.verify.judging.rounded_factors import rounds_factors
 from opforge.verify.judging.run_case import run_once
 from opforge.verify.judging.threads import threads_for
 from opforge.verify.oracle.expectation import reduction_length
@@ -92,7 +93,15 @@ def verify(
     if not own:
         return Unsupported(reason=f"{operator.name} has no case for {dtype}")
     hidden = bench.hidden(dtype, effort, emulated) if effort.hidden else ()
-    run = _Run(bench=bench, implementation=implementation, dtype=dtype, config=config, effort=effort, progress=progress)
+    run = _Run(
+        bench=bench,
+        implementation=implementation,
+        dtype=dtype,
+        config=config,
+        effort=effort,
+        progress=progress,
+        emulated=emulated,
+    )
     # torch.compile spends seconds on each new class of shapes, and its file is asked everything itself
     further = bool(effort.hidden) and implementation.backend != "compile"
     if further and implementation.backend not in LIBRARY:
@@ -101,7 +110,7 @@ def verify(
     if failure is None and not run.checked and rest:
         # none of the selection is in its domain: it may still be for those that were left out
         failure = run.cases(rest, (), further=further)
-    if isinstance(failure, FAILURES):
+    if isinstance(failure, FAILURES) and not run.told:
         return run.explained(failure)
     if failure is not None:
         return failure
@@ -123,7 +132,7 @@ def verify(
 
 @dataclass(kw_only=True)
 class _Run:
-    """One verification under way."""
+    """One verification under way. `told`: its failure says all, and no smaller case would show it."""
 
     bench: CaseCache
     implementation: Implementation
@@ -141,6 +150,8 @@ class _Run:
     worker: Worker | None = None
     struck: list[str] = field(default_factory=list)
     notes: dict[str, None] = field(default_factory=dict)
+    emulated: bool = False
+    told: bool = False
 
     def __post_init__(self) -> None:
         self.repeats = Repeats(
@@ -188,6 +199,11 @@ class _Run:
                 prepared = self.bench.prepare_if_defined(case, self.dtype)
                 failure = self._case(prepared, 0.0) if not isinstance(prepared, Undefined) else None
                 if failure is not None:
+                    return failure
+            if further and not self.emulated and self.worker is not None:
+                failure = rounds_factors(self.bench, self.worker, self.implementation, self.dtype, self.config)
+                if failure is not None:
+                    self.told = True
                     return failure
             whole = True
         except NO_ANSWER as error:
