@@ -120,8 +120,15 @@ def _check_situation(operator: Operator, item: Case | Workload) -> None:
         if item.scale not in SCALES:
             raise UsageError(f'{place} has scale {item.scale!r}: it would never be timed. Say "laptop" or "gpu".')
         return
-    if item.distribution not in DISTRIBUTIONS:
-        raise unknown(f"distribution ({place})", item.distribution, DISTRIBUTIONS)
+    words = item.distribution.split()
+    for word in words:
+        if word not in DISTRIBUTIONS:
+            raise unknown(f"distribution ({place})", word, DISTRIBUTIONS)
+    if len(words) not in (1, len(operator.inputs)) or (len(words) > 1 and "twins" in words):
+        raise UsageError(
+            f"{place} has the distribution {item.distribution!r}. Say one word for all inputs, or one for each of "
+            f"{', '.join(spec.name for spec in operator.inputs)}; twins are of all of them."
+        )
     if item.dtype not in (None, *operator.dtypes):
         raise UsageError(
             f"{place} is for {item.dtype}, and the operator has {', '.join(operator.dtypes)}: it would never be run. "

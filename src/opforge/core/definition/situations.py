@@ -22,6 +22,7 @@ DISTRIBUTIONS = (
     "twins",
     "special",
     "scattered",
+    "masked",
 )
 """How values are drawn (runner.worker.inputs makes them)."""
 

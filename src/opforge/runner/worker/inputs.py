@@ -168,6 +168,18 @@ def _special(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     return flat.reshape(shape)
 
 
+def _masked(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
+    """Normal values, -inf in every third place and in a tenth of the others: scores of masked keys, and log-sum-exps of
+    rows without a key, in several inputs at once.
+    """
+    import torch
+
+    values = _normal(shape, largest, generator)
+    places = torch.arange(values.numel(), device=values.device).reshape(values.shape) % 3 == 0
+    drawn = torch.rand(shape, generator=generator, device=generator.device) < 0.1
+    return values.masked_fill(places | drawn, -float("inf"))
+
+
 def _scattered(shape: tuple[int, ...], largest: float, generator: Any) -> Any:
     """What `special` has but the largest and the smallest value, at places that nobody can know: a kernel may let a NaN
     through where cases have one. Beside an infinity the largest may overflow to the other sign, and hardware may take
@@ -319,6 +331,7 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "twins": _twins,
     "special": _special,
     "scattered": _scattered,
+    "masked": _masked,
 }
 
 
@@ -350,17 +363,20 @@ def allocate(operator: Operator, case: Case, dtype: str) -> Arena:
 
 
 def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
-    """Values for every input, from `seed`. Same seed, same values, on every machine with the same torch (on a device:
+    """Values for every input, from `seed`: by one word for all of them, or one for each.
+
+    Same seed, same values, on every machine with the same torch (on a device:
     every such device).
 
     Twins come in pairs: an even seed and the odd one after it give inputs that differ in a few places only.
     """
     import torch
 
-    if case.distribution not in DISTRIBUTIONS:
-        raise unknown("distribution", case.distribution, DISTRIBUTIONS)
-    make = DISTRIBUTIONS[case.distribution]
+    for word in case.distribution.split():
+        if word not in DISTRIBUTIONS:
+            raise unknown("distribution", word, DISTRIBUTIONS)
     twins = case.distribution == "twins"
+    drawn = layouts_of(operator, {**case.axes, **operator.scalar_values(case.scalars)}, case.distribution)
     device = arena.bytes().device
     generator = torch.Generator(device).manual_seed(seed & ~1 if twins else seed)
     operator = formed(operator, {**case.axes, **case.scalars})
@@ -377,10 +393,10 @@ def fill(arena: Arena, operator: Operator, case: Case, seed: int) -> None:
         elif spec.below is not None:
             values = _whole(shape, spec, {**case.axes, **operator.scalar_values(case.scalars)}, generator)
         elif form.whole:
-            values = _whole_numbers(case.distribution, shape, form, generator)
+            values = _whole_numbers(drawn[name], shape, form, generator)
         else:
-            values = make(shape, form.largest, generator)
-            if form.name == "float64" and case.distribution not in EXACT:
+            values = DISTRIBUTIONS[drawn[name]](shape, form.largest, generator)
+            if form.name == "float64" and drawn[name] not in EXACT:
                 values = _all_digits(values, generator)
         if twins and seed & 1 and spec.offsets is None:
             values = _swapped(values, torch.Generator(device).manual_seed(seed))
