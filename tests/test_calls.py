@@ -99,3 +99,84 @@ def test_get_kernel_gives_what_runs_here():
 def test_get_kernel_says_what_is_wrong_with_a_call():
     with pytest.raises(opforge.UsageError, match="no parameter 'maks'"):
         opforge.get_kernel("torch", "attention")(*[torch.ones(1, 1, 4, 8)] * 3, maks=None)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_an_index_that_no_class_has_gives_nan(compiled, front_door):
+    """The definition says so, for every implementation: PyTorch's own raises on a CPU, and ends a GPU's process."""
+    scores = torch.zeros(4, 7, requires_grad=True)
+    target = torch.tensor([0, 7, -1, -100])
+
+    def loss(scores):
+        return front_door.cross_entropy(scores, target)
+
+    found = (torch.compile(loss, backend="aot_eager", fullgraph=True) if compiled else loss)(scores)
+    nothing = [False, True, True, False]
+    assert found.isnan().tolist() == nothing and found[3] == 0
+    torch.testing.assert_close(found[0].item(), 1.9459101)
+    (gradient,) = torch.autograd.grad(found.sum(), scores)
+    assert gradient.isnan().all(dim=1).tolist() == nothing and (gradient[3] == 0).all()
+
+
+def test_functional_raises_pytorchs_error_for_such_an_index():
+    from opforge.ops import functional
+
+    with pytest.raises(IndexError, match="Target 7 is out of bounds"):
+        functional.cross_entropy(torch.randn(3, 7), torch.tensor([0, 7, -100]))
+
+
+def test_dropping_all_gives_zeros():
+    """PyTorch's answer for p = 1, gradients too."""
+    x = torch.tensor([1.0, torch.inf, torch.nan], requires_grad=True)
+    y = ops.dropout(x, p=1.0)
+    assert y.tolist() == [0.0, 0.0, 0.0]
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [0.0, 0.0, 0.0]
+    assert (ops.layernorm_dropout(torch.randn(2, 3), torch.ones(3), torch.ones(3), p=1.0) == 0).all()
+    q = torch.randn(1, 1, 3, 8, requires_grad=True)
+    out, lse = ops.attention(q, q, q, dropout=1.0)
+    assert (out == 0).all() and lse.isfinite().all()
+    assert (torch.autograd.grad(out.sum(), q)[0] == 0).all()
+
+
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+def test_an_infinity_becomes_nan_in_fp8(backend):
+    """One rule for all that stores FP8: beyond 448 is 448, and what is not finite is NaN."""
+    name = {"torch": "torch_definition", "cuda": "cuda_mma"}.get(backend, "")
+    x = torch.ones(5, 8, dtype=torch.float16)
+    x[0, 0], x[1, 1], x[2], x[3, 2] = torch.inf, -torch.inf, 1e4, torch.nan
+    given = x, torch.ones(16, 8, dtype=torch.float16), torch.zeros(16, dtype=torch.float16), torch.ones(1)
+    found = opforge.get_kernel(backend, "linear_fp8", name)(*given).float()
+    assert found[:2].isnan().all() and found[3].isnan().all()
+    assert found[2].eq(448.0).all() and found[4].eq(8.0).all()
+    q, _ = ops.quantize_fp8(torch.tensor([[torch.inf, 1.0, -torch.inf]]))
+    assert q.float().isnan().tolist() == [[True, False, True]]
+
+
+@pytest.mark.slow
+@pytest.mark.own_servers
+def test_verified_kernels_are_called_from_four_threads(tmp_path):
+    """Each first call is made by whichever comes first; 10,000 such calls of four kernels gave no error."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from opforge.dispatch import Chooser, function_of
+    from opforge.registry import load
+
+    def calls(seed):
+        softmax = function_of("softmax", chooser)
+        draw = torch.Generator().manual_seed(seed)
+        for size in (5, 64, 129, 1000) * 20:
+            x = torch.randn(3, size, generator=draw)
+            torch.testing.assert_close(softmax(x), x.softmax(-1))
+        return softmax.why(x).implementation.name
+
+    url = f"sqlite:///{tmp_path}/records.sqlite"
+    ran = subprocess.run(
+        [sys.executable, "-m", "opforge", "verify", "softmax", "--backend", "cpp", "--dtype", "float32", "--quick"],
+        env={**os.environ, "OPFORGE_STORE": url},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    chooser = Chooser(load(), url)
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(calls, range(4))) == {"cpp_twopass"}

@@ -119,6 +119,7 @@ DECLARED: Mapping[str, Callable[[Implementation], list[str]]] = {
     "inaccurate_compiled": lambda item: (
         [f"inaccurate through torch.compile: {item.inaccurate_compiled}"] if item.inaccurate_compiled else []
     ),
+    "not_called": lambda item: [f"not called: {item.not_called}"] if item.not_called else [],
     "best": lambda item: [f"best where {name}: {expression}" for name, expression in item.best.items()],
     "flags": lambda item: [f"flags {' '.join(item.flags)}"] if item.flags else [],
     "space": lambda item: (

@@ -180,6 +180,9 @@ class Chooser:
         for item in implementations:
             if item.backend in COMPARED_WITH:
                 continue
+            if item.not_called:
+                passed_over.append((item.name, item.not_called))
+                continue
             reason = self._unfit(item, axes, dtype, scalars, device, layouts, beliefs)
             if reason is None:
                 fit[item.name] = item

@@ -97,7 +97,7 @@ class _attention(Function):
         Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
             hold: something_to_see (keys >= 1 and head_dim >= 1 and value_dim >= 1); windows_reach_out
             (window_left >= -1 and window_right >= -1); softcap_caps (softcap >= 0); drops_a_share (dropout
-            >= 0 and dropout < 1); offset_is_a_word (offset >= 0 and offset < 4294967296);
+            >= 0 and dropout <= 1); offset_is_a_word (offset >= 0 and offset < 4294967296);
             heads_fit_a_counter (dropout == 0 or batch <= 65536 and kv_heads * group <= 65536).
 
         More: opforge show attention
@@ -157,7 +157,7 @@ class _attention_backward(Function):
         Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
             hold: something_to_see (keys >= 1 and head_dim >= 1 and value_dim >= 1); windows_reach_out
             (window_left >= -1 and window_right >= -1); softcap_caps (softcap >= 0); drops_a_share (dropout
-            >= 0 and dropout < 1); offset_is_a_word (offset >= 0 and offset < 4294967296);
+            >= 0 and dropout <= 1); offset_is_a_word (offset >= 0 and offset < 4294967296);
             heads_fit_a_counter (dropout == 0 or batch <= 65536 and kv_heads * group <= 65536).
 
         More: opforge show attention_backward
@@ -214,7 +214,7 @@ class _attention_bias_backward(Function):
         Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
             hold: something_to_see (keys >= 1 and head_dim >= 1 and value_dim >= 1); windows_reach_out
             (window_left >= -1 and window_right >= -1); softcap_caps (softcap >= 0); drops_a_share (dropout
-            >= 0 and dropout < 1); offset_is_a_word (offset >= 0 and offset < 4294967296);
+            >= 0 and dropout <= 1); offset_is_a_word (offset >= 0 and offset < 4294967296);
             heads_fit_a_counter (dropout == 0 or batch <= 65536 and kv_heads * group <= 65536).
 
         More: opforge show attention_bias_backward
@@ -565,7 +565,7 @@ class _dropout(Function):
         Returns y [*shape] T.
         T is one dtype of float32, float16, bfloat16.
         Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
-            hold: is_a_probability (p >= 0 and p < 1).
+            hold: is_a_probability (p >= 0 and p <= 1).
 
         More: opforge show dropout
         """
@@ -701,7 +701,7 @@ class _layernorm_dropout(Function):
         Returns y [*lead, cols] T.
         T is one dtype of float32, float16, bfloat16.
         Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
-            hold: is_a_probability (p >= 0 and p < 1).
+            hold: is_a_probability (p >= 0 and p <= 1).
 
         More: opforge show layernorm_dropout
         """
@@ -781,7 +781,7 @@ class _linear_fp8(Function):
                      before, as in delayed scaling
         activation 'none', one of 'none', 'relu', 'gelu', 'silu': applied to x @ w^T + bias
 
-        Returns y [*rows, n] float8_e4m3fn (what is beyond 448 becomes 448).
+        Returns y [*rows, n] float8_e4m3fn (what is beyond 448 becomes 448, what is not finite NaN).
         T is one dtype of float16, bfloat16.
         Raises UsageError where shapes, dtypes, devices or parameters do not fit.
 

@@ -55,6 +55,7 @@ _KEYS = {
     "NEEDS": str,
     "INACCURATE": str,
     "INACCURATE_COMPILED": str,
+    "NOT_CALLED": str,
     "DETERMINISTIC": bool,
     "BEST": dict,
 }
@@ -180,6 +181,7 @@ def read_implementation(operator: str, folder: Path, name: str) -> Implementatio
         arch=said.get("ARCH", ""),
         needs=said.get("NEEDS", ""),
         inaccurate=said.get("INACCURATE", ""),
+        not_called=said.get("NOT_CALLED", ""),
         inaccurate_compiled=said.get("INACCURATE_COMPILED", ""),
         deterministic=said.get("DETERMINISTIC", True),
         best=said.get("BEST", {}),

@@ -92,6 +92,8 @@ class Implementation:
     arch       the only target whose instructions it uses ("sm_90a"); "" when it takes any
     inaccurate why what a baseline calls is not right everywhere; "" for all others. It is timed all the same (see
     verdict.Inaccurate); inaccurate_compiled: why that is so of the same file through torch.compile alone
+    not_called why dispatch does not take what users call ("" for all others): it answers some calls otherwise than the
+               definition, and is timed all the same
     needs      the package that it calls, as pip names it ("liger-kernel==0.8.5"); "" when opforge's own will do
     best       name → expression over axes, dtype, itemsize, scalars: the calls it was made for. It takes others too,
                by another plan or at a loss; dispatch lets times from inside say little of the outside
@@ -113,6 +115,7 @@ class Implementation:
     arch: str = ""
     needs: str = ""
     inaccurate: str = ""
+    not_called: str = ""
     inaccurate_compiled: str = ""
     deterministic: bool = True
     best: Mapping[str, str] = field(default_factory=dict)

@@ -231,7 +231,7 @@ def _errors(
     looked_at = scores != -math.inf
     highest = of_score.reached.masked_fill(~looked_at, 0.0).amax(dim=-1)
     # weights up to 1 before they are divided by their sum
-    added_up = looked_at.to(v) @ finite(v).abs() * (1 / (1 - scalars["dropout"]))
+    added_up = looked_at.to(v) @ finite(v).abs() * (1 / (1 - scalars["dropout"] or 1.0))
     return (
         carried
         + vanishing

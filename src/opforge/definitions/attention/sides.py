@@ -29,7 +29,7 @@ DROPOUT = (
 )
 
 LIMITS_OF_DROPOUT = (
-    Constraint(name="drops_a_share", expression="dropout >= 0 and dropout < 1", about="1 / (1 - dropout) is finite"),
+    Constraint(name="drops_a_share", expression="dropout >= 0 and dropout <= 1", about="with 1 all weights are 0"),
     Constraint(name="offset_is_a_word", expression="offset >= 0 and offset < 4294967296", about="a counter of 32 bits"),
     Constraint(
         name="heads_fit_a_counter",
@@ -136,7 +136,7 @@ class Sides:
             scalars["seed"],
             scalars["offset"],
         )
-        return kept.to(q) * (1 / (1 - scalars["dropout"]))
+        return kept.to(q) * (1 / (1 - scalars["dropout"] or 1.0))
 
     def sunk(self) -> Any:
         """The sinks, [heads, 1, 1] beside scores; None without."""

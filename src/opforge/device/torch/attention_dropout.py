@@ -33,4 +33,4 @@ def keep_factor(q: Tensor, k: Tensor, dropout: float, seed: int, offset: int) ->
         words = [high_b ^ words[1] ^ key[0], low_b, high_a ^ words[3] ^ key[1], low_a]
         key = [(key[0] + 0x9E3779B9) & WORD, (key[1] + 0xBB67AE85) & WORD]
     row = torch.stack(words, dim=-1).flatten(-2)[..., :keys]
-    return (row >= int(dropout * 4294967296.0)).float() * (1 / (1 - dropout))
+    return (row >= int(dropout * 4294967296.0)).float() * (1 / (1 - dropout or 1.0))

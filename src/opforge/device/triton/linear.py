@@ -59,5 +59,6 @@ def quantized_epilogue(sums, row, col, extras, ACTIVATION: tl.constexpr):
     """
     bias, n, bias_step, scale = extras
     z = activated(biased(sums, col, bias, n, bias_step), ACTIVATION) / tl.load(scale)
-    # the conversion of a GPU cuts off by itself, and NaN stays; asked this way round it stays here too
-    return tl.where(tl.abs(z) > 448.0, tl.where(z > 0, 448.0, -448.0), z)
+    # the conversion of a GPU cuts off by itself, and NaN stays; asked this way round it stays here too. Infinity times
+    # 0 is NaN
+    return tl.where(tl.abs(z) > 448.0, tl.where(z > 0, 448.0, -448.0) + z * 0.0, z)

@@ -23,7 +23,7 @@ LANGUAGES = {"python": "torch", "pytorch": "torch", "triton": "triton"}
 NATIVE = {"cpp": ("cpp", ".cpp"), "cuda": ("cuda", ".cu"), "cuda_cpp": ("cuda", ".cu")}
 SAID = frozenset(
     """
-    SUPPORTS SPACE LIMITS DEFAULT LAYOUTS DTYPES FLAGS ANY_RANK ARCH NEEDS INACCURATE INACCURATE_COMPILED
+    SUPPORTS SPACE LIMITS DEFAULT LAYOUTS DTYPES FLAGS ANY_RANK ARCH NEEDS INACCURATE INACCURATE_COMPILED NOT_CALLED
     DETERMINISTIC BEST NOT_COMPILED
     """.split()  # noqa: SIM905
 )

@@ -8,6 +8,9 @@
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
 
+[supports]
+some_stay = "dropout < 1"
+
 [space]
 KEYS = [64, 128, 256, 512]
 TILES = [2, 4, 5, 8]

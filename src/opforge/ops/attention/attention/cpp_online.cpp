@@ -7,6 +7,9 @@
 /* opforge
 layouts = ["contiguous", "rows", "strided"]
 
+[supports]
+some_stay = "dropout < 1"
+
 [space]
 KEYS = [128, 256, 512]
 TILES = [2, 5, 8]

@@ -9,6 +9,7 @@
 layouts = ["contiguous", "rows", "strided"]
 
 [supports]
+some_stay = "dropout < 1"
 scores_fit_memory = "batch * kv_heads * group * queries * keys <= 1073741824"
 */
 #include <optional>

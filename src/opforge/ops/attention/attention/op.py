@@ -22,7 +22,7 @@ def inside_the_values(inputs, outputs, scalars):
     # bfloat16 rounds by 1/256
     v, out = inputs["v"].abs().amax(dim=2, keepdim=True), outputs["out"].abs()
     most = v.repeat_interleave(out.shape[1] // v.shape[1], dim=1) if v.shape[1] else v
-    over = (out - most * (1 + 1 / 64) / (1 - scalars["dropout"])).amax().item() if out.numel() else 0.0
+    over = (out - most * (1 + 1 / 64) / (1 - scalars["dropout"] or 1.0)).amax().item() if out.numel() else 0.0
     return None if over <= 1e-30 else f"an element is {over:.3g} beyond the largest value of its column"
 
 

@@ -13,10 +13,13 @@ from opforge.device.triton.attention import (
     DEFAULT as DEFAULT,
     LIMITS as LIMITS,
     SPACE as SPACE,
-    SUPPORTS as SUPPORTS,
     launch_forward,
 )
 
+SUPPORTS = {
+    "a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 2048",
+    "some_stay": "dropout < 1",
+}
 LAYOUTS = ("contiguous", "rows", "strided")
 
 

@@ -27,7 +27,10 @@ LIMITS = {
     "itemsize <= shared_bytes_per_block",
     "no_block_beyond_the_lengths": "BLOCK_M <= max(32, 2 * queries) and BLOCK_N <= max(32, 2 * keys)",
 }
-SUPPORTS = {"a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 1536"}
+SUPPORTS = {
+    "a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 1536",
+    "some_stay": "dropout < 1",
+}
 DEFAULT = {"BLOCK_M": 32, "BLOCK_N": 32, "num_warps": 4, "num_stages": 1}
 
 

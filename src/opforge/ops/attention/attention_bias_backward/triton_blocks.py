@@ -17,7 +17,10 @@ from opforge.device.triton.attention import LOG2E, reach, rows_of, scores_of, se
 from opforge.device.triton.attention_sides import arguments_of, joined, kept, keys_of
 
 LAYOUTS = ("contiguous", "rows", "strided")
-SUPPORTS = {"a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 1536"}
+SUPPORTS = {
+    "a_block_fits": "max(16, next_pow2(head_dim)) + max(16, next_pow2(value_dim)) <= 1536",
+    "some_stay": "dropout < 1",
+}
 SPACE = {"BLOCK_M": (32, 64, 128), "BLOCK_N": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3)}
 LIMITS = {
     "blocks_fit_registers": "BLOCK_M * (2 * BLOCK_N + next_pow2(value_dim)) <= 16384 * num_warps",

@@ -2,6 +2,10 @@
 //
 // moves     2 * elements * itemsize bytes; no mask is stored
 // limits    bound by arithmetic: 20 wide products for 4 elements
+/* opforge
+[supports]
+some_stay = "p < 1"
+*/
 #include <algorithm>
 
 #include "opforge/host.h"

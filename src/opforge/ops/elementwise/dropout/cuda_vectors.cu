@@ -3,6 +3,9 @@
 // moves     2 * elements * itemsize bytes: the least possible, no mask is stored
 // limits    20 wide products for 4 elements: with 16-bit elements the arithmetic takes more than half of the time that memory does
 /* opforge
+[supports]
+some_stay = "p < 1"
+
 [default]
 THREADS = 256
 UNROLL = 4

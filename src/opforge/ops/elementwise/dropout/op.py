@@ -10,7 +10,8 @@ def reference(x, p, seed):
     index = x.new_ones(x.numel()).long().cumsum(dim=0) - 1
     dropped = (words(index, seed) < threshold(p)).view(x.shape)
     # a dropped element is 0 whatever it was, NaN included
-    return (x / (1 - p)).masked_fill(dropped, 0)
+    # with p = 1 all are dropped, and nothing is left to divide
+    return (x / (1 - p or 1.0)).masked_fill(dropped, 0)
 
 
 def drops_the_share(inputs, outputs, scalars):
@@ -27,7 +28,7 @@ def drops_the_share(inputs, outputs, scalars):
 def keeps_the_others(inputs, outputs, scalars):
     x, y, p = inputs["x"], outputs["y"], scalars["p"]
     # 2^-8 and 2^-25: rounding to the output dtype, bfloat16 or float16's subnormals at the coarsest
-    off = (y - x / (1 - p)).abs() > 2.0**-8 * y.abs() + 2.0**-25
+    off = (y - x / (1 - p or 1.0)).abs() > 2.0**-8 * y.abs() + 2.0**-25
     wrong = (off & (y != 0)).sum().item()
     return None if not wrong else f"{wrong} elements are neither 0 nor x / (1 - p)"
 
@@ -43,7 +44,7 @@ operator = Operator(
         Scalar(name="seed", default=0, about="64 bits; the same seed gives the same mask on every backend"),
     ),
     constraints=(
-        Constraint(name="is_a_probability", expression="p >= 0 and p < 1", about="1 / (1 - p) must be finite"),
+        Constraint(name="is_a_probability", expression="p >= 0 and p <= 1", about="with p = 1 all elements are 0"),
     ),
     reference=reference,
     flops="prod(shape)",

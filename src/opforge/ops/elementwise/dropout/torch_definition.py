@@ -13,4 +13,4 @@ from opforge.core.philox import threshold, words
 def run(x: Tensor, p: float, seed: int) -> Tensor:
     index = torch.arange(x.numel(), device=x.device)
     dropped = (words(index, seed) < threshold(p)).view(x.shape)
-    return (x.float() * (1 / (1 - p))).masked_fill(dropped, 0).to(x.dtype)
+    return (x.float() * (1 / (1 - p or 1.0))).masked_fill(dropped, 0).to(x.dtype)

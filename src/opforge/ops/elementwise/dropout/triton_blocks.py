@@ -11,6 +11,7 @@ import triton.language as tl
 from opforge.core.philox import threshold
 from opforge.device.triton.blocks import LIMITS as LIMITS, SPACE as SPACE
 
+SUPPORTS = {"some_stay": "p < 1"}
 LAYOUTS = ("contiguous",)
 DEFAULT = {"BLOCK": 1024, "num_warps": 4}
 

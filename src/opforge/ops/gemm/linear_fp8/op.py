@@ -8,7 +8,9 @@ LARGEST = 448.0
 
 
 def reference(x, w, bias, scale, *, activation):
-    return (activated(x @ w.transpose(-1, -2) + bias, activation) / scale).clamp(-LARGEST, LARGEST)
+    z = activated(x @ w.transpose(-1, -2) + bias, activation) / scale
+    # as in quantize_fp8: what is not finite is no number of any size
+    return z.clamp(-LARGEST, LARGEST).masked_fill(z.isinf(), float("nan"))
 
 
 def errors(inputs, outputs, scalars, dtype):
@@ -50,7 +52,14 @@ operator = Operator(
             "scaling",
         ),
     ),
-    outputs=(TensorSpec(name="y", shape="*rows n", dtype="float8_e4m3fn", about="what is beyond 448 becomes 448"),),
+    outputs=(
+        TensorSpec(
+            name="y",
+            shape="*rows n",
+            dtype="float8_e4m3fn",
+            about="what is beyond 448 becomes 448, what is not finite NaN",
+        ),
+    ),
     dtypes=("float16", "bfloat16"),
     scalars=(Scalar(name="activation", default="none", choices=ACTIVATIONS, about="applied to x @ w^T + bias"),),
     reference=reference,
@@ -94,6 +103,13 @@ operator = Operator(
             why="large results over a scale near 1: they are cut off at 448",
         ),
         Case(
+            name="special",
+            axes=_axes((9,), 20, 16),
+            distribution="special",
+            scalars={"activation": "relu"},
+            why="an infinity becomes NaN, as in quantize_fp8, and stays in its row and column",
+        ),
+        Case(
             name="transposed",
             axes=_axes((66,), 70, 50),
             layout="transposed",
@@ -135,5 +151,5 @@ operator = Operator(
             source="Llama 3 8B: MLP gate projection, 4096 tokens",
         ),
     ),
-    implementations=("triton_pipelined", "cuda_wgmma", "cuda_mma", "cpp_blocked", "torch_eager"),
+    implementations=("triton_pipelined", "cuda_wgmma", "cuda_mma", "cpp_blocked", "torch_eager", "torch_definition"),
 )

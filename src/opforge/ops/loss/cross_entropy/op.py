@@ -68,7 +68,8 @@ def lower(
     label_smoothing=0.0,
 ):
     """As torch.nn.functional.cross_entropy: indices of classes without class weights, where the classes are innermost
-    in memory. An index that no class has gives NaN; PyTorch raises an error.
+    in memory. An index that no class has is PyTorch's error on a CPU;
+    on a GPU, and in a compiled graph, its loss is NaN.
     """
     import torch
 
@@ -85,6 +86,13 @@ def lower(
     scores = input if input.ndim <= 2 else input.movedim(1, -1)
     if scores.shape[:-1] != target.shape or not scores.is_contiguous() or scores.shape[-1] == 0:
         return "the classes are not innermost in memory, or the targets are of another shape"
+
+    if target.is_cpu and target.numel() and not torch.compiler.is_compiling():
+        low, high = target.aminmax()
+        if low < 0 or high >= scores.shape[-1]:
+            strange = ((target < 0) | (target >= scores.shape[-1])) & (target != ignore_index)
+            if bool(strange.any()):
+                return "a target is the index of no class"
 
     def reduced(losses):
         if reduction == "none":

@@ -3,6 +3,7 @@
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+NOT_CALLED = "an index that no class has is an error here: on a GPU an assertion that ends the process's use of it"
 INACCURATE = (
     "in 16 bits the logarithm of softmax is rounded before it is used: on a CPU (PyTorch 2.13) 2 % off near "
     "0, with label smoothing everywhere"

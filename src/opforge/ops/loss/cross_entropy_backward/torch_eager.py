@@ -5,6 +5,7 @@ result the forward pass left.
 import torch
 from torch import Tensor
 
+NOT_CALLED = "an index that no class has is an error here: on a GPU an assertion that ends the process's use of it"
 INACCURATE = (
     "the forward pass leaves log_softmax in the dtype of x: in bfloat16 each probability is off by |log p| "
     "/ 512 of itself; and in every dtype a row that is ignored and holds a NaN or +inf has the gradient NaN, not 0"

@@ -4,6 +4,8 @@
 // limits    rows are spread over the threads: a single row runs on one; random words cost more time than the rest
 /* opforge
 layouts = ["contiguous", "rows"]
+[supports]
+some_stay = "p < 1"
 */
 #include <algorithm>
 

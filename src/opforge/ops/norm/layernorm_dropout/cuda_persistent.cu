@@ -5,6 +5,8 @@
 //           of 32) it needs clusters: sm_90 or later
 /* opforge
 like = "opforge/norm/rows.h"
+[supports]
+some_stay = "p < 1"
 */
 #include "opforge/norm/layernorm.h"
 #include "opforge/numeric/philox.h"

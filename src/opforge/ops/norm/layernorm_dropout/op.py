@@ -28,7 +28,7 @@ def reference(x, weight, bias, eps, p, seed):
     variance = (centred * centred).mean(dim=-1, keepdim=True)
     h = centred * (variance + eps).rsqrt() * weight + bias
     # a dropped element is 0 whatever it was, NaN included
-    return (h / (1 - p)).masked_fill(mask(x, p, seed), 0)
+    return (h / (1 - p or 1.0)).masked_fill(mask(x, p, seed), 0)
 
 
 def magnitude(inputs, outputs, scalars):
@@ -37,11 +37,11 @@ def magnitude(inputs, outputs, scalars):
     centred = x - x.mean(dim=-1, keepdim=True)
     scale = ((centred * centred).mean(dim=-1, keepdim=True) + scalars["eps"]).rsqrt()
     terms = weight.abs() * scale * (x.abs().mean(dim=-1, keepdim=True) + centred.abs()) + bias.abs()
-    return {"y": (terms / (1 - p)).masked_fill(mask(x, p, scalars["seed"]), 0)}
+    return {"y": (terms / (1 - p or 1.0)).masked_fill(mask(x, p, scalars["seed"]), 0)}
 
 
 def errors(inputs, outputs, scalars, dtype):
-    kept = (~mask(inputs["x"], scalars["p"], scalars["seed"])).double() / (1 - scalars["p"])
+    kept = (~mask(inputs["x"], scalars["p"], scalars["seed"])).double() / (1 - scalars["p"] or 1.0)
     row = centred_row(inputs["x"], scalars["eps"])
     found = where_squares_fit(normalised_errors(row, inputs["weight"], inputs["bias"]), row.squares, 0.0).times(kept)
     sizes = magnitude(inputs, outputs, scalars)["y"].maximum(found.reached * (kept > 0))
@@ -52,7 +52,7 @@ def errors(inputs, outputs, scalars, dtype):
 def rounded(inputs, outputs, scalars):
     # h may be rounded to the output dtype before dropout, as when the two operations are separate
     p = scalars["p"]
-    return {"y": (outputs["y"] * (1 - p), outputs["y"].new_full((), 1 / (1 - p)))}
+    return {"y": (outputs["y"] * (1 - p), outputs["y"].new_full((), 1 / (1 - p or 1.0)))}
 
 
 def dropped_are_zero(inputs, outputs, scalars):
@@ -86,7 +86,7 @@ operator = Operator(
         Scalar(name="seed", default=0, about="64 bits; the same seed gives the same mask on every backend"),
     ),
     constraints=(
-        Constraint(name="is_a_probability", expression="p >= 0 and p < 1", about="1 / (1 - p) must be finite"),
+        Constraint(name="is_a_probability", expression="p >= 0 and p <= 1", about="with p = 1 all elements are 0"),
     ),
     reference=reference,
     flops="9 * prod(lead) * cols",

@@ -11,4 +11,4 @@ def run(x: Tensor, weight: Tensor, bias: Tensor, eps: float, p: float, seed: int
     h = layer_norm(x, (x.shape[-1],), weight, bias, eps)
     index = torch.arange(x.numel(), device=x.device)
     dropped = (words(index, seed) < threshold(p)).view(x.shape)
-    return (h.float() * (1 / (1 - p))).masked_fill(dropped, 0).to(x.dtype)
+    return (h.float() * (1 / (1 - p or 1.0))).masked_fill(dropped, 0).to(x.dtype)

@@ -22,6 +22,7 @@ from opforge.device.triton.norms import (
 )
 from opforge.device.triton.rows import tile_of_rows
 
+SUPPORTS = {"some_stay": "p < 1"}
 LAYOUTS = ("contiguous", "rows")
 
 

@@ -91,7 +91,8 @@ Residual<T> residual_of(const Matrix& matrix) {
   return {matrix.typed<const T>(), matrix.row, matrix.col, pairs};
 }
 
-/// What is stored is the result over a scale of the whole tensor.
+/// What is stored is the result over a scale of the whole tensor. An infinity times 0 is NaN: the conversion would make
+/// the largest number of it.
 struct Quantized {
   const float* scale;
 
@@ -105,13 +106,13 @@ struct Quantized {
     // two factors where the reciprocal of a small scale would be infinite
     const float first = fabsf(loaded.scale) < 0x1p-64f ? 0x1p64f : 1.0f, second = 1.0f / (loaded.scale * first);
 #pragma unroll
-    for (float& sum : sums) sum = sum * second * first;
+    for (float& sum : sums) sum = fmaf(sum, 0.0f, sum * second * first);
   }
 
   __device__ __forceinline__ void operator()(float& low, float& high, int, int, bool, bool) const {
     // no product with the reciprocal: of a small scale that is infinite
-    low /= *scale;
-    high /= *scale;
+    low = fmaf(low, 0.0f, low / *scale);
+    high = fmaf(high, 0.0f, high / *scale);
   }
 };
 

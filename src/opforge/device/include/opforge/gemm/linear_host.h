@@ -40,12 +40,13 @@ struct Residual {
   }
 };
 
-/// What is stored is the result over a scale of the whole tensor.
+/// What is stored is the result over a scale of the whole tensor. An infinity times 0 is NaN: the conversion would make
+/// the largest number of it.
 struct Quantized {
   float scale;
 
   void operator()(float* line, int64_t, int64_t, int64_t cols) const {
-    for (int64_t j = 0; j < cols; ++j) line[j] /= scale;
+    for (int64_t j = 0; j < cols; ++j) line[j] = line[j] / scale + line[j] * 0.0f;
   }
 };
 
