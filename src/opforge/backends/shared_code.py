@@ -205,6 +205,11 @@ def _state(places: Sequence[Path]) -> _State | None:
         return None
 
 
+def files_of(source: Path) -> tuple[Path, ...]:
+    """The files that the hash of a kernel covers: its own, then all shared code that it reaches."""
+    return (source, *(modules_of(source) if source.suffix == ".py" else headers_of(source)).values())
+
+
 def source_sha256(source: Path) -> str:
     """SHA-256, in hex, of a kernel file and of all shared code that it reaches; of a file that reaches none, its own.
 

@@ -25,7 +25,7 @@ from opforge.core.language import spans
 from opforge.core.language.errors import EnvironmentLacks, OpforgeError, UsageError
 from opforge.inspect.binaries import kernels_of
 from opforge.registry import Registry
-from opforge.walls import tool
+from opforge.walls import places, tool
 
 LIMIT_S = 300.0
 DEVICE_TYPES = {"sm": "cuda", "gf": "cuda"}
@@ -145,7 +145,7 @@ def ask_child(request: Mapping[str, Any], variables: Mapping[str, str]) -> list[
         done = tool.run(
             command,
             writable=[folder],
-            readable=[*tool.python_places(), *homes],
+            readable=[*places.of_python(), *homes],
             cwd=Path.cwd(),
             environment=environment,
             wall_s=LIMIT_S,

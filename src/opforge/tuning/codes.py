@@ -34,7 +34,7 @@ from opforge.inspect.tools import extract_cubins, tool
 from opforge.registry import Registry
 from opforge.tuning.code_prior import CodeUse
 from opforge.tuning.compile_queue import NOW, Compilers
-from opforge.walls import tool as walls
+from opforge.walls import places, tool as walls
 from opforge.walls.environment import for_toolchains
 
 LIMIT_S = 300.0
@@ -220,7 +220,7 @@ class Codes:
                     [sys.executable, "-P", "-m", "opforge.tuning.point_compiler", str(asked)],
                     Path(scratch),
                     writable=[folder],
-                    readable=[*walls.python_places(), *map(Path, homes)],
+                    readable=[*places.of_python(), *map(Path, homes)],
                     memory_bytes=0,
                     processor_s=int(LIMIT_S),
                 ),

@@ -11,8 +11,9 @@ import struct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # no import at run time: inside.py is waited for
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
     from os import PathLike
+    from pathlib import Path
 
 CLONE_NEWNS = 0x00020000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
@@ -63,13 +64,17 @@ def _attributes(target: str, *, add: int = 0, take: int = 0, below: bool = False
 
 
 def read_only(
-    writable: Iterable[str | PathLike[str]], hidden: Iterable[str | PathLike[str]], empty: str | PathLike[str]
+    writable: Iterable[str | PathLike[str]],
+    hidden: Iterable[str | PathLike[str]],
+    empty: str | PathLike[str],
+    shown: Mapping[Path, Iterable[Path]] | None = None,
 ) -> bool:
     """From now on this process and what it starts see a file system that is read-only outside `writable` folders;
     whether the kernel allowed it.
 
     hidden   files and folders that look empty, where they are there
     empty    a folder in which what hides them is made, not one of `writable`
+    shown    folders, each with the files that alone are seen in it
     """
     if not _own_view():
         return False
@@ -86,6 +91,8 @@ def read_only(
         elif os.path.exists(found):
             os.close(os.open(nothing, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
             _mount(nothing, found, None, MS_BIND)
+    for number, (folder, files) in enumerate((shown or {}).items()):
+        _show(os.fspath(folder), [os.fspath(file) for file in files], f"{os.fspath(empty)}/.view{os.getpid()}-{number}")
     if not _attributes("/", add=MOUNT_ATTR_RDONLY, below=True):
         return False
     done = [_attributes(place, take=MOUNT_ATTR_RDONLY) for place in places]
@@ -97,6 +104,17 @@ def read_only(
         # it is gone: the one that was is kept
         return all(done)
     return all(done)
+
+
+def _show(folder: str, files: Sequence[str], view: str) -> bool:
+    """Of what lies in a folder let only these files be seen, through a folder `view` that is made."""
+    for file in files:
+        place = os.path.join(view, os.path.relpath(file, folder))
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.close(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        if not _mount(file, place, None, MS_BIND):
+            return False
+    return _mount(view, folder, None, MS_BIND | MS_REC)
 
 
 def own_proc() -> bool:

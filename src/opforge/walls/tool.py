@@ -15,19 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from opforge.walls import places
 from opforge.walls.environment import for_toolchains
 
 INSIDE = Path(__file__).resolve().parent / "inside.py"
-SYSTEM = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/gnu/store", "/sys/devices/system"),
-    *("/etc/alternatives", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/nvcc.profile"),
-)
-"""What every toolchain reads, and no user keeps secrets in."""
-PATHS = ("PATH", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CUDA_HOME", "CUDA_PATH")
-"""Variables that name more folders of toolchains."""
 PROCESSOR_S = 150
 """Processor time of one process of a tool: the slowest compiler of opforge's own kernels takes 40 s, 110 s of wall time
 on 2 cores that ten processes share (attention_decode/cpp_blocked, 2026-11-29).
@@ -71,7 +65,7 @@ def behind_walls(
     words = [str(word) for word in command]
     given = [
         *(f"writable={path.absolute()}" for path in (folder, *writable)),
-        *(f"readable={path.absolute()}" for path in (*_toolchain(words[0]), *readable)),
+        *(f"readable={path.absolute()}" for path in (*places.of_toolchain(words[0]), *readable)),
         *(f"hidden={path.absolute()}" for path in hidden),
         f"memory_bytes={_memory() if memory_bytes is None else memory_bytes}",
         f"processor_s={processor_s}",
@@ -191,34 +185,3 @@ def _processor_s(session: int) -> float:
 def _memory() -> int:
     """Address space of one process: half of the machine's memory, and 8 GiB at least, which ptxas may need."""
     return int(max(LEAST_MEMORY, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2))
-
-
-def _toolchain(program: str) -> Iterator[Path]:
-    """The places that a toolchain reads."""
-    yield from (Path(name) for name in SYSTEM)
-    found = shutil.which(program)
-    if found is not None:
-        for path in {Path(found).absolute(), Path(found).resolve()}:
-            yield from _parts(path.parent.parent)
-            yield path.parent
-    for name in PATHS:
-        for entry in os.environ.get(name, "").split(os.pathsep):
-            if entry and (path := Path(entry)).is_absolute():
-                yield from _parts(path)
-
-
-def python_places() -> Iterator[Path]:
-    """What this interpreter reads: its own files, installed packages, opforge."""
-    for name in dict.fromkeys((sys.prefix, sys.base_prefix, *sys.path, str(INSIDE.parents[2]))):
-        if name and Path(name).exists():
-            yield from _parts(Path(name))
-
-
-def _parts(place: Path) -> Iterator[Path]:
-    """A folder of a toolchain; where it is the user's own or one above it, only those below it that hold programs."""
-    home = Path("~").expanduser().resolve()
-    whole = place.resolve()
-    if whole == Path("/") or home == whole or home.is_relative_to(whole):
-        yield from (place / name for name in ("bin", "lib", "lib64", "libexec", "include", "share/gcc"))
-    else:
-        yield place

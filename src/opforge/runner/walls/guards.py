@@ -13,6 +13,7 @@ class Guards:
     """The guards of the runner.
 
     files          a worker can write to its own scratch folder and nothing else (Landlock)
+    reads          of users' files it can read those alone that its kernel's hash covers (Landlock, or mounts)
     exact_type     an output is a torch.Tensor and no subclass, which could compute when it is looked at
     exact_shape    an output has the promised shape, dtype and device, not one that broadcasts or casts
     no_alias       an output does not lie in an input's memory
@@ -36,6 +37,7 @@ class Guards:
     """
 
     files: bool = True
+    reads: bool = True
     exact_type: bool = True
     exact_shape: bool = True
     no_alias: bool = True

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import backend, cache, grid_limits
-from opforge.backends.shared_code import source_sha256
+from opforge.backends.shared_code import files_of, source_sha256
 from opforge.core.definition.call_form import formed
 from opforge.core.definition.implementation import Config, Implementation, Rejected
 from opforge.core.language import spans
 from opforge.core.language.errors import EnvironmentLacks, NotNow, OpforgeError
-from opforge.registry import Home, Registry
 from opforge.runner.walls import confinement, sandbox
 from opforge.runner.walls.guards import ALL, Guards, Limits
 from opforge.runner.walls.tamper_detection import Snapshot, replaced, snapshot
@@ -60,6 +59,7 @@ from opforge.runner.worker.dispatch_trace import traced
 from opforge.runner.worker.interpreted_stores import interpreted_notes
 from opforge.runner.worker.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
 from opforge.runner.worker.placement import Placement
+from opforge.runner.worker.read_once import ReadOnce
 from opforge.runner.worker.result_memory import ResultMemory
 from opforge.runner.worker.write_ledger import Ledger
 
@@ -87,6 +87,7 @@ class Executor:
         self.results = ResultMemory()
         self.binders: dict[int, Callable[[Any], Launch | Rejected]] = {}
         self.sharing: dict[int, int] = {}
+        self.definitions = ReadOnce()
         self.next = 0
         self.source: Path | None = None
         self.scratch = scratch
@@ -134,9 +135,7 @@ class Executor:
             arena.pin()
         # the parent names every home, the package's and the plugins' too: another revision of them may be what is asked
         # for
-        registry = Registry(tuple(Home(Path(home), "parent") for home in question.homes))
-        operator = registry.operator(question.operator)
-        implementation = registry.implementation(question.operator, question.implementation)
+        operator, implementation = self.definitions.of(question.homes, question.operator, question.implementation)
         self.source, config = implementation.source, question.config
 
         def bind_to(memory: Any) -> Launch | Rejected:
@@ -265,7 +264,8 @@ class Executor:
             # the user's own: not this worker's to write to, and PyTorch makes it where it is not there
             os.environ[INDUCTOR_FOLDER] = str(self.scratch / "torchinductor")
         sandbox.limit(self.limits, host_memory=device == "cpu")
-        self.confined = confinement.raise_around(writable, self.scratch, self.guards)
+        covered = files_of(implementation.source)
+        self.confined = confinement.raise_around(writable, self.scratch, self.guards, covered)
 
     def _look_at(self, implementation: Implementation, config: Config, device: str) -> None:
         """From now on the device's kernels must be this config's: each has a library of its own, and a first call."""

@@ -22,7 +22,7 @@ def in_words(error: BaseException, source: Path | None) -> str:
     place = _line_of_a_kernel(error)
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__  # Triton's interpreter wraps what the kernel raised
-    said = f"{type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {error}{_unread(error, source)}"
     if place := _line_of_a_kernel(error) or place:
         return f"{said}; see {place}"
     if source is not None and isinstance(error, TypeError) and NOT_AS_CALLED.search(str(error)):
@@ -34,6 +34,23 @@ def in_words(error: BaseException, source: Path | None) -> str:
     if source is None or type(error).__module__.startswith("opforge."):
         return said
     return f"{said}; see {_short(source)}"
+
+
+def _unread(error: BaseException, source: Path | None) -> str:
+    """Why a file is not there for a kernel, where it asked for one; else nothing."""
+    if isinstance(error, ModuleNotFoundError) and source is not None:
+        return (
+            ", in no package that is installed; a module beside the kernel's file is not read: write it into the file"
+        )
+    name = getattr(error, "filename", None)
+    if not isinstance(error, PermissionError | FileNotFoundError) or source is None or not isinstance(name, str):
+        return ""
+    if isinstance(error, FileNotFoundError) and not Path(name).is_relative_to(source.parent):
+        return ""
+    return (
+        ". A worker reads its toolchain and the files that the kernel's hash covers, and nothing beside them: write "
+        "what it needs into the kernel's file"
+    )
 
 
 def _called(source: Path) -> str:
