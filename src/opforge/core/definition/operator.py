@@ -251,7 +251,8 @@ class Operator:
                     raise UsageError(
                         f"{self.name}: output {spec.name} uses axis {name!r}, which no input has. Axes of the "
                         f"inputs: {sorted(known)}. Take one, or let it follow from them: "
-                        f'derived={{"rows": "cols // 2"}}.'
+                        f'derived={{"rows": "cols // 2"}}. Where it depends on values, declare the most there can be '
+                        "(docs/kernels.md, Outputs whose size depends on values)."
                     )
         choices = {scalar.name: scalar.choices for scalar in self.scalars}
         known_inputs = {spec.name for spec in self.inputs}

@@ -7,8 +7,9 @@ definitions.bounds.sums bounds them. Every intermediate is float32; the output a
 
 from __future__ import annotations
 
+import functools
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from opforge.core.definition.rounding_errors import Errors
 from opforge.core.definition.tensors import ScalarValue
 from opforge.definitions.bounds.scans import prefix_product_errors, prefix_sum_errors
 from opforge.definitions.bounds.sums import BEYOND, EPSILON, product_errors, sum_errors
+from opforge.definitions.bounds.torch_calls import FUNCTIONS, called
 
 MOST = 3.4028234663852886e38
 """The largest float32."""
@@ -29,6 +31,12 @@ class Truth:
 
     value: Any
     unsure: Any
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return called(function, args, kwargs or {})
 
     def __and__(self, other: Truth) -> Truth:
         return Truth(self.value & other.value, self.unsure | other.unsure)
@@ -50,6 +58,17 @@ class Rounded:
     reached: Any
     cut: bool = False
     """Whether tensor cores add up its products with another matrix: of 16-bit inputs."""
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return called(function, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in FUNCTIONS:
+            raise AttributeError(f"{name!r} is none of what formula_errors knows. Give `magnitude` instead.")
+        return functools.partial(FUNCTIONS[name], self)
 
     def __add__(self, other: Any) -> Rounded:
         b = self._of(other)
@@ -339,8 +358,8 @@ def formula_errors(
 ) -> dict[str, Errors]:
     """Errors of each output of `reference`, run on `inputs` (exact, float64) in place of tensors.
 
-    reference   called with the inputs in order and the scalars by name; it uses the methods of Rounded alone, and
-                reductions with keepdim=True
+    reference   called with the inputs in order and the scalars by name; it uses operators, the methods of Rounded
+                (reductions with keepdim=True) and functions of PyTorch that bounds.torch_calls knows
     cut         whether tensor cores add up products of matrices
     """
     exact = [Rounded(value, *(0 * _size(value),) * 2, _size(value), cut) for value in inputs.values()]

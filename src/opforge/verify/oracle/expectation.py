@@ -132,7 +132,8 @@ def _consult(operator: Operator, case: Case, dtype: str, inputs: Mapping[str, An
             if tuple(outputs[spec.name].shape) != shape:
                 raise UsageError(
                     f"The reference of {operator.name} gives {spec.name} shape {tuple(outputs[spec.name].shape)}, "
-                    f"declared {shape}{in_case(case)}. Correct op.py."
+                    f"declared {shape}{in_case(case)}. Correct op.py; where its size depends on values, declare the "
+                    "most there can be (docs/kernels.md, Outputs whose size depends on values)."
                 )
         tolerance = operator.tolerance
         with its_own_words(operator, "tolerance", case):
