@@ -107,7 +107,13 @@ def implementation_stems(folder: Path, listed: Container[str] = ()) -> tuple[str
     found = []
     for path in sorted(folder.iterdir()):
         backend, _, idea = path.stem.partition("_")
-        if not idea or path.stem in listed or path.suffix not in suffixes_of(backend) or not path.is_file():
+        # asking for a plugin's suffixes looks through sys.path: not for __pycache__ and what is listed anyway
+        if (
+            not (backend and idea)
+            or path.stem in listed
+            or not path.is_file()
+            or path.suffix not in suffixes_of(backend)
+        ):
             continue
         entry = ENTRY.get(backend)
         defined = rf"^(def ({entry})\b|({entry}) *=|from .* import .*\b({entry})\b)"
