@@ -25,11 +25,12 @@ if ! [ -x $venv/bin/python ]; then
     "$python" -m venv $venv || { echo "python3-venv is missing: apt-get install python3-venv" >&2; exit 3; }
   fi
 fi
-# pip says nothing while it works
+# pip says nothing while it works, and pages of traces where it reaches no index: those are kept in a file
+said=$venv/pip.log
 pip() {
   while sleep 8 >/dev/null 2>&1; do echo "setup: still installing after $SECONDS s"; done &
   local beat=$! ended=0
-  $venv/bin/python -m pip --disable-pip-version-check --quiet "$@" || ended=$?
+  $venv/bin/python -m pip --disable-pip-version-check --quiet "$@" >>"$said" 2>&1 || ended=$?
   kill $beat && wait $beat 2>/dev/null || true
   return $ended
 }
@@ -37,7 +38,7 @@ has() { $venv/bin/python -c "import importlib.util, sys; sys.exit(importlib.util
 
 # byte code is made when a module is imported, for those that are: of all of them it takes a quarter of a minute (--no-compile).
 # torch first, so that nothing below can pull in another one
-has torch || pip install --no-compile "torch==2.13.0" || { echo "torch 2.13.0 cannot be installed here; install a torch and run this again" >&2; exit 3; }
+has torch || pip install --no-compile "torch==2.13.0" || { echo "torch 2.13.0 cannot be installed here (see $said); install a torch and run this again" >&2; exit 3; }
 torch=$($venv/bin/python -c 'import importlib.metadata; print(importlib.metadata.version("torch"))')
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
@@ -52,12 +53,25 @@ has psycopg || wanted_too+=("psycopg[binary]>=3.2,<4")
 { [ ${#wanted_too[@]} -gt 0 ] && pip install --no-compile --constraint "$pins" --editable ".[dev]" "${wanted_too[@]}"; } ||
   pip install --no-compile --constraint "$pins" --editable ".[dev]" || {
   # a machine that reaches no package index may have everything all the same
-  echo "setup: pip could not install opforge; going on with what this machine has" >&2
+  echo "setup: pip could not install opforge (see $said); going on with what this machine has" >&2
   echo "$PWD/src" >"$($venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/opforge.pth"
   printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m opforge "$@"\n' "$PWD" >$venv/bin/opforge && chmod +x $venv/bin/opforge
 }
 has triton || pip install --constraint "$pins" "triton==3.6.0" || echo "setup: Triton cannot be installed here; its kernels will be reported as missing" >&2
 has tilelang || pip install --constraint "$pins" "tilelang==0.1.15" || echo "setup: TileLang cannot be installed here; its kernels will be reported as missing" >&2
 has psycopg || pip install "psycopg[binary]>=3.2,<4" || echo "setup: psycopg cannot be installed here; a store on PostgreSQL will be reported as missing its driver" >&2
-$venv/bin/opforge --version >/dev/null || { echo "setup failed: see the messages of pip above" >&2; exit 3; }
+# a tool that the other environment has already is not installed again, and its command is in that one's folder
+theirs=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
+for tool in ruff mypy pytest; do
+  if ! [ -x $venv/bin/$tool ]; then
+    if [ $tool != ruff ]; then
+      printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m %s "$@"\n' "$PWD" $tool >$venv/bin/$tool && chmod +x $venv/bin/$tool
+    elif [ -x "$theirs/$tool" ]; then
+      ln -sf "$theirs/$tool" $venv/bin/$tool
+    else
+      echo "setup: $tool cannot be installed here; make check needs it: $python -m pip install $tool" >&2
+    fi
+  fi
+done
+$venv/bin/opforge --version >/dev/null || { echo "setup failed: see $said" >&2; exit 3; }
 echo "$wanted" >"$stamp"
