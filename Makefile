@@ -12,15 +12,23 @@ export OPFORGE_TEST_CACHE ?= $(OPFORGE_KEPT)/kernels
 TESTS := -n 2 --dist loadgroup
 .PHONY: setup demo test test-all campaigns landing check lint redteam trust tuning gpu map docs clean
 
+# a GPU has ten workloads of each: two of them show what there is to see; two cores have two minutes
+DEMO := --dtype float32 --budget 0.3 --quick
+DEMO_SOFTMAX := --workload vocabulary_gpt2 -i torch_eager -i torch_compile -i cpp_twopass -i triton_onepass
+DEMO_LAYERNORM := --workload gpt2_xl_prompt -i torch_eager -i cpp_twopass -i triton_onchip
+
 setup:
 	@scripts/setup.sh
 
-# a GPU has ten workloads of each: two of them show what there is to see
-DEMO_ROWS := $(if $(shell command -v nvidia-smi),--workload rows_4k --workload rows_32k)
-
 demo: setup  ## the main job on this machine, GPU or not, with a report at the end
 	@$(BIN)/opforge doctor || true
-	@$(BIN)/opforge bench softmax layernorm --dtype float32 --budget 0.3 --quick --report reports/demo $(DEMO_ROWS)
+	@if command -v nvidia-smi >/dev/null; then \
+	  $(BIN)/opforge bench softmax layernorm $(DEMO) --report reports/demo --workload rows_4k --workload rows_32k; \
+	else \
+	  $(BIN)/opforge bench layernorm $(DEMO) $(DEMO_LAYERNORM) --report reports/demo/layernorm && \
+	  $(BIN)/opforge bench softmax $(DEMO) $(DEMO_SOFTMAX) --report reports/demo && \
+	  echo "open reports/demo/layernorm/report.html"; \
+	fi
 	@echo "open reports/demo/report.html"
 
 test: setup  ## the tests, without those that take long

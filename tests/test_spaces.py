@@ -97,7 +97,7 @@ def test_a_point_that_takes_its_process_along_has_failed_and_the_others_are_meas
 def test_every_point_is_measured_once_and_checked(tmp_path, monkeypatch, capsys):
     """A kernel that computes something else gets no time, however fast it is."""
     monkeypatch.setattr(space_measuring, "SPACES", (SMALL,))
-    until = space_measuring.time.time() + 60
+    until = space_measuring.time.time() + 600
     space_measuring.measure(tmp_path, [SMALL.name], "cpu", until)
     known = space_measuring.Progress(tmp_path / f"{SMALL.name}.jsonl").known
     assert sorted(known) == [0, 1] and all(line["samples_s"] for line in known.values())
