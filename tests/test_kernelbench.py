@@ -233,3 +233,20 @@ def test_a_suite_is_run(tmp_path, monkeypatch):
     assert "8_range_of_rows: correct;" in answer.stdout
     assert "9_broken: not generated; " in answer.stdout
     assert "1 of 2 correct" in answer.stdout
+
+
+def test_a_task_writes_nowhere_and_reaches_nobody(tmp_path):
+    """Its file is executed to be traced, behind the walls that compilers have."""
+    hostile = HUGE.replace("INIT", "[wide, narrow]").replace(
+        "import torch.nn as nn",
+        f"import torch.nn as nn\nopen({str(tmp_path / 'written')!r}, 'w')\n",
+    )
+    with pytest.raises(UsageError, match=r"Read-only file system|Permission denied"):
+        read_task(task(tmp_path, hostile), "hostile")
+    connecting = HUGE.replace("INIT", "[wide, narrow]").replace(
+        "import torch.nn as nn",
+        "import socket, torch.nn as nn\nsocket.create_connection(('127.0.0.1', 9), 2)\n",
+    )
+    with pytest.raises(UsageError, match=r"Network is unreachable|Permission denied"):
+        read_task(task(tmp_path, connecting), "connecting")
+    assert not (tmp_path / "written").exists()

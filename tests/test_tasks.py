@@ -148,10 +148,9 @@ def test_tensors_of_several_dtypes_are_told():
 
 def test_a_task_does_nothing_to_this_process_or_to_the_next_task(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("OPFORGE_MODEL_KEY", "sk-very-secret")
-    mark = tmp_path / "mark"
-    bad = f"""
+    bad = """
 import os, torch
-open({str(mark)!r}, "a").write(str("OPFORGE_MODEL_KEY" in os.environ))
+assert "OPFORGE_MODEL_KEY" not in os.environ
 print("a print is no answer")
 torch.relu = torch.tanh
 os.environ["LEFT"] = "behind"
@@ -162,13 +161,14 @@ def get_inputs():
     return [torch.rand(4, 8)]
 """
     (tmp_path / "1_bad.py").write_text(bad)
-    (tmp_path / "2_good.py").write_text(bad.split("open(")[0] + "class" + bad.split("class")[1].replace("tanh", "relu"))
+    (tmp_path / "2_good.py").write_text(
+        bad.split("assert")[0] + "class" + bad.split("class")[1].replace("tanh", "relu")
+    )
     before = torch.relu
     assert "tanh" in read_task(tmp_path / "1_bad.py", "bad").formula.text
     assert torch.relu is before
     assert "LEFT" not in os.environ
     assert "relu" in read_task(tmp_path / "2_good.py", "good").formula.text
-    assert set(mark.read_text()) <= set("False")
     assert "a print is no answer" not in capfd.readouterr().out
 
 

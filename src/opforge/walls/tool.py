@@ -52,7 +52,7 @@ def behind_walls(
     folder: Path,
     *,
     writable: Sequence[Path] = (),
-    readable: Sequence[Path] = (),
+    readable: Sequence[Path] | None = (),
     hidden: Sequence[Path] = (),
     memory_bytes: int | None = None,
     processor_s: int = PROCESSOR_S,
@@ -60,12 +60,15 @@ def behind_walls(
     """The command line that shuts itself in and becomes `command`.
 
     folder    the tool's own, for its temporary files
-    writable  where else it may write; readable: what it may read besides its toolchain and those
+    writable  where else it may write; readable: what it may read besides its toolchain and those (None: all)
     """
     words = [str(word) for word in command]
     given = [
         *(f"writable={path.absolute()}" for path in (folder, *writable)),
-        *(f"readable={path.absolute()}" for path in (*places.of_toolchain(words[0]), *readable)),
+        *(
+            f"readable={path.absolute()}"
+            for path in ((*places.of_toolchain(words[0]), *readable) if readable is not None else ())
+        ),
         *(f"hidden={path.absolute()}" for path in hidden),
         f"memory_bytes={_memory() if memory_bytes is None else memory_bytes}",
         f"processor_s={processor_s}",

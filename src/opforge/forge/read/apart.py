@@ -2,7 +2,8 @@
 
 One process imports torch and runs nothing; each question is answered in a fork of it, which ends. Nothing that a task's
 file does to its process (globals, patches, threads) reaches this one, or the next task. The environment's keys are not
-passed on. It is no jail: a task's file may read and write what its user may.
+passed on. The process stands behind walls (walls.tool): it has no network, sees no other process and writes to a folder
+of its own alone. It reads what its user may, since a task may lie anywhere.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import json
 import os
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from opforge.core.language.errors import UsageError
 from opforge.runner.walls.sandbox import environment_for_workers
+from opforge.walls import tool
 
 LIMIT_S = 120.0
 """Wall seconds of one question: a trace takes one or two."""
@@ -34,7 +39,10 @@ ON_THE_WAY_S = 5.0
 """A fork and an answer's way take a tenth of a second."""
 
 _lock = threading.Lock()
+SERVER_S = 3600
+"""Processor seconds of the process that is forked from: importing takes ten."""
 _server: subprocess.Popen[bytes] | None = None
+_folder = ""
 
 
 def apart(function: Callable[..., Any], *arguments: Any, limit_s: float = LIMIT_S) -> Any:
@@ -72,14 +80,14 @@ def _what(arguments: tuple[Any, ...]) -> str:
 
 
 def _running() -> subprocess.Popen[bytes]:
-    global _server
+    global _server, _folder
     if _server is None or _server.poll() is not None:
-        environment = environment_for_workers(os.environ.items()) | {
-            name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ
-        }
+        _folder = tempfile.mkdtemp(prefix="opforge-apart-")
+        environment = environment_for_workers(os.environ.items()) | {"HOME": _folder, "TMPDIR": _folder}
+        command = [sys.executable, "-P", "-m", "opforge.forge.read.apart"]
         # -P keeps the working directory off the module path
         _server = subprocess.Popen(
-            [sys.executable, "-P", "-m", "opforge.forge.read.apart"],
+            tool.behind_walls(command, Path(_folder), readable=None, memory_bytes=0, processor_s=SERVER_S),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -119,6 +127,7 @@ def _end() -> None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         _server = None
+        shutil.rmtree(_folder, ignore_errors=True)
 
 
 def _answered(question: dict[str, Any]) -> dict[str, Any]:
