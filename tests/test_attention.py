@@ -114,7 +114,8 @@ def test_gradients_of_one_head_after_another_are_those_of_all(monkeypatch):
         assert torch.allclose(parts.typical, bounds[name].typical, rtol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [False, True])
+# causal is asked through torch.compile too
+@pytest.mark.parametrize("causal", [False, pytest.param(True, marks=pytest.mark.campaign)])
 def test_autograd_of_the_function_is_that_of_pytorchs(front_door, causal):
     """Grouped heads, lengths apart; also through torch.compile, in one graph."""
     from opforge import ops

@@ -101,7 +101,7 @@ def folder(tmp_path_factory):
 KERNELS = ["triton_splitkv", "cpp_blocked", "cuda_splitkv", "torch_definition"]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [pytest.param(KERNELS[0], marks=pytest.mark.campaign), *KERNELS[1:]], ids=KERNELS)
 def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(kernel, folder):
     """Several parts, other neighbours, and a table with room for more."""
     lengths = [530, 3, 0, 300]

@@ -17,7 +17,7 @@ REGISTRY = load([])
     ("operator", "kernel", "times"),
     [
         ("attention", "cpp_blocked", 50),
-        ("attention", "cpp_twokernels", 20),
+        pytest.param("attention", "cpp_twokernels", 20, marks=pytest.mark.campaign),
         ("attention_backward", "torch_definition", 50),
         ("attention_varlen_backward", "torch_definition", 20),
     ],

@@ -57,7 +57,9 @@ def folder(tmp_path_factory):
     return renamed(OPERATOR, tmp_path_factory.mktemp("home") / "attention_varlen_copy")
 
 
-@pytest.mark.parametrize("kernel", ["triton_varlen", "cpp_blocked", "torch_eager"])
+@pytest.mark.parametrize(
+    "kernel", ["triton_varlen", pytest.param("cpp_blocked", marks=pytest.mark.campaign), "torch_eager"]
+)
 def test_a_sequence_does_not_change_with_its_neighbours(kernel, folder):
     """Other numbers, NaN among them, in every other sequence: the same bits in this one."""
     tensors = given(QUERIES, KEYS, torch.float32)

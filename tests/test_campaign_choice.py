@@ -42,7 +42,7 @@ def graph():
         ("src/opforge/device/include/opforge/attention/wgmma_fp8.h", "test_attention_fp8_emulated.py::"),
         ("src/opforge/device/include/opforge/gemm/wgmma/sink.h", "test_wgmma_emulated.py::"),
         ("src/opforge/tuning/resume.py", "test_resume.py::"),
-        ("src/opforge/forge/write_ascendc.py", "test_ascendc.py::"),
+        ("src/opforge/forge/write/ascendc_file.py", "test_ascendc.py::"),
         ("src/opforge/inspect/offline.py", "test_inspect.py::"),
         ("scripts/trust_parts.py", "test_trust.py::test_measured_figures"),
         ("tests/redteam/cheats.py", "test_redteam.py::"),
@@ -62,7 +62,7 @@ def test_a_planted_change_is_asked_by_the_campaign_that_notices_it(graph, campai
 def test_the_nearest_come_first_the_others_in_turn_and_seconds_bound_both():
     """What a change does not reach is asked too, sooner or later, and a landing of everything takes no longer."""
     tests = [f"tests/test_a.py::test_{number}" for number in range(90)]
-    near = {tests[5]: (2, 10), tests[6]: (1, 50), tests[7]: (1, 9)}
+    near = {tests[5]: (2, False, 10), tests[6]: (1, True, 50), tests[7]: (1, True, 9)}
     choice = choose(tests, near, dict.fromkeys(tests, 2.0), "a", budget_s=100.0)
     assert choice.chosen[:3] == (tests[7], tests[6], tests[5]) and choice.reached == 3
     assert choice.seconds == 64.0 and len(choice.chosen) == 32
@@ -70,7 +70,7 @@ def test_the_nearest_come_first_the_others_in_turn_and_seconds_bound_both():
     assert choice == choose(tests, near, dict.fromkeys(tests, 2.0), "a", budget_s=100.0)
     turns = [choose(tests, near, dict.fromkeys(tests, 2.0), f"commit {turn}", 100.0).chosen for turn in range(20)]
     assert set().union(*turns) == set(tests)
-    everything = choose(tests, dict.fromkeys(tests, (1, 1)), dict.fromkeys(tests, 2.0), "a", budget_s=60.0)
+    everything = choose(tests, dict.fromkeys(tests, (1, True, 1)), dict.fromkeys(tests, 2.0), "a", budget_s=60.0)
     assert everything.seconds == 60.0 and everything.left
 
 

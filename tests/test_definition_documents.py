@@ -168,7 +168,7 @@ def run(path: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(path), *words], capture_output=True, text=True, timeout=300, check=False)
 
 
-@pytest.mark.parametrize("kind", ["triton", "baseline"])
+@pytest.mark.parametrize("kind", [pytest.param("triton", marks=pytest.mark.campaign), "baseline"])
 def test_the_functions_of_a_folder_run_on_their_own(kind, tmp_path):
     generate(load(), from_formula("gated", "out = silu(x[*lead, cols] * s[cols]) * a", {"a": 0.5}), tmp_path)
     path = tmp_path / "gated" / f"gated_{kind}.py"

@@ -137,6 +137,7 @@ def formulas(draw):
     return "\n".join(lines), parameters
 
 
+@pytest.mark.campaign
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(formulas(), st.lists(st.integers(33, 5000), min_size=4, max_size=4, unique=True))
 def test_sixty_definitions_are_tasks_and_come_back(tmp_path, drawn, sizes):

@@ -175,7 +175,9 @@ def test_a_finding_makes_the_verdict_broken(guest, stand_in):
     ("source", "words"),
     [
         ("def run(x, bias):\n    raise RuntimeError('launch failed')\n", "launch failed"),
-        ("import os\n\n\ndef run(x, bias):\n    os._exit(3)\n", "ended with status 3"),
+        pytest.param(
+            "import os\n\n\ndef run(x, bias):\n    os._exit(3)\n", "ended with status 3", marks=pytest.mark.campaign
+        ),
     ],
     ids=["raises", "exits"],
 )

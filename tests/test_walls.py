@@ -202,7 +202,7 @@ def run(x):
     ("body", "name"),
     [
         ("run", "torch_guest"),
-        ("triton", "triton_guest"),
+        pytest.param("triton", "triton_guest", marks=pytest.mark.campaign),
         # Dynamo follows the loop while it traces, before Inductor is asked
         pytest.param("run", "torch_compile_guest", marks=pytest.mark.campaign),
     ],
