@@ -23,8 +23,8 @@ hold a lock.
 def raise_around(writable: Sequence[Path], scratch: Path, guards: Guards, covered: Sequence[Path] = ()) -> int:
     """Shut this process in, for good; the version of Landlock that confines what it writes and reads, 0 for none.
 
-    covered   the kernel's file, then what else its hash covers: of users' files these alone can be read. Without
-              Landlock nothing but these is seen in the kernel's folder
+    covered   the kernel's file, then what else its hash covers: of users' files these alone can be read, and
+              nothing but these is seen in the kernel's folder, which may lie where Python looks for modules
 
     The order matters: mounting needs the privileges that are given up after it, and a filter would refuse what the
     others need.
@@ -33,7 +33,7 @@ def raise_around(writable: Sequence[Path], scratch: Path, guards: Guards, covere
     own_processes = guards.own_processes and os.getppid() == 0
     if guards.read_only:
         hidden = [Path(name) for name in os.environ.get(HIDDEN, "").split(os.pathsep) if name]
-        mounts.read_only(writable, hidden, scratch.parent, _shown(covered) if guards.reads and not full else None)
+        mounts.read_only(writable, hidden, scratch.parent, _shown(covered) if guards.reads else None)
     version = (
         landlock.confine(
             writable,
