@@ -192,3 +192,18 @@ def test_both_readmes_say_the_same():
         )
     links = [set(re.findall(r"\]\(([^)]+)\)", text)) - {"README.md", "README.zh-CN.md"} for text in (english, chinese)]
     assert links[0] == links[1]
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_first_tables_speed_up_is_over_a_time_that_it_shows(page):
+    """1.13 was Liger's time over ours, under the words "the better of the two", which were two others."""
+    text = (ROOT / page).read_text(encoding="utf-8").split("--lead")[1].split("<!-- end -->")[0]
+    rows = [[cell.strip(" *") for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    head, _, *rows = rows
+    ours, gain = head.index("opforge"), head.index("speed-up")
+    assert len(rows) > 5
+    for row in rows:
+        shown = [float(cell.split()[0]) for cell in row[2:ours] if cell != "–"]
+        assert {cell.split()[1] for cell in row[2 : ours + 1] if cell != "–"} == {"us"}
+        # the ratio is of pairs, the times are medians
+        assert min(shown) / float(row[ours].split()[0]) == pytest.approx(float(row[gain].rstrip("x")), rel=0.03)
