@@ -66,6 +66,10 @@ def test_what_was_not_asked_is_not_called_caught():
     found[f"{second} caught"] = {"holds": False, "words": "the cheat itself does not work here"}
     told, whole = gpu_lanes.report(found, chosen, [], 0.0)
     assert not whole and f"through: {second}: the cheat itself" in told
+    (cold,) = [cheat for cheat in cheats(HOME) if cheat.mode == "cold"]
+    entry = {f"{cold.operator}/{cold.name} cold": {"holds": False, "words": "9.9 us with the guard"}}
+    told, whole = gpu_lanes.report(entry, [cold], [], 0.0)
+    assert not whole and f"through: {cold.operator}/{cold.name}: 9.9 us with the guard" in told
     assert gpu_lanes.DEFECT.search("Broken: CompilationFailed: The compiler refused the source")
 
 

@@ -259,6 +259,7 @@ def report(
     """The table, and whether all is as it has to be."""
     met, silent, needed, missing = [], [], 0, []
     no_need: dict[str, str] = {}
+    told: dict[str, str] = {}
     for cheat in chosen:
         place = f"{cheat.operator}/{cheat.name}"
         up = found.get(f"{place} cold" if cheat.mode == "cold" else f"{place} caught")
@@ -266,6 +267,7 @@ def report(
         if up is None:
             silent.append(place)
         else:
+            told[place] = str(up["words"])
             met.append(Met(catalogue=cheat.catalogue, name=place, caught=bool(up["holds"])))
         if down is None:
             missing.append(place)
@@ -276,7 +278,7 @@ def report(
     refused = [task.name for task in honest if (entry := found.get(task.key())) is not None and not entry["holds"]]
     unasked = [task.name for task in honest if task.key() not in found]
     lines = [by_family(met)] if met else []
-    lines += [f"  through: {item.name}: {found[item.name + ' caught']['words']}" for item in met if not item.caught]
+    lines += [f"  through: {item.name}: {told[item.name]}" for item in met if not item.caught]
     lines += [
         f"cheats: {len(chosen)}; asked {len(met)}, caught {sum(item.caught for item in met)}; guards needed {needed}",
         f"guard not needed: {', '.join(no_need) or 'none'}",

@@ -19,6 +19,9 @@ class Event:
     def record(self):
         self.real.record()
 
+    def query(self):
+        return self.real.query()
+
     def elapsed_time(self, other):
         return self.real.elapsed_time(other.real) / 20
 
