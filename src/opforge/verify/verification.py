@@ -31,7 +31,16 @@ from opforge.runner import Worker, WorkerDied
 from opforge.runner.wire.messages import Release
 from opforge.runner.worker.launch import LIBRARY
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase, Undefined, key_of
-from opforge.verify.cases.declared_cases import again, declared, fenced, longest
+from opforge.verify.cases.declared_cases import (
+    CROSSED,
+    CROSSED_EMULATED,
+    again,
+    crossed,
+    declared,
+    fenced,
+    long_random,
+    longest,
+)
 from opforge.verify.cases.hidden import DEFAULT, EXACT, Effort, elements, reduced
 from opforge.verify.explain.cause import from_lengths, from_widths
 from opforge.verify.explain.shrink import shrink
@@ -234,6 +243,11 @@ class _Run:
         yield from longest(operator, implementation, dtype, draw)
         yield from again(operator, implementation, dtype, self.refused_cases, checked, draw)
         yield from declared(operator, implementation, [item.case for item in self.checked], dtype)
+        emulated = isinstance(backend(implementation.backend).execution_mode(self.bench.device), Emulated)
+        count = CROSSED_EMULATED if emulated else CROSSED
+        yield from crossed(operator, implementation, dtype, [item.case for item in self.checked], draw, count)
+        if not emulated:
+            yield from long_random(operator, implementation, dtype, [item.case for item in self.checked])
 
     def _case(self, prepared: PreparedCase, share: float) -> Verdict | None:
         self.progress(prepared.case)

@@ -15,6 +15,7 @@ from opforge.core.definition.shapes import full_shape
 from opforge.core.language.errors import unknown
 from opforge.core.language.expr import evaluate
 from opforge.runner.worker.arena import PLACES, Arena, Slot
+from opforge.runner.worker.block_values import blocked_values, low_values
 
 FLOAT16_LARGEST = DTYPES["float16"].largest
 
@@ -332,6 +333,10 @@ DISTRIBUTIONS: dict[str, Callable[[tuple[int, ...], float, Any], Any]] = {
     "special": _special,
     "scattered": _scattered,
     "masked": _masked,
+    "low": lambda shape, largest, generator: low_values(shape, largest, _normal(shape, largest, generator), generator),
+    "blocks": lambda shape, largest, generator: blocked_values(
+        shape, largest, _normal(shape, largest, generator), generator
+    ),
 }
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from opforge.core.definition.implementation import Accepted, Implementation
-from opforge.core.definition.operator import Case, Operator, Workload
+from opforge.core.definition.operator import Case, Operator, ScalarValue, Workload
 from opforge.core.definition.shapes import AxisValue, tokens
 from opforge.core.language.errors import UsageError
 from opforge.verify.cases.hidden import LARGEST_AXIS, elements, leading_axis
@@ -57,8 +59,11 @@ def fenced(operator: Operator, own: Sequence[Case]) -> Iterator[Case]:
 
 
 def declared(operator: Operator, implementation: Implementation, checked: Sequence[Case], dtype: str) -> Iterator[Case]:
-    """A case for each layout that the implementation declares, and that none of the checked ones has."""
-    seen = {case.layout for case in checked if elements(operator, case)}
+    """A case for each layout that the implementation declares, at a shape that it was right for when it was contiguous:
+    what was kept of that call by its shape alone is wrong now. None where such a pair was checked.
+    """
+    plain = [case.axes for case in checked if case.layout == "contiguous" and elements(operator, case)]
+    seen = {case.layout for case in checked if elements(operator, case) and case.axes in plain}
     wanted = [layout for name in implementation.layouts for layout in DECLARED.get(name, ()) if layout not in seen]
     for layout in wanted:
         for case in _taken(operator, implementation, dtype, checked):
@@ -71,6 +76,118 @@ def declared(operator: Operator, implementation: Implementation, checked: Sequen
                 why=f"{implementation.name} declares that it reads it",
             )
             break
+
+
+CROSSED_ELEMENTS = 1 << 13
+CROSSED, CROSSED_EMULATED = 6, 2
+"""Cases that cross options, at most: each has as many together as are taken, so that few hold most pairs."""
+TOGETHER = 5
+"""Options in one of them: of more, one hides what another does."""
+
+
+def crossed(
+    operator: Operator,
+    implementation: Implementation,
+    dtype: str,
+    checked: Sequence[Case],
+    draw: random.Random,
+    count: int = CROSSED,
+) -> Iterator[Case]:
+    """Options that no checked case has together, as the operator's own cases have each, until every pair that the
+    implementation takes stood in one, or `count` cases are made.
+    """
+    own = [case for case in operator.cases if case.dtype in (None, dtype) and elements(operator, case)]
+    values = [operator.scalar_values(case.scalars) for case in own]
+    plain = {name: Counter(each[name] for each in values).most_common(1)[0][0] for name in (values or [{}])[0]}
+
+    def given(case: Case) -> set[str]:
+        return {name for name, value in operator.scalar_values(case.scalars).items() if plain.get(name) != value}
+
+    options: dict[str, list[ScalarValue]] = {}
+    for name in sorted({name for case in own for name in given(case)}):
+        options[name] = sorted({each[name] for each in values if each[name] != plain[name]}, key=repr)
+    seen = {pair for case in checked for pair in itertools.combinations(sorted(given(case)), 2)}
+    left = [pair for pair in itertools.combinations(sorted(options), 2) if pair not in seen]
+    draw.shuffle(left)
+    shapes = sorted(
+        (case for case in own if case.distribution == "normal" and elements(operator, case) <= CROSSED_ELEMENTS),
+        key=lambda case: abs(elements(operator, case) - CROSSED_ELEMENTS // 4),
+    )
+    made = 0
+    while left and made < count:
+        chosen = {name: draw.choice(options[name]) for name in left.pop()}
+        base = _shape_for(operator, implementation, dtype, shapes, chosen)
+        if base is None:
+            continue
+        # what is in a pair that is left comes first
+        wanted = dict.fromkeys(name for pair in draw.sample(left, len(left)) for name in pair)
+        for name in wanted:
+            if len(chosen) < TOGETHER and name not in chosen:
+                more = {**chosen, name: draw.choice(options[name])}
+                wider = _shape_for(operator, implementation, dtype, [base], more)
+                chosen, base = (more, wider) if wider is not None else (chosen, base)
+        left = [pair for pair in left if not set(pair) <= set(chosen)]
+        made += 1
+        words = "_".join(f"{name}_{value}" for name, value in sorted(chosen.items()))
+        yield dataclasses.replace(
+            base, name=f"crossed_{words}", why="options that no case has together", seed=None, pattern=0
+        )
+
+
+def _shape_for(
+    operator: Operator,
+    implementation: Implementation,
+    dtype: str,
+    shapes: Sequence[Case],
+    chosen: Mapping[str, ScalarValue],
+) -> Case | None:
+    """The first of these cases whose axes may have the options; with them."""
+    for case in shapes:
+        scalars = {**case.scalars, **chosen}
+        try:
+            axes = operator.completed(case.axes, operator.scalar_values(scalars))
+        except (UsageError, ArithmeticError, IndexError, TypeError):
+            continue
+        trial = dataclasses.replace(case, axes=axes, scalars=scalars)
+        if elements(operator, trial) and _accepts(operator, implementation, dtype, trial):
+            return trial
+    return None
+
+
+RANDOM = "seed"
+"""The parameter of an operator that draws."""
+LONG_RANDOM = 280_000
+"""Elements of its longest case: a mask whose counter has 18 bits begins again after 262,144."""
+
+
+def long_random(
+    operator: Operator, implementation: Implementation, dtype: str, checked: Sequence[Case]
+) -> Iterator[Case]:
+    """For an operator that draws: a case of more elements than a mask has that repeats itself."""
+    if RANDOM not in operator.scalar_values({}):
+        return
+    drawn = [case for case in checked if case.scalars.get(RANDOM) is not None and elements(operator, case)]
+    for case in sorted(drawn, key=lambda case: (case.distribution != "normal", -elements(operator, case))):
+        for name in operator.free_axes:
+            value = case.axes[name]
+            size = math.prod(value) if isinstance(value, tuple) else value
+            wanted = -(-LONG_RANDOM * size // elements(operator, case)) + 37
+            try:
+                axes = operator.completed(
+                    {**case.axes, name: (wanted,) if isinstance(value, tuple) else wanted},
+                    operator.scalar_values(case.scalars),
+                )
+            except (UsageError, ArithmeticError, IndexError, TypeError):
+                continue
+            trial = dataclasses.replace(
+                case, name=f"long_random_{name}", axes=axes, why="a mask that repeats itself", layout="contiguous",
+                distribution="normal", seed=None, pattern=0,
+            )  # fmt: skip
+            if LONG_RANDOM <= elements(operator, trial) <= 4 * LONG_RANDOM and _accepts(
+                operator, implementation, dtype, trial
+            ):
+                yield trial
+                return
 
 
 def again(

@@ -15,10 +15,12 @@ from opforge.verify.oracle.expectation import Expectation, Truth
 
 SCATTERED = "scattered"
 """What "special" has, wherever: asked of operators with a special case of their own."""
+LOW, BLOCKS = "low", "blocks"
+"""Rows and parts of rows that are very low; that are -inf or NaN, asked as `SCATTERED` is."""
 NARROWER = {"scaled": "scaled_half", "scaled_half": "scaled_quarter"}
 """What is asked instead where float32 cannot bear a distribution: squares of 2^111 overflow, squares of 2^47 and cubes
 of 2^31 do not, with room for thousands of terms."""
-EXTREMES = ("zeros", "ones", "float16_range", "exponents", "scaled", *NARROWER.values(), SCATTERED)
+EXTREMES = ("zeros", "ones", "float16_range", "exponents", "scaled", *NARROWER.values(), SCATTERED, LOW, BLOCKS)
 """Distributions that every operator is asked about, where the reference in float32 stays within its own bound: squares
 of 1e30
 overflow in every honest kernel, and a bound is not meant to hold there."""

@@ -19,7 +19,7 @@ from opforge.core.definition.operator import Case, Operator
 from opforge.core.definition.shapes import AxisValue, tokens
 from opforge.core.definition.tensors import shapes_of
 from opforge.core.language.errors import UsageError
-from opforge.verify.cases.extreme_values import EXTREMES, NARROWER, SCATTERED
+from opforge.verify.cases.extreme_values import BLOCKS, EXTREMES, LOW, NARROWER, SCATTERED
 
 ZERO_SIZE = 0.10
 NOT_CONTIGUOUS = 0.08
@@ -38,7 +38,7 @@ GENERAL = (
     "sparse",
     "skewed",
     "twins",
-    *(kind for kind in EXTREMES if kind not in (SCATTERED, *NARROWER.values())),
+    *(kind for kind in EXTREMES if kind not in (SCATTERED, BLOCKS, *NARROWER.values())),
 )
 """Distributions that every operator must bear. "large", "tiny", "offset", "constant_rows" and "special" are drawn only
 where
@@ -116,7 +116,7 @@ HUGE = ("large", "special")
 def distributions(operator: Operator, dtype: str) -> tuple[str, ...]:
     """The distributions that hidden cases of this dtype draw from."""
     own = {case.distribution for case in operator.cases if case.dtype in (None, dtype)}
-    return tuple(dict.fromkeys((*GENERAL, *sorted(own), *((SCATTERED,) if "special" in own else ()))))
+    return tuple(dict.fromkeys((*GENERAL, *sorted(own), *((SCATTERED, BLOCKS) if "special" in own else ()))))
 
 
 def elements(operator: Operator, case: Case) -> int:
@@ -191,7 +191,9 @@ def hidden_cases(
     """
     draw = source or random.SystemRandom()
     own = [case for case in operator.cases if case.dtype in (None, dtype)] or [Case(name="", axes={}, why="")]
-    kinds = [kind for kind in distributions(operator, dtype) if kind not in ("exponents", "scaled", SCATTERED)]
+    kinds = [
+        kind for kind in distributions(operator, dtype) if kind not in ("exponents", "scaled", SCATTERED, BLOCKS, LOW)
+    ]
     draw.shuffle(kinds)
     plain = [kind for kind in kinds if kind not in HUGE][: len(PLACES)]
     rest = [kind for kind in kinds if kind not in plain]
@@ -203,7 +205,9 @@ def hidden_cases(
     kinds, layouts_of_first = [], []
     if any(case.distribution == "special" for case in own):
         # before all others: an own case's NaN is where it is, and whoever knows that lets that one through
-        kinds, layouts_of_first = [SCATTERED], ["contiguous"]
+        kinds, layouts_of_first = [SCATTERED, BLOCKS], ["contiguous"] * 2
+    kinds.append(LOW)
+    layouts_of_first.append("contiguous")
     for turn in range(len(PLACES)):
         if turn < len(first):
             kinds.append(first[turn])
@@ -220,7 +224,7 @@ def hidden_cases(
     ]
     zeros = round(count * ZERO_SIZE)
     irregular = round(count * NOT_CONTIGUOUS)
-    count += bool(count) and SCATTERED in kinds
+    count += bool(count) * (kinds.index(LOW) + 1)
     cases: list[Case] = []
     for number in range(count):
         empty = number >= count - zeros
@@ -241,12 +245,14 @@ def hidden_cases(
         layout = layouts_of_first[number] if number < len(layouts_of_first) and not empty else "contiguous"
         if count - zeros - irregular <= number < count - zeros:
             layout = draw.choice(layouts)
-        if kind in (SCATTERED, "special", "large", "offset", "tiny", "constant_rows"):
-            like = "special" if kind == SCATTERED else kind
+        if kind in (LOW, BLOCKS) and not empty:
+            sizes = _with_columns(operator, dtype, base, sizes, most_elements)
+        if kind in (SCATTERED, BLOCKS, "special", "large", "offset", "tiny", "constant_rows"):
+            like = "special" if kind in (SCATTERED, BLOCKS) else kind
             # an operator that restricts these values to some scalars says so by its own cases
             base = draw.choice([case for case in own if case.distribution == like])
             sizes = operator.completed(sizes, operator.scalar_values(base.scalars))
-            if like == "special" and not empty:
+            if like == "special" and not empty and (kind != BLOCKS or leading_axis(operator) is None):
                 # which rows and columns a NaN reaches depends on the shape: the definition's own shape was chosen for
                 # it
                 sizes = dict(base.axes)
@@ -401,6 +407,26 @@ def _with_rows(
         if sizes is not None and found > reached:
             best, reached = sizes, found
     return best
+
+
+COLUMNS = (160, 200, 97)
+"""Columns of rows whose first or last part is low or -inf: more than one block of most kernels."""
+SOME_ROWS = 12
+
+
+def _with_columns(
+    operator: Operator, dtype: str, base: Case, axes: dict[str, AxisValue], most: int
+) -> dict[str, AxisValue]:
+    """Axes with some rows of several blocks, where an operator has rows; else these."""
+    lead, shape = leading_axis(operator), tokens(operator.inputs[0].shape)
+    if lead is None or len(shape) != 2 or shape[1] not in operator.free_axes:
+        return axes
+    for columns in COLUMNS:
+        changed = {**axes, lead: (SOME_ROWS,), shape[1]: columns}
+        fitting = _fitting(operator, dtype, base, changed, most, empty=False)
+        if fitting is not None:
+            return fitting
+    return axes
 
 
 def leading_axis(operator: Operator) -> str | None:

@@ -44,7 +44,7 @@ ZERO_POINT = 256.0
 TOGETHER = 3
 """Roundings of a reference up to which every choice of sides is tried; of more each alone, and all at once."""
 MOST = 16
-KEPT = 1 << 20
+KEPT = 1 << 16
 """Elements of an output up to which alternatives are kept, and every choice of sides is tried."""
 FIELD = 4
 """Bits of one value where several stand in one whole number, unless the definition says otherwise."""
