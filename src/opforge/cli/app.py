@@ -137,10 +137,10 @@ class Verb(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except BadOptionUsage as error:
-            if error.ctx is None:
-                error.ctx = ctx
-                error.message += f" Write one behind it; see: {ctx.command_path} -h"
-            raise
+            if error.ctx is not None:
+                raise
+            further = f"{error.message} Write one behind it; see: {ctx.command_path} -h"
+            raise BadOptionUsage(error.option_name, further, ctx=ctx) from error
 
 
 def command_line(words: Sequence[str] = ()) -> typer.Typer:
