@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -73,9 +74,13 @@ def test_pages_and_lengths_are_checked_on_the_host(backend):
     assert kernel(*cache(), *UNSEEN)[0].isfinite().all()
 
 
-def check_pages(backend, dtype):
+def check_pages(backend, dtype, device="cpu"):
     """The first sequence is NaN, the second what it is."""
-    kernel = get_kernel(backend, "attention_decode")
+    raw = get_kernel(backend, "attention_decode")
+
+    def kernel(*tensors, **how):
+        return raw(*(tensor.to(device) for tensor in tensors), **how)
+
     for invariant in (False, True):
         right = kernel(*cache(dtype), TABLE, LENGTHS, batch_invariant=invariant)
         assert right[0].isfinite().all()
@@ -92,11 +97,17 @@ def test_cuda_reads_no_page_that_is_not_there():
     check_pages("cuda", torch.float16)
 
 
-def check_triton():
+def on(device, kernel, *tensors):
+    return tuple(result.cpu() for result in kernel(*(tensor.to(device) for tensor in tensors)))
+
+
+def check_triton(device="cpu"):
     """What kernels for a GPU do, whose offsets nobody reads on the host."""
-    check_pages("triton", torch.float32)
+    check_pages("triton", torch.float32, device)
     q, k, v = packed()
-    forward, backward = get_kernel("triton", "attention_varlen"), get_kernel("triton", "attention_varlen_backward")
+    forward, backward = (
+        partial(on, device, get_kernel("triton", name)) for name in ("attention_varlen", "attention_varlen_backward")
+    )
     out, lse = forward(q, k, v, *GOOD)
     right = get_kernel("torch", "attention_varlen")(q, k, v, *GOOD)
     torch.testing.assert_close((out, lse), right)
@@ -118,6 +129,27 @@ def test_triton_reads_and_writes_no_row_that_is_not_there():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, __file__], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
+
+
+def test_gradients_of_packed_sequences_on_tensor_cores():
+    """Emulated: two sequences and a row of none, several blocks of keys, and offsets that say nothing."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(rows, heads, 64).half() for rows, heads in ((90, 2), (140, 1), (140, 1)))
+    offsets, how = (numbers(0, 70, 70, 89), numbers(0, 30, 60, 140)), {"causal": True, "alignment": "bottom_right"}
+    out, lse = get_kernel("torch", "attention_varlen", "torch_definition")(q, k, v, *offsets, **how)
+    given = (q, k, v, out, lse, torch.randn_like(out), torch.randn_like(lse))
+    kernel = get_kernel("cuda", "attention_varlen_backward")
+    right = get_kernel("torch", "attention_varlen_backward")(*given, *offsets, **how)
+    torch.testing.assert_close(kernel(*given, *offsets, **how), right, rtol=4e-3, atol=4e-3)
+    assert kernel(*given, numbers(0, 70, 60, 89), offsets[1])[0].isnan().all()
+    dk = kernel(*given, offsets[0], numbers(0, 30, 60, 141))[1]
+    assert dk.isnan().all()
+
+
+@pytest.mark.gpu
+def test_no_memory_outside_on_a_gpu():
+    check_pages("cuda", torch.float16, "cuda")
+    check_triton("cuda")
 
 
 if __name__ == "__main__":

@@ -142,5 +142,5 @@ operator = Operator(
         Case(name="transposed", axes=varlen_axes(4, 70, 90, 2, 1, 32), layout="transposed", why="dims lie apart"),
     ),
     workloads=VARLEN_WORKLOADS,
-    implementations=("triton_twokernels", "torch_definition"),
+    implementations=("cuda_mma", "triton_twokernels", "torch_definition"),
 )
