@@ -78,7 +78,7 @@ DEFAULT = Effort(
     emulated_elements=1 << 11,
     own=True,
     seconds=2.0,
-    least_hidden=8,
+    least_hidden=10,
     repeats=300,
     shrink_s=4.0,
 )
@@ -205,16 +205,17 @@ def hidden_cases(
     kinds, layouts_of_first = [], []
     if any(case.distribution == "special" for case in own):
         # before all others: an own case's NaN is where it is, and whoever knows that lets that one through
-        kinds, layouts_of_first = [SCATTERED, BLOCKS], ["contiguous"] * 2
-    kinds.append(LOW)
-    layouts_of_first.append("contiguous")
+        kinds, layouts_of_first = [SCATTERED], ["contiguous"]
     for turn in range(len(PLACES)):
         if turn < len(first):
             kinds.append(first[turn])
             layouts_of_first.append("fenced" if turn < FENCED else "contiguous")
         kinds += plain[turn : turn + 1]
         layouts_of_first += places[turn : turn + 1]
-    kinds += rest
+    together = [BLOCKS, LOW] if SCATTERED in kinds else [LOW]
+    kinds += together
+    layouts_of_first += ["contiguous"] * len(together)
+    kinds += [kind for kind in rest if kind not in together]
     # channels last means something for four axes; elsewhere it would be one more contiguous case
     layouts = [
         layout
@@ -224,7 +225,7 @@ def hidden_cases(
     ]
     zeros = round(count * ZERO_SIZE)
     irregular = round(count * NOT_CONTIGUOUS)
-    count += bool(count) * (kinds.index(LOW) + 1)
+    count += bool(count) * (len(together) + (SCATTERED in kinds))
     cases: list[Case] = []
     for number in range(count):
         empty = number >= count - zeros
