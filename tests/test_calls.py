@@ -5,12 +5,15 @@ import os
 import pydoc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import opforge
 from opforge import ops
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def fp8(*shape):
@@ -180,3 +183,13 @@ def test_verified_kernels_are_called_from_four_threads(tmp_path):
     chooser = Chooser(load(), url)
     with ThreadPoolExecutor(4) as pool:
         assert set(pool.map(calls, range(4))) == {"cpp_twopass"}
+
+
+def test_the_stub_is_of_todays_definitions():
+    """`make docs` renews it; editors read it instead of the module."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from stub import stub
+    finally:
+        sys.path.pop(0)
+    assert (ROOT / "src" / "opforge" / "ops" / "__init__.pyi").read_text(encoding="utf-8") == stub()
