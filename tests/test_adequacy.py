@@ -147,7 +147,7 @@ def test_what_was_found_adequate_is_asked_again_when_shared_code_changes():
         "definition/dtypes.py",
         "oracle/expectation.py",
         "judging/elements.py",
-        "runner/worker/inputs.py",
+        "worker/inputs.py",
     } <= names
     assert "bounds/sums.py" in {
         path.relative_to(path.parents[1]).as_posix() for path in decisive(load().operator("rmsnorm").folder / "op.py")

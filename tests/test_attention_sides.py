@@ -300,7 +300,7 @@ def test_compiled_and_batched_calls_are_given_what_stands_beside(front_door):
         ({"key_lengths": torch.ones(BATCH, dtype=torch.int64)}, "key_lengths as int32"),
         ({"mask": torch.ones(BATCH, 1, QUERIES, KEYS, dtype=torch.bool)}, "mask has 1 where"),
         ({"sinks": torch.ones(HEADS + 1)}, "sinks"),
-        ({"dropout": 1.0}, "drops_a_share"),
+        ({"dropout": 1.5}, "drops_a_share"),
         ({"dropout": -0.5}, "drops_a_share"),
         ({"offset": 2**32}, "offset_is_a_word"),
     ],

@@ -126,6 +126,7 @@ def test_a_hopeless_time_is_audited_briefly_and_only_beside_one_that_stands(monk
                 point=SimpleNamespace(implementation=SimpleNamespace(name=name, backend=name.split("_")[0])),
                 candidates=lambda name=name: [SimpleNamespace(name=name, terms="call")],
                 proof=proof,
+                worker=SimpleNamespace(struck=lambda: None),
             )
             for name in reversed(names)
         ]

@@ -376,7 +376,7 @@ def test_what_has_not_changed_is_told_by_what_a_bench_records(home, tmp_path, mo
 
 def test_a_home_in_another_repository_than_opforge_is_unchanged_too(tmp_path, monkeypatch):
     """git was asked for the home's commit in opforge's repository, which has no such one: all was measured again."""
-    import opforge
+    from opforge.gate import remeasure
     from opforge.gate.remeasure import _same_since
     from opforge.machine import environments
 
@@ -390,7 +390,7 @@ def test_a_home_in_another_repository_than_opforge_is_unchanged_too(tmp_path, mo
             ["-c", "user.name=t", "-c", "user.email=t@example.org", "commit", "-q", "-m", name],
         ):
             subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
-    monkeypatch.setattr(opforge, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(remeasure, "PACKAGE", package)
     monkeypatch.setattr(environments, "PACKAGE", package)
     facts = environments._commit(home)
     assert _same_since(facts, home, ())

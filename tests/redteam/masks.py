@@ -151,6 +151,10 @@ def planted(operator: Operator, implementation: Implementation) -> Iterator[tupl
                 )
 
 
+def _is_kernel(file: str) -> bool:
+    return file.partition("_")[0] in ("triton", "tilelang", "cuda", "cpp", "torch", "library")
+
+
 def write_home(
     folder: Path, registry: Registry, operators: Sequence[str], backends: Sequence[str], kinds: Sequence[str] = ()
 ) -> Registry:
@@ -160,7 +164,10 @@ def write_home(
     for name in operators:
         operator = registry.operator(name)
         assert operator.folder is not None
-        shutil.copytree(operator.folder, folder / name)
+        # the kernels themselves stay behind: a file beside op.py is an implementation, named or not
+        shutil.copytree(
+            operator.folder, folder / name, ignore=lambda _, names: [one for one in names if _is_kernel(one)]
+        )
         names = []
         for implementation in registry.implementations(name):
             if implementation.backend not in backends or implementation.arch:

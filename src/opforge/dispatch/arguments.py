@@ -188,6 +188,8 @@ def checked_scalars(operator: Operator, given: Mapping[str, ScalarValue]) -> dic
     values = operator.scalar_values(given)
     for scalar in operator.scalars:
         value, kind = values[scalar.name], type(scalar.default)
+        if kind is int and isinstance(value, torch.SymInt):
+            continue  # a seed of a graph in the making: PyTorch up to 2.11 traces a backward pass with it
         if kind is float and isinstance(value, Real) and not isinstance(value, bool):
             values[scalar.name] = float(value)
         elif type(value) is not kind:

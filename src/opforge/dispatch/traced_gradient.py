@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from opforge.backends import torch_private
 from opforge.core.definition.call_form import formed
 from opforge.core.definition.operator import Operator, ScalarValue
 from opforge.core.language.errors import EnvironmentLacks
@@ -26,6 +25,9 @@ DEFINITIONS: dict[str, Operator] = {}
 
 def is_traced(tensors: Sequence[Any]) -> bool:
     """Whether these tensors are those of a graph in the making."""
+    # not at the import, which registers operators and looks at no kernel
+    from opforge.backends import torch_private
+
     ordinary = (torch.Tensor, torch.nn.Parameter)
     return bool(torch_private.dispatch_modes()) and any(type(tensor) not in ordinary for tensor in tensors)
 
@@ -41,6 +43,8 @@ def _compute(
     scalars: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(said).items()
     }
+    from opforge.backends import torch_private
+
     form = formed(DEFINITIONS[operator], scalars)
     autograd = torch_private.with_autograd()
     if autograd is None:

@@ -336,7 +336,7 @@ class _Run:
                 verdict = dataclasses.replace(verdict, cause=words)
             elif (
                 verdict is not failure
-                and verdict.total < TELLING
+                and (verdict.total < TELLING or (verdict.wrong == 1 and failure.wrong > 1))
                 and verdict.law is None
                 and "without a pattern" not in failure.cause
             ):

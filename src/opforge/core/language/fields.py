@@ -28,6 +28,7 @@ EXAMPLES: Mapping[str, Mapping[str, str]] = {
         "sometimes": '("ignore_index",)',
         "domain": '"positive"',
         "ties": 'Ties(rule="first", scores="x")',
+        "rounded_to": '"int4"',
         "overwrites": '"x"',
         "optional": "True",
         "offsets": '"tokens"',
