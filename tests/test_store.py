@@ -595,11 +595,8 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     folder.mkdir()
     # pytest's own folders are closed to others
     for parent in (folder, *folder.parents):
-        if (
-            parent.stat().st_uid == os.getuid()
-            and parent != Path("/tmp")
-            and parent.is_relative_to(tmp_path.parent.parent)
-        ):
+        # the last one is the user's own folder, one higher in a session that has workers
+        if parent.stat().st_uid == os.getuid() and parent not in (Path("/tmp"), Path("/")) and "pytest" in str(parent):
             parent.chmod(0o755)
     if os.getuid() != 0:
         folder.chmod(0o555)
