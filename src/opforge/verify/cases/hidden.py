@@ -88,7 +88,7 @@ BRIEF = Effort(
     emulated_elements=1 << 9,
     own=True,
     seconds=0.5,
-    least_hidden=4,
+    least_hidden=6,
     repeats=60,
     shrink_s=2.0,
 )
