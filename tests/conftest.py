@@ -44,6 +44,23 @@ def pytest_runtest_setup(item):
     KEPT.own = item.get_closest_marker("own_servers") is not None
 
 
+@pytest.fixture(autouse=True)
+def environment_as_found(private_folders):
+    """A test that leaves opforge's variables changed would give the next one another store: it fails itself."""
+    import os
+
+    def own():
+        return {name: value for name, value in os.environ.items() if name.startswith(("OPFORGE_", "XDG_"))}
+
+    before = own()
+    yield
+    left = own()
+    for name in left.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert left == before, "the test left opforge's environment changed"
+
+
 def _forget_old(folder: Path, days: float = 1.0) -> None:
     """What compilers made for folders of earlier sessions, which are gone; kernels are kept by their text."""
     import shutil

@@ -199,7 +199,8 @@ class Field:
         self.store = self.folder / "records.sqlite"
         with contextlib.closing(sqlite3.connect(self.store)) as made, made:
             made.execute("CREATE TABLE IF NOT EXISTS kept (value)")
-        os.environ["OPFORGE_STORE"] = str(self.store)
+        self.environment = patch.dict(os.environ, {"OPFORGE_STORE": str(self.store)})
+        self.environment.start()
 
     def host(self, guards: Guards) -> Isolated:
         if guards not in self.hosts:
@@ -208,6 +209,7 @@ class Field:
         return self.hosts[guards]
 
     def close(self) -> None:
+        self.environment.stop()
         for host in self.hosts.values():
             host.close()
 
