@@ -18,8 +18,9 @@ FLOORS = {
     "verify": 4, "timing": 4, "inspect": 4, "diagnose": 4,
     "trial": 5,
     "workbench": 6, "tuning": 6, "dispatch": 6,
-    "gate": 7, "forge": 7,
-    "cli": 8, "ops": 8, "testing": 8,
+    "gate": 7, "forge": 7, "ops": 7,
+    "model": 8, "testing": 8,
+    "cli": 9,
 }  # fmt: skip
 TOOLCHAINS = {
     "torch",

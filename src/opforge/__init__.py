@@ -71,3 +71,26 @@ def get_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
     from opforge.dispatch.raw_kernel import raw_kernel
 
     return raw_kernel(backend, operation, name)
+
+
+def patch(model: Any, **options: Any) -> Any:
+    """Patch a model in place with opforge's operators, and return it (opforge.model.patch says what `options` are):
+    `opforge.patch(model, example=inputs, check=True)`.
+    """
+    from opforge.model.patch import patch
+
+    return patch(model, **options)
+
+
+def unpatch(model: Any) -> Any:
+    """Take a patch off: the model is what it was, bit for bit. Returns the model."""
+    from opforge.model.undoing import unpatch
+
+    return unpatch(model)
+
+
+def receipt(model: Any) -> Any:
+    """What a patch did to each call site of a model: `print(opforge.receipt(model))`."""
+    from opforge.model.undoing import receipt
+
+    return receipt(model)

