@@ -100,8 +100,15 @@ class Registry:
                 "holds it: opforge --home FOLDER …",
             )
         if name not in self._loaded:
-            self._loaded[name] = _load_definition(name, self.folders[name], self.folders)
+            self._loaded[name] = _load_definition(
+                name, self.folders[name], self.folders, guest=self._is_guest(self.folders[name])
+            )
         return self._loaded[name]
+
+    def _is_guest(self, folder: Path) -> bool:
+        """Whether a folder is of a home that somebody names: what is installed as a package has run its code anyway."""
+        home = next(home for home in self.homes if folder.is_relative_to(home.path))
+        return home.origin != "package" and not home.origin.startswith("entry point")
 
     def gradient_operators(self, name: str) -> tuple[Operator, ...]:
         """The operators that the definition of `name` names for its gradients; none where its reference is
@@ -242,9 +249,9 @@ def _twin(stem: str) -> str:
     return "torch_compile" if idea == "eager" else f"torch_compile_{idea}"
 
 
-def _load_definition(name: str, folder: Path, known: Collection[str]) -> Operator:
+def _load_definition(name: str, folder: Path, known: Collection[str], *, guest: bool) -> Operator:
     path = folder / "op.py"
-    module = load_module("operator", name, path)
+    module = load_module("operator", name, path, guest=guest)
     operator = getattr(module, "operator", None)
     if not isinstance(operator, Operator):
         raise UsageError(f"{path} defines no `operator = Operator(...)`. See: opforge show softmax --source")

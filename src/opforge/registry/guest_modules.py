@@ -14,11 +14,17 @@ from types import ModuleType, TracebackType
 from opforge.core.definition import operator, pipeline
 from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.core.language.fields import EXAMPLES
+from opforge.registry.definition_reach import check_reach, is_trusted
 from opforge.registry.statement_checks import get_close_matches
 
 
-def load_module(kind: str, name: str, path: Path) -> ModuleType:
-    """The module of a definition's file. Raises UsageError with what it raised, and where."""
+def load_module(kind: str, name: str, path: Path, *, guest: bool = True) -> ModuleType:
+    """The module of a definition's file. Raises UsageError with what it raised, and where.
+
+    guest   its text is read first: what reaches for more than a definition needs is refused (definition_reach)
+    """
+    if guest and not is_trusted(path):
+        check_reach(path, path.read_text(encoding="utf-8", errors="replace"))
     # the folder is part of the name: two homes may each hold a definition of one name
     module_name = f"opforge_{kind}_{name}_{zlib.crc32(str(path.parent).encode()):08x}"
     spec = importlib.util.spec_from_file_location(module_name, path)

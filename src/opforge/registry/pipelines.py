@@ -7,7 +7,7 @@ from pathlib import Path
 
 from opforge.core.definition.pipeline import Pipeline
 from opforge.core.language.errors import UsageError, unknown
-from opforge.registry.discovery import Registry
+from opforge.registry.discovery import PACKAGE_HOME, Registry
 from opforge.registry.guest_modules import load_module
 
 FOLDER = "pipelines"
@@ -32,7 +32,7 @@ def load_pipeline(registry: Registry, name: str) -> Pipeline:
     if name not in files:
         raise unknown("pipeline", name, files)
     path = files[name]
-    module = load_module("pipeline", name, path)
+    module = load_module("pipeline", name, path, guest=not path.is_relative_to(PACKAGE_HOME))
     pipeline = getattr(module, "pipeline", None)
     if not isinstance(pipeline, Pipeline) or pipeline.name != name:
         raise UsageError(f"{path} defines no `pipeline = Pipeline(name={name!r}, …)`. See: docs/verification.md")

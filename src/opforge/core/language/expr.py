@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from opforge.core.language.errors import UsageError
@@ -38,19 +39,21 @@ def _next_pow2(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "prod": _prod,
-    "sum": _sum,
-    "last": _last,
-    "cdiv": _cdiv,
-    "next_pow2": _next_pow2,
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "len": len,
-    "sqrt": math.sqrt,
-    "log2": math.log2,
-}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "prod": _prod,
+        "sum": _sum,
+        "last": _last,
+        "cdiv": _cdiv,
+        "next_pow2": _next_pow2,
+        "min": min,
+        "max": max,
+        "abs": abs,
+        "len": len,
+        "sqrt": math.sqrt,
+        "log2": math.log2,
+    }
+)
 
 _OPERATIONS: dict[type, Callable[..., Any]] = {
     ast.Add: operator.add,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 METHODS = ("exp", "log", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil", "maximum",
@@ -63,30 +64,32 @@ def _reduced(name: str) -> Callable[..., Any]:
     return reduce
 
 
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "true_divide": lambda a, b: a / b,
-    "matmul": lambda a, b: a @ b,
-    "neg": lambda x: -x,
-    "square": lambda x: x * x,
-    "reciprocal": lambda x: 1.0 / x,
-    "relu": lambda x, **_: x.clamp(min=0.0),
-    "silu": lambda x, **_: x * x.sigmoid(),
-    "gelu": _gelu,
-    "where": lambda condition, yes, no: (
-        yes.where(condition, no) if hasattr(yes, "largest") else no.where(~condition, yes)
-    ),
-    "softmax": _softmax,
-    "log_softmax": lambda x, dim, **_: x - _logsumexp(x, dim, True),
-    "logsumexp": _logsumexp,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "linear": _linear,
-    **{name: _reduced(name) for name in ("sum", "mean", "amax", "amin")},
-}
+FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "add": lambda a, b: a + b,
+        "sub": lambda a, b: a - b,
+        "mul": lambda a, b: a * b,
+        "div": lambda a, b: a / b,
+        "true_divide": lambda a, b: a / b,
+        "matmul": lambda a, b: a @ b,
+        "neg": lambda x: -x,
+        "square": lambda x: x * x,
+        "reciprocal": lambda x: 1.0 / x,
+        "relu": lambda x, **_: x.clamp(min=0.0),
+        "silu": lambda x, **_: x * x.sigmoid(),
+        "gelu": _gelu,
+        "where": lambda condition, yes, no: (
+            yes.where(condition, no) if hasattr(yes, "largest") else no.where(~condition, yes)
+        ),
+        "softmax": _softmax,
+        "log_softmax": lambda x, dim, **_: x - _logsumexp(x, dim, True),
+        "logsumexp": _logsumexp,
+        "layer_norm": _layer_norm,
+        "rms_norm": _rms_norm,
+        "linear": _linear,
+        **{name: _reduced(name) for name in ("sum", "mean", "amax", "amin")},
+    }
+)
 
 
 def called(function: Callable[..., Any], arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
