@@ -12,10 +12,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from opforge.backends.imported_symbols import is_foreign
 from opforge.core.definition.operator import Case
 from opforge.core.evidence.record import from_json, to_json
 from opforge.core.evidence.verdict import Broken, Crash, LibraryFallback, Pass
 from opforge.core.language.errors import EnvironmentLacks
+from opforge.machine import environment
 from opforge.registry import load
 from opforge.report import confessions
 from opforge.report.walls import weaker_walls
@@ -152,11 +154,33 @@ def test_confinement_holds_for_this_process_and_its_children(tmp_path):
 def test_secrets_of_the_environment_do_not_reach_a_worker():
     """Seeds, tokens and the marks of a test run are not a kernel's business."""
     given = {"PATH": "/bin", "API_TOKEN": "secret", "PYTEST_CURRENT_TEST": "t", "OMP_NUM_THREADS": "1", "HOME": "/root"}
+    given |= {"TORCH_MODE_OF_MINE": "right", "LANG": "de_DE.UTF-8", "LC_ALL": "right", "TERM": "right"}
     assert sandbox.environment_for_workers(given.items()) == {
         "PATH": "/bin",
         "OMP_NUM_THREADS": "1",
+        "LANG": "C.UTF-8",
         **sandbox.KEPT_MEMORY,
     }
+    set_here = environment("cpu", environ={"OMP_WAIT_POLICY": "active", "TORCH_MODE_OF_MINE": "right"}).facts
+    assert set_here["env.OMP_WAIT_POLICY"] == "active" and not any("OF_MINE" in name for name in set_here)
+
+
+def test_a_variable_of_ones_own_reaches_no_kernel(judged, monkeypatch):
+    """A kernel that is another one where a variable is set was right when it was verified, and wrong when timed."""
+    monkeypatch.setenv("OMP_MODE_OF_MINE", "wrong")
+    monkeypatch.setenv("TORCH_MODE_OF_MINE", "wrong")
+    verdict = judged("""
+        import ctypes, os, subprocess
+        mode = [os.environ.get("OMP_MODE_OF_MINE"), os.getenv("TORCH_MODE_OF_MINE")]
+        find = ctypes.CDLL(None).getenv
+        find.restype = ctypes.c_char_p
+        mode += [find(b"TORCH_MODE_OF_MINE"), open("/proc/self/environ").read().count("MODE_OF_MINE") or None]
+
+        def run(x):
+            return (2 if mode == [None] * 4 else 3) * x
+    """)
+    assert isinstance(verdict, Pass), verdict
+    assert all(is_foreign(name) for name in ("getenv", "secure_getenv", "environ", "__environ"))
 
 
 def test_a_worker_runs_in_a_folder_of_its_own(judged):

@@ -12,6 +12,7 @@ from opforge.core.evidence.record import FOLDER, Environment
 from opforge.machine import accelerator, host_hardware
 from opforge.machine.accelerator import command_output
 from opforge.machine.versions import versions
+from opforge.walls.environment import SETTINGS
 
 PACKAGE = Path(__file__).resolve().parent.parent
 THREADS = (
@@ -46,7 +47,7 @@ INFLUENCES = (
     "HIP_LAUNCH_BLOCKING",
     "AMD_SERIALIZE_KERNEL",
 )
-"""Variables that change a time or a result; recorded where they are set."""
+"""Variables that change a time or a result; recorded where they are set, as are all settings that a worker sees."""
 
 _CLOCKS = {
     "clock.sm_mhz": "clocks.sm",
@@ -69,6 +70,7 @@ def environment(
     replayed. Raises EnvironmentLacks for a device that torch does not see.
     """
     variables = os.environ if environ is None else environ
+    recorded = sorted({*INFLUENCES, *SETTINGS} - {*THREADS})
     here = host_hardware.look(root)
     facts = {
         "cpu.model": here.model,
@@ -79,7 +81,7 @@ def environment(
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         **{f"version.{name}": version for name, version in versions().items()},
         **{f"threads.{name}": variables[name] for name in THREADS if name in variables},
-        **{f"env.{name}": variables[name] for name in INFLUENCES if name in variables},
+        **{f"env.{name}": variables[name] for name in recorded if name in variables},
         "host.id": hashlib.sha256(platform.node().encode()).hexdigest()[:8],
         "clock.cpu_mhz": host_hardware.megahertz(root),
         "load.governor": host_hardware.governor(root),

@@ -120,8 +120,8 @@ def _reaches(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 yield line, f"{node.id} as a value", "leads out of the definition"
             case ast.Call(func=ast.Name(id="type"), args=[_, _, *_]):
                 yield line, ast.unparse(node), "changes how other code reads an object"
-            case ast.Global(names=names):
-                yield line, f"global {', '.join(names)}", "keeps something from one call to the next"
+            case ast.Global(names=kept):
+                yield line, f"global {', '.join(kept)}", "keeps something from one call to the next"
             case ast.FunctionDef(name=name) if name.startswith("__") and name not in DOUBLE:
                 yield line, f"def {name}", "changes how other code reads an object"
             case ast.keyword(arg="metaclass"):

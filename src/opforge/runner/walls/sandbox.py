@@ -13,7 +13,7 @@ from pathlib import Path
 
 from opforge.core.language.errors import EnvironmentLacks
 from opforge.runner.walls.guards import Limits
-from opforge.walls.environment import for_toolchains
+from opforge.walls.environment import for_kernels
 
 ISOLATION = "OPFORGE_ISOLATION"
 
@@ -82,7 +82,7 @@ def wanted() -> str:
 
 def environment_for_workers(environ: Iterable[tuple[str, str]]) -> dict[str, str]:
     """The variables a worker starts with."""
-    return for_toolchains(environ) | KEPT_MEMORY
+    return for_kernels(environ) | KEPT_MEMORY
 
 
 def limit(limits: Limits, *, host_memory: bool) -> None:
