@@ -9,17 +9,33 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from opforge.backends import native
+from opforge.core.evidence.verdict import Timeout
 from opforge.core.language.errors import NotNow
+from opforge.report.record_text import describe
+from opforge.runner import WorkerLate
+from opforge.runner.walls.tamper_detection import Snapshot
+from opforge.runner.wire.messages import Bind
+from opforge.runner.wire.protocol import asked, decoded
+from opforge.runner.worker.executor import Executor
+from opforge.verify.judging.exception_verdicts import verdict_of
+from opforge.verify.judging.run_case import first_run
 from opforge.walls import landlock, tool
 
 pytestmark = [
     pytest.mark.skipif(not landlock.landlock_version(), reason="this kernel has no Landlock"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++"),
 ]
+
+
+BIND = Bind(
+    homes=(), operator="x", implementation="cpp_x", axes={}, dtype="float32", scalars={}, device="cpu", config=None,
+    arena={},
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -95,6 +111,40 @@ def test_what_waits_for_ever_is_ended_and_told(places, monkeypatch):
     with pytest.raises(tool.TookTooLong, match="more than 1 s of processor time"):
         tool.run(["bash", "-c", "while :; do :; done"], writable=[places / "build"], processor_s=1)
     assert list((places / "build").iterdir()) == [] and tool.running() == ()
+
+
+@pytest.mark.parametrize(("limits", "expected"), [({"STALL_S": 0.5}, 0.5), ({"WALL_S": 0.5, "STALL_S": 9.0}, None)])
+def test_a_compilers_limit_is_a_timeout_and_a_crowded_machine_is_none(places, monkeypatch, limits, expected):
+    """Not broken: nothing of the kernel has run. Where others had the processors it is not run."""
+    for name, value in {"LOOK_S": 0.2, **limits}.items():
+        monkeypatch.setattr(tool, name, value)
+    run = tool.run
+    monkeypatch.setattr(
+        tool, "run", lambda words, **options: run(["sleep", "1000"], wall_s=tool.WALL_S, writable=options["writable"])
+    )
+    source = places / "kernel" / "cpp_x.cpp"
+    source.write_text("int x;")
+
+    def bind(question, fds):
+        native.compile_with(["g++", str(source), "-o", str(places / "build" / "k.so")])
+
+    executor = SimpleNamespace(before=Snapshot(), bind=bind, source=source)
+    message = Executor.handle(executor, asked(BIND))
+    answer = decoded(BIND, message)
+    worker = SimpleNamespace(close=lambda: None)
+    host = SimpleNamespace(isolation="here")
+    run_here = SimpleNamespace(
+        bench=SimpleNamespace(host=host), implementation=None, case=None, dtype="float32", arena=None, worker=worker
+    )
+    if expected is None:
+        with pytest.raises(NotNow, match="not be compiled here within 0.5 s, while others had the processors"):
+            first_run(run_here, answer)
+        return
+    with pytest.raises(WorkerLate) as late:
+        first_run(run_here, answer)
+    verdict = verdict_of(late.value, None, "float32", "here")
+    assert isinstance(verdict, Timeout) and verdict.compiling and verdict.limit_s == expected
+    assert "split the source into smaller kernels" in describe(verdict)
 
 
 def test_a_killed_parent_leaves_no_tool_behind(places):

@@ -57,7 +57,11 @@ class CompilationFailed(OpforgeError):
 
 
 class CompilationTimedOut(CompilationFailed):
-    """The compiler was ended at a limit of walls.tool, which the message names."""
+    """The compiler was ended at a limit of walls.tool, which the message names; `limit_s` is it in seconds."""
+
+    def __init__(self, message: str, limit_s: float) -> None:
+        super().__init__(message)
+        self.limit_s = limit_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +203,8 @@ def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
     """Run a compiler behind walls (walls.tool): it reads its toolchain, the folders named with -I and -L, the source
     and the headers that its hash covers, and writes beside its output. What it said and how long it took in seconds.
 
-    Raises CompilationFailed with the end of its words or the limit that it met, NotNow where it was killed, twice.
+    Raises CompilationFailed with the end of its words, CompilationTimedOut with the limit that it met, NotNow where it
+    was killed, twice, or had no processor.
     """
     if Path(arguments[0]).name == "nvcc" and (strange := [word for word in arguments if SHELL.search(word)]):
         raise UsageError(
@@ -221,7 +226,13 @@ def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
                     f"{done.returncode}). Free some memory, and run it again."
                 )
     except tool.TookTooLong as error:
-        raise CompilationTimedOut(f"{error}\nThe command was:\n  {' '.join(arguments)}") from error
+        if error.crowded:
+            raise NotNow(
+                f"it could not be compiled here within {error.limit_s:g} s, while others had the processors. Run it "
+                "again when they are free."
+            ) from error
+        said = f"{error}\nThe command was:\n  {' '.join(arguments)}"
+        raise CompilationTimedOut(said, error.limit_s) from error
     if done.returncode != 0:
         complaint = (done.stderr or done.stdout).strip()
         hint = f"\n{NOT_COVERED}" if any(word in complaint for word in UNREADABLE) else ""

@@ -29,6 +29,10 @@ CELL = 100
 FEW_SAMPLES = 10
 NOTABLE_OVERHEAD = 0.05
 
+COMPILER_LATE = (
+    ": its compiler did not end; split the source into smaller kernels, or unroll and instantiate less, and look at "
+    "what it includes"
+)
 INTERPRETED = "verified by interpreter, not timed"
 VERIFIED = "verified, not timed"
 
@@ -104,7 +108,7 @@ def describe(verdict: Verdict) -> str:
         case Crash():
             return clean(f"crashed{_in(verdict.case)} with {ended(verdict.status)}{_last_line(verdict.stderr)}")
         case Timeout():
-            doing = ": its compiler did not end" if verdict.compiling else ""
+            doing = COMPILER_LATE if verdict.compiling else ""
             return clean(f"gave no answer{_in(verdict.case)} within {units.seconds(verdict.limit_s)}{doing}")
         case LibraryFallback():
             return clean(f"refused by policy: {verdict.reason}")

@@ -44,7 +44,14 @@ def running() -> tuple[int, ...]:
 
 
 class TookTooLong(Exception):
-    """A tool was ended; the message says which limit it met."""
+    """A tool was ended; the message says which limit of `limit_s` seconds it met. `crowded`: by the wall clock alone,
+    before it had its processor time, so others had the processors.
+    """
+
+    def __init__(self, message: str, *, limit_s: float, crowded: bool = False) -> None:
+        super().__init__(message)
+        self.limit_s = limit_s
+        self.crowded = crowded
 
 
 def behind_walls(
@@ -134,7 +141,8 @@ def run(
                 process.kill()
                 _running.discard(process.pid)
     if process.returncode == 128 + signal.SIGXCPU or "CPU time limit exceeded" in err:
-        raise TookTooLong(_told(Path(str(command[0])).name, f"{processor_s} s of processor time"))
+        told = _told(Path(str(command[0])).name, f"{processor_s} s of processor time")
+        raise TookTooLong(told, limit_s=processor_s)
     done = subprocess.CompletedProcess([str(word) for word in command], process.returncode, out, err)
     if check:
         done.check_returncode()
@@ -152,17 +160,13 @@ def _awaited(process: subprocess.Popen[str], name: str, wall_s: float) -> tuple[
             now, spent_now = time.monotonic(), _processor_s(process.pid)
             if spent_now != spent:
                 spent, changed = spent_now, now
-            reason = (
-                f"{wall_s:g} s"
-                if now - started > wall_s
-                else f"{STALL_S:g} s without any processor time, waiting for something"
-                if now - changed > STALL_S
-                else ""
-            )
-        if reason:
+            stalled, late = now - changed > STALL_S, now - started > wall_s
+        if stalled or late:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            raise TookTooLong(_told(name, reason))
+            words = f"{STALL_S:g} s without any processor time, waiting for something" if stalled else f"{wall_s:g} s"
+            crowded = not stalled and spent / os.sysconf("SC_CLK_TCK") < wall_s / 2
+            raise TookTooLong(_told(name, words), limit_s=STALL_S if stalled else wall_s, crowded=crowded)
 
 
 def _told(name: str, limit: str) -> str:

@@ -51,6 +51,14 @@ class Lacks(Failure):
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompilerLate(Failure):
+    """A compiler met its limit before any of the kernel's code ran."""
+
+    status: ClassVar[str] = "compiler late"
+    limit_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Failed(Failure):
     """The kernel raised, or broke its contract. `trace`: the end of the traceback."""
 
@@ -426,7 +434,9 @@ QUESTIONS: Mapping[str, type[Question[Any]]] = {
         GetContext,
     )
 }
-FAILURES: Mapping[str, type[Failure]] = {kind.status: kind for kind in (Refused, Lacks, Failed, Unfit, Unlike)}
+FAILURES: Mapping[str, type[Failure]] = {
+    kind.status: kind for kind in (Refused, Lacks, CompilerLate, Failed, Unfit, Unlike)
+}
 SERVER: Mapping[str, type[Answer]] = {kind.status: kind for kind in (WorkerReady, ServerReady, Spawned, Exited)}
 TIMED = (Sample.do, LaunchCost.do, DeviceWork.do, Overhead.do)
 """Questions that are answered with times."""

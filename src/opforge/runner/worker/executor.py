@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from opforge.backends import backend, cache, grid_limits
+from opforge.backends.native import CompilationTimedOut
 from opforge.backends.shared_code import files_of, source_sha256
 from opforge.core.definition.call_form import formed
 from opforge.core.definition.implementation import Config, Implementation, Rejected
@@ -25,6 +26,7 @@ from opforge.runner.wire.messages import (
     Bind,
     Clocks,
     Collect,
+    CompilerLate,
     DeviceWork,
     Done,
     Extra,
@@ -120,6 +122,8 @@ class Executor:
             return answered(answer)
         except EnvironmentLacks as error:
             return answered(Lacks(reason=str(error), later=isinstance(error, NotNow)))
+        except CompilationTimedOut as error:
+            return answered(CompilerLate(reason=str(error), limit_s=error.limit_s))
         # the boundary to foreign code: every exception becomes a verdict in the parent
         except Exception as error:  # noqa: BLE001
             if (grid := grid_limits.behind(error)) is not None:

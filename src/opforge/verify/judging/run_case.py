@@ -15,8 +15,8 @@ from opforge.core.evidence.verdict import Broken, Checked, LibraryFallback, Metr
 from opforge.core.language import spans
 from opforge.core.language.errors import EnvironmentLacks, NotNow, UsageError
 from opforge.core.language.fields import shown
-from opforge.runner import Arena, Worker, fresh_seed, refused
-from opforge.runner.wire.messages import Bind, Failure, Lacks, LaunchBound, Refused, Run
+from opforge.runner import Arena, Worker, WorkerLate, fresh_seed, refused
+from opforge.runner.wire.messages import Bind, CompilerLate, Failure, Lacks, LaunchBound, Refused, Run
 from opforge.runner.worker.dispatch_trace import LAUNCHES
 from opforge.verify.cases.case_cache import CaseCache, PreparedCase
 from opforge.verify.explain.cause import likely_cause
@@ -247,7 +247,9 @@ def bind_blind(run: CaseRun) -> LaunchBound | Failure:
 
 
 def first_run(run: CaseRun, answer: LaunchBound | Failure) -> Started | Rejected | Broken | LibraryFallback:
-    """What became of a request to bind, once the arena holds its content again: as `start`."""
+    """What became of a request to bind, once the arena holds its content again: as `start`. Raises WorkerLate where a
+    compiler met its limit.
+    """
     bench, implementation, case, dtype, arena = run.bench, run.implementation, run.case, run.dtype, run.arena
     host = bench.host
     if isinstance(answer, Refused):
@@ -267,6 +269,9 @@ def first_run(run: CaseRun, answer: LaunchBound | Failure) -> Started | Rejected
         )
     if isinstance(answer, Lacks):
         raise (NotNow if answer.later else EnvironmentLacks)(answer.reason)
+    if isinstance(answer, CompilerLate):
+        run.worker.close()
+        raise WorkerLate(answer.limit_s, compiling=True)
     if isinstance(answer, LaunchBound):
         ran = run.worker.request(Run(launch=answer.launch), (), bench.run_limit_s)
         if isinstance(ran, Lacks):
