@@ -137,7 +137,7 @@ def test_a_compilers_limit_is_a_timeout_and_a_crowded_machine_is_none(places, mo
         bench=SimpleNamespace(host=host), implementation=None, case=None, dtype="float32", arena=None, worker=worker
     )
     if expected is None:
-        with pytest.raises(NotNow, match="not be compiled here within 0.5 s, while others had the processors"):
+        with pytest.raises(NotNow, match=r"not be compiled here within 0\.5 s, while others had the processors"):
             first_run(run_here, answer)
         return
     with pytest.raises(WorkerLate) as late:

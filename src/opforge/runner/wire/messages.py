@@ -434,9 +434,8 @@ QUESTIONS: Mapping[str, type[Question[Any]]] = {
         GetContext,
     )
 }
-FAILURES: Mapping[str, type[Failure]] = {
-    kind.status: kind for kind in (Refused, Lacks, CompilerLate, Failed, Unfit, Unlike)
-}
+_FAILURES = (Refused, Lacks, CompilerLate, Failed, Unfit, Unlike)
+FAILURES: Mapping[str, type[Failure]] = {kind.status: kind for kind in _FAILURES}
 SERVER: Mapping[str, type[Answer]] = {kind.status: kind for kind in (WorkerReady, ServerReady, Spawned, Exited)}
 TIMED = (Sample.do, LaunchCost.do, DeviceWork.do, Overhead.do)
 """Questions that are answered with times."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from opforge.backends import grid_limits
+from opforge.backends.native import CompilationTimedOut
 from opforge.core.language.errors import NotNow, OpforgeError
+from opforge.runner.wire.messages import CompilerLate, Lacks
 
 SHORT = re.compile(
     "No space left on device|Disk quota exceeded|Cannot allocate memory|Resource temporarily unavailable|Too "
@@ -33,3 +36,11 @@ def compiled(build: Callable[[], object]) -> None:
         raise NotNow(
             f"it could not be compiled here (the compiler: {short[0]}). Free some space or memory, and run it again."
         ) from error
+
+
+def no_fault_of_its_arithmetic(error: Exception) -> CompilerLate | Lacks | None:
+    """The answer to what was raised where a limit was met: a compiler's, or a device's of a grid; None for the rest."""
+    if isinstance(error, CompilationTimedOut):
+        return CompilerLate(reason=str(error), limit_s=error.limit_s)
+    grid = grid_limits.behind(error)
+    return None if grid is None else Lacks(reason=str(grid))

@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from opforge.backends import backend, cache, grid_limits
-from opforge.backends.native import CompilationTimedOut
+from opforge.backends import backend, cache
 from opforge.backends.shared_code import files_of, source_sha256
 from opforge.core.definition.call_form import formed
 from opforge.core.definition.implementation import Config, Implementation, Rejected
@@ -26,7 +25,6 @@ from opforge.runner.wire.messages import (
     Bind,
     Clocks,
     Collect,
-    CompilerLate,
     DeviceWork,
     Done,
     Extra,
@@ -55,7 +53,7 @@ from opforge.runner.wire.messages import (
 from opforge.runner.wire.protocol import answered, question_of
 from opforge.runner.worker import device_clocks, raised, sampling
 from opforge.runner.worker.arena import Arena
-from opforge.runner.worker.compiled_first import compiled
+from opforge.runner.worker.compiled_first import compiled, no_fault_of_its_arithmetic
 from opforge.runner.worker.device_kernels import DeviceWatch
 from opforge.runner.worker.dispatch_trace import traced
 from opforge.runner.worker.interpreted_stores import interpreted_notes
@@ -122,12 +120,10 @@ class Executor:
             return answered(answer)
         except EnvironmentLacks as error:
             return answered(Lacks(reason=str(error), later=isinstance(error, NotNow)))
-        except CompilationTimedOut as error:
-            return answered(CompilerLate(reason=str(error), limit_s=error.limit_s))
         # the boundary to foreign code: every exception becomes a verdict in the parent
         except Exception as error:  # noqa: BLE001
-            if (grid := grid_limits.behind(error)) is not None:
-                return answered(Lacks(reason=str(grid)))
+            if (known := no_fault_of_its_arithmetic(error)) is not None:
+                return answered(known)
             trace = "".join(traceback.format_exception(error)[-4:])
             return answered(Failed(reason=raised.in_words(error, self.source), trace=trace[-4000:]))
 
