@@ -36,9 +36,9 @@ def new(
         typer.Option(
             "--from",
             metavar="FILE",
-            help="Generate it from a definition in YAML, a definition document or task book in Markdown, "
-            "linalg.generic text (.mlir), or a task of flashinfer-trace or SOL-ExecBench (.json, or a problem's "
-            "folder), BackendBench (suite.txt:aten.relu.default) or KernelBench (.py).",
+            help="Generate it from a definition in YAML, a definition document or task book in Markdown, linalg text "
+            "(FILE.mlir, or FILE.mlir:function for one of several), or a task of flashinfer-trace or SOL-ExecBench "
+            "(.json, or a problem's folder), BackendBench (suite.txt:aten.relu.default) or KernelBench (.py).",
         ),
     ] = None,
     like: Annotated[
@@ -167,8 +167,9 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
     if parameters and (formula is None or file is not None):
         raise UsageError("--parameter belongs to --formula. A definition file has its own field: parameters.")
     if file is not None:
-        if file.suffix.lower() == ".mlir":
-            return read_linalg(file, name)
+        path, function = _function_of(file)
+        if path.suffix.lower() == ".mlir":
+            return read_linalg(path, name, function)
         return read_document(file, name, formula) if markdown else read_definition(file, name)
     if formula is None:
         return None
@@ -226,9 +227,15 @@ def _example(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("x"))
 
 
+def _function_of(file: Path) -> tuple[Path, str]:
+    """The file and the function of FILE.mlir:function."""
+    path, sign, function = str(file).rpartition(".mlir:")
+    return (Path(f"{path}.mlir"), function) if sign else (file, "")
+
+
 def _language(file: Path | None) -> str:
     """That of a document: Chinese where it has a Chinese character."""
-    return _language_of(file.read_text(encoding="utf-8") if file is not None else "")
+    return _language_of(_function_of(file)[0].read_text(encoding="utf-8") if file is not None else "")
 
 
 def _language_of(text: str) -> str:

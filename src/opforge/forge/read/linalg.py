@@ -1,275 +1,285 @@
-"""Reads linalg.generic text, the subset of MLIR that formulas say: parallel and reduction loops over affine maps of
-plain dimensions, with arith and math operations in their bodies.
+"""Reads linalg text, the subset of MLIR that formulas say: parallel and reduction loops over affine maps of plain
+dimensions, with arith and math operations in their bodies, and the named operations that are short for them.
 
-One function (or none) with one linalg.generic after another. Inits are tensor.empty, or linalg.fill of what a reduction
-begins with. Nothing is executed, and no MLIR is needed.
+One function, or operations without one. Every operation of it is read or is an error with its line: what is not
+understood never becomes an input, and a file with several functions says so. Nothing is executed, and no MLIR is
+needed.
 """
 
 from __future__ import annotations
 
-import math
-import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from opforge.core.language.errors import UsageError
 from opforge.forge.program.definition import LONGEST_FILE, Definition, definition_of
-from opforge.forge.program.families import WAY_OUT
-from opforge.forge.read.spelling import Spelled, Spelling
+from opforge.forge.read.linalg_body import Scalar, applied, body, constant, is_scalar, parsed
+from opforge.forge.read.linalg_functions import Functions
+from opforge.forge.read.linalg_loops import NAMED, traits
+from opforge.forge.read.linalg_nest import Nest, walked
+from opforge.forge.read.linalg_values import Operand, Tensor, Values
+from opforge.forge.read.mlir import FLOATS, Cursor, TensorType, Token, shown
+from opforge.forge.read.spelling import Spelled
 
-BINARY = {"addf": "+", "subf": "-", "mulf": "*", "divf": "/"}
-CHOSEN = {"maximumf": "maximum", "minimumf": "minimum"}
-MATH = {name: name for name in ("exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "floor", "ceil")}
-MATH["absf"] = "abs"
-COMPARED = {"ogt": ">", "oge": ">=", "olt": "<", "ole": "<=", "oeq": "==", "une": "!="}
-LOGIC = {"andi": "and", "ori": "or"}
-NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf}
-
-_NAME = r"%[A-Za-z0-9_$.#-]+"
-_MAP = re.compile(r"(#\w+)\s*=\s*affine_map<\(([^)]*)\)\s*->\s*\(([^)]*)\)>")
-_MAP_HERE = re.compile(r"#\w+|affine_map<\(([^)]*)\)\s*->\s*\(([^)]*)\)>")
-_CONSTANT = re.compile(rf"({_NAME})\s*=\s*arith\.constant\s+(\S+)\s*:\s*(?:f16|bf16|f32|f64)\b")
-_EMPTY = re.compile(rf"({_NAME})\s*=\s*(?:tensor\.empty|bufferization\.alloc_tensor)\b")
-_FILL = re.compile(rf"({_NAME})\s*=\s*linalg\.fill\s+ins\(\s*({_NAME})\s*:[^)]*\)\s*outs\(\s*({_NAME})\s*:[^)]*\)")
-_GENERIC = re.compile(
-    rf"({_NAME})\s*=\s*linalg\.generic\s*\{{(?P<attributes>.*?)\}}\s*"
-    r"(?:ins\((?P<ins>[^)]*)\)\s*)?outs\((?P<outs>[^)]*)\)"
-    r"\s*(?:attrs\s*=\s*\{[^}]*\}\s*)?\{(?P<body>.*?)\}\s*->\s*(?P<type>tensor<[^>]*>)",
-    re.DOTALL,
-)
-_ARGUMENT = re.compile(rf"({_NAME})\s*:\s*tensor<([^>]*)>")
-_STEP = re.compile(rf"({_NAME})\s*=\s*(arith|math)\.(\w+)\s+(.*)")
+EMPTY = ("tensor.empty", "bufferization.alloc_tensor", "linalg.init_tensor")
 
 
-def read_linalg(path: Path, name: str) -> Definition:
-    """The Definition that a file of linalg.generic text says, for an operator called `name`. Raises UsageError with the
-    line.
+def read_linalg(path: Path, name: str, function: str = "") -> Definition:
+    """The Definition that a file of linalg text says, for an operator called `name`. Raises UsageError with the line.
+
+    function   which one of a file with several
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} cannot be read: {error}. Give a file of MLIR text.") from error
-    return linalg_in(text, name, str(path))
+    return linalg_in(text, name, str(path), function)
 
 
-def linalg_in(text: str, name: str, where: str) -> Definition:
+def linalg_in(text: str, name: str, where: str, function: str = "") -> Definition:
     """The same of a text."""
     if len(text) > LONGEST_FILE:
         raise UsageError(f"{where} has {len(text)} letters; a definition has less than {LONGEST_FILE}. Shorten it.")
-    return definition_of(_Reader(re.sub(r"//[^\n]*", "", text), where).fields(), name, where)
+    cursor = Cursor(text, where)
+    arguments = Functions(cursor).chosen(function)
+    values = Values(cursor, arguments)
+    results = _Reader(values).operations("" if arguments is None else "}")
+    fields = values.fields(results)
+    try:
+        return definition_of(fields, name, where)
+    except UsageError as error:
+        raise cursor.wrong(f"what is returned is no formula that has a meaning: {error}", results[0][0]) from error
 
 
 class _Reader:
-    """One text: constants, maps, and generics in order."""
+    """The operations of one function, in order."""
 
-    def __init__(self, text: str, where: str) -> None:
-        self.text, self.where = text, where
-        self.maps = {match[1]: self.dims(match[2], match[3], match.start()) for match in _MAP.finditer(text)}
-        self.spelling = Spelling()
-        self.values: dict[str, Spelled] = {}
-        self.fills: dict[str, float] = {}
-        self.constants = {match[1]: self.number(match[2], match.start()) for match in _CONSTANT.finditer(text)}
-        self.empty = {match[1] for match in _EMPTY.finditer(text)}
+    def __init__(self, values: Values) -> None:
+        self.values, self.cursor = values, values.cursor
 
-    def wrong(self, what: str, place: int) -> UsageError:
-        return UsageError(f"{self.where}, line {self.text[:place].count(chr(10)) + 1}: {what} {WAY_OUT}")
+    def wrong(self, what: str, token: Token | None = None) -> UsageError:
+        return self.cursor.wrong(what, token)
 
-    def number(self, text: str, place: int) -> float:
-        if text.lower().startswith("0x"):
-            known = {"0x7F800000": math.inf, "0xFF800000": -math.inf}
-            if text not in known:
-                raise self.wrong(f"the constant {text} is read in decimals alone.", place)
-            return known[text]
-        try:
-            return float(text)
-        except ValueError as error:
-            raise self.wrong(f"{text} is no number that is read.", place) from error
+    def operations(self, closed: str) -> list[tuple[Token, Tensor]]:
+        """Every operation, up to what closes the function; what it returns."""
+        cursor = self.cursor
+        returned: list[tuple[Token, Tensor]] | None = None
+        last = cursor.here
+        while not (cursor.take(closed) if closed else cursor.here.kind == "end"):
+            if returned is not None:
+                raise self.wrong(f"{shown(cursor.here)} stands after return.")
+            last = cursor.here
+            returned = self.operation()
+        if returned is None:
+            raise self.wrong("nothing is returned. End with return %result : tensor<…>.", last)
+        return returned
 
-    def dims(self, left: str, right: str, place: int) -> tuple[int, ...]:
-        names = [one.strip() for one in left.split(",")]
-        results = [one.strip() for one in right.split(",") if one.strip()]
-        for one in results:
-            if one not in names:
-                raise self.wrong(f"the map has {one!r}; plain dimensions are read, each by itself.", place)
-        return tuple(names.index(one) for one in results)
+    def operation(self) -> list[tuple[Token, Tensor]] | None:
+        """One operation; of return what it gives."""
+        cursor = self.cursor
+        results: list[tuple[Token, int]] = []
+        if cursor.here.kind == "value":
+            results.append(self.result())
+            while cursor.take(","):
+                results.append(self.result())
+            cursor.expect("=")
+        token = cursor.here
+        if token.kind == "string":
+            raise self.wrong(f"the form {token.text}(...) is not read; print it without --mlir-print-op-generic.")
+        if not results and (cursor.take("return") or cursor.take("func.return")):
+            return self.returned(token)
+        keys = [name.text if count == 1 else f"{name.text}#{at}" for name, count in results for at in range(count)]
+        for key in keys:
+            if self.values.taken(key):
+                raise self.wrong(f"{key} has a value already.", token)
+        if not keys:
+            raise self.wrong(f"{shown(token)} without a result is not read; formulas have values alone.")
+        made = self.made(token, keys)
+        cursor.located()
+        if len(made) != len(keys):
+            raise self.wrong(f"{token.text} has {len(made)} results; {len(keys)} names stand before it.", token)
+        for key, value in zip(keys, made, strict=True):
+            self.values.keep(key, value)
+        return None
 
-    def fields(self) -> dict[str, Any]:
-        """The fields of a definition."""
-        generics = list(_GENERIC.finditer(self.text))
-        written = self.text.count("linalg.generic")
-        if not generics or len(generics) < written:
-            raise self.wrong(f"{written} linalg.generic stand here, {len(generics)} of a form that is read.", 0)
-        for match in re.finditer(r"linalg\.(\w+)", self.text):
-            if match[1] not in ("generic", "fill", "yield"):
-                raise self.wrong(f"linalg.{match[1]} is not read; write it as linalg.generic.", match.start())
-        for match in _FILL.finditer(self.text):
-            if match[2] not in self.constants:
-                raise self.wrong(f"linalg.fill takes {match[2]}, which is no constant.", match.start())
-            self.fills[match[1]] = self.constants[match[2]]
-        returned = re.search(rf"\breturn\s+({_NAME}(?:\s*,\s*{_NAME})*)", self.text)
-        for match in generics:
-            self.values[match[1]] = self.generic(match)
-        names = [one.strip() for one in returned[1].split(",")] if returned else [generics[-1][1]]
-        for one in names:
-            if one not in self.values:
-                raise self.wrong(
-                    f"{one} is returned and is no result of a linalg.generic.", returned.start(1) if returned else 0
-                )
-        return self.spelling.fields([self.values[one] for one in names])
+    def result(self) -> tuple[Token, int]:
+        name = self.cursor.kind("value", "a result, %name,")
+        if not self.cursor.take(":"):
+            return name, 1
+        count = self.cursor.kind("number", "how many results")
+        if not count.text.isdigit() or not 1 <= int(count.text) <= 100:
+            raise self.wrong(f"{count.text} is no number of results.", count)
+        return name, int(count.text)
 
-    def tensor(self, name: str, kind: str, place: int) -> Spelled:
-        """What a name means: an earlier result, or an input, which it is from now on."""
-        if name in self.empty or name in self.fills:
-            raise self.wrong(f"{name} is read as an input and holds nothing yet.", place)
-        if name not in self.values:
-            parts = kind.split("x")
-            if parts[-1] not in ("f16", "bf16", "f32", "f64"):
-                raise self.wrong(f"{name} has elements of {parts[-1]}; formulas take floats.", place)
-            self.values[name] = self.spelling.given(name[1:], [None if one == "?" else int(one) for one in parts[:-1]])
-        return self.values[name]
+    def made(self, token: Token, keys: Sequence[str]) -> Sequence[Tensor | Scalar]:
+        """The values of one operation."""
+        name = token.text
+        if is_scalar(name):
+            return [self.elementwise(token, keys[0])]
+        self.cursor.step()
+        if name == "arith.constant":
+            return [self.constant()]
+        if name in EMPTY:
+            return [self.empty()]
+        if name == "tensor.dim":
+            self.cursor.names()
+            self.cursor.types(1)
+            # loops have the sizes of their operands
+            return [Scalar(text="", element="size")]
+        if name == "linalg.fill":
+            return [self.fill(token)]
+        if name == "linalg.generic":
+            return self.generic(token, keys)
+        if name.startswith("linalg.") and name.removeprefix("linalg.") in NAMED:
+            return self.named(token, keys)
+        raise self.wrong(
+            f"{shown(token)} is not read. Write it as linalg.generic. Read are linalg.fill, linalg.generic, "
+            f"{', '.join(NAMED)}, and arith and math on tensors.",
+            token,
+        )
 
-    def generic(self, match: re.Match[str]) -> Spelled:
-        place = match.start()
-        attributes = match["attributes"]
-        listed = re.search(r"indexing_maps\s*=\s*\[(.*?)\]\s*,\s*iterator_types", attributes, re.DOTALL)
-        kinds = re.search(r"iterator_types\s*=\s*\[(.*?)\]", attributes, re.DOTALL)
-        if listed is None or kinds is None:
-            raise self.wrong("indexing_maps, then iterator_types are expected.", place)
-        iterators = re.findall(r'"(\w+)"', kinds[1])
-        maps = [self.map_of(one, place) for one in _MAP_HERE.finditer(listed[1])]
-        operands = [self.tensor(one[1], one[2].strip(), place) for one in self.listed(match["ins"] or "", place)]
-        outs = self.listed(match["outs"], place)
-        if len(maps) != len(operands) + 1 or len(outs) != 1:
-            raise self.wrong("one map for each operand and one output are expected.", place)
-        loops = [self.spelling.axis(None) for _ in iterators]
-        for operand, dims in zip(operands, maps, strict=False):
-            if len(dims) != len(operand.axes):
-                raise self.wrong(f"{operand.text} has {len(operand.axes)} axes, its map {len(dims)}.", place)
-            for axis, at in zip(operand.axes, dims, strict=True):
-                assert axis is not None
-                self.spelling.same(axis, loops[at], f"{self.where}, {match[1]}")
-        reduced = [at for at, kind in enumerate(iterators) if kind == "reduction"]
-        strange = [kind for kind in iterators if kind not in ("parallel", "reduction")]
-        if strange or len(reduced) > 1 or set(reduced) & set(maps[-1]):
-            raise self.wrong("loops are parallel, and at most one is a reduction that the output does not have.", place)
-        body = self.body(match["body"], operands, place)
-        axes = tuple(loops[at] for at in maps[-1])
-        wanted = match[1][1:] if not match[1][1:].isdigit() else "value"
-        if not reduced:
-            used = {self.spelling.root(axis) for operand in operands for axis in operand.axes if axis is not None}
-            if {self.spelling.root(axis) for axis in axes} - used:
-                raise self.wrong("the output has an axis that no operand has.", place)
-            if body[1] is not None:
-                raise self.wrong("the body uses what the output held before, without a reduction.", place)
-            return self.spelling.let(wanted, body[0], axes)
-        return self.reduction(wanted, body, operands, loops[reduced[0]], axes, outs[0][1], place)
+    def constant(self) -> Tensor | Scalar:
+        cursor = self.cursor
+        number = cursor.step()
+        if number.text in ("true", "false"):
+            raise self.wrong("a condition as a constant is not read.", number)
+        cursor.expect(":")
+        _, kind = cursor.type()
+        if not isinstance(kind, TensorType):
+            return constant(cursor, number, kind)
+        inside = number.text.removeprefix("dense<").removesuffix(">").strip()
+        if not number.text.startswith("dense<") or "[" in inside or '"' in inside:
+            raise self.wrong(f"{shown(number)} is not read; tensors of one number, dense<0.5>, are.", number)
+        text = constant(cursor, Token("number", inside, number.line), kind.element).text
+        return Tensor(type=kind, holds=Spelled(text=text))
 
-    def reduction(
-        self, wanted: str, body: tuple[str, str | None, tuple[str, ...]], operands: list[Spelled], loop: int,
-        axes: tuple[int, ...], init: str, place: int,
-    ) -> Spelled:  # fmt: skip
-        text, how, factors = body
-        if how is None:
-            raise self.wrong("a reduction yields its output with one more term: arith.addf %out, %term.", place)
-        if self.fills.get(init, math.nan) != NEUTRAL[how]:
-            raise self.wrong(f"the reduction begins with {init}; linalg.fill it with {NEUTRAL[how]:g} first.", place)
-        by_text = {one.text: one for one in operands}
-        if how == "sum" and len(factors) == 2 and set(factors) <= set(by_text) and factors[0] != factors[1]:
-            a, b = (by_text[one] for one in factors)
-            shared = {self.spelling.root(axis) for axis in a.axes if axis is not None}
-            shared &= {self.spelling.root(axis) for axis in b.axes if axis is not None}
-            summed, last = self.spelling.root(loop), a.axes[-1]
-            if shared == {summed} and len(b.axes) == 2 and last is not None and self.spelling.root(last) == summed:
-                return self.spelling.let(wanted, f"{a.text} @ {b.text}", axes)
-        over = self.spelling.over(loop, f"{self.where}, %{wanted}")
-        return self.spelling.let(wanted, f"{how}({text}, {over})", axes)
+    def empty(self) -> Tensor:
+        while not self.cursor.sees(":"):
+            if self.cursor.here.kind == "end":
+                raise self.wrong("a type is missing.")
+            self.cursor.over()
+        token, kind = self.cursor.types(1)[0]
+        if not isinstance(kind, TensorType):
+            raise self.wrong(f"{token.text} is no type of a tensor.", token)
+        return Tensor(type=kind, holds=None)
 
-    def map_of(self, match: re.Match[str], place: int) -> tuple[int, ...]:
-        if match[0].startswith("#"):
-            if match[0] not in self.maps:
-                raise self.wrong(f"{match[0]} is no map that is defined.", place)
-            return self.maps[match[0]]
-        return self.dims(match[1], match[2], place)
+    def fill(self, token: Token) -> Tensor:
+        inputs, outs = self.listed("ins"), self.listed("outs")
+        kinds = self.results_of(1)
+        number = self.values.numbers.get(inputs[0].name.text) if inputs else None
+        if len(inputs) != 1 or number is None or number.element not in FLOATS:
+            raise self.wrong("linalg.fill is read with a constant of a float.", token)
+        if len(outs) != 1 or outs[0].type != kinds[0] or {inputs[0].type, kinds[0].element} != {number.element}:
+            raise self.wrong("linalg.fill has one output, of its number's type.", token)
+        self.values.known(outs[0])
+        return Tensor(type=kinds[0], holds=Spelled(text=number.text))
 
-    def listed(self, text: str, place: int) -> list[tuple[str, str, str]]:
-        """(all, name, type) of `%a, %b : tensor<…>, tensor<…>`."""
-        names, _, types = text.partition(":")
-        found = re.findall(r"tensor<([^>]*)>", types)
-        called = [one.strip() for one in names.split(",") if one.strip()]
-        if len(found) != len(called):
-            raise self.wrong(f"operands and types do not match: {text.strip()[:60]}.", place)
-        return [(name, name, kind) for name, kind in zip(called, found, strict=True)]
+    def listed(self, word: str) -> list[Operand]:
+        """`ins(%a, %b : tensor<…>, tensor<…>)`: the names, and their types."""
+        cursor = self.cursor
+        if not cursor.take(word):
+            return []
+        cursor.expect("(")
+        if cursor.take(")"):
+            return []
+        names = cursor.names()
+        types = cursor.types(len(names))
+        cursor.expect(")")
+        return [Operand(name=name, type=kind) for name, (_, kind) in zip(names, types, strict=True)]
 
-    def body(self, text: str, operands: list[Spelled], place: int) -> tuple[str, str | None, tuple[str, ...]]:
-        """What a body yields: the expression, how it is added to the output ("sum", "max", "min"; None: it is not), and
-        the two factors where it is a product of two operands.
-        """
-        head = re.search(r"\^\w+\(([^)]*)\)\s*:", text)
-        if head is None:
-            raise self.wrong("the body has no ^bb0(...): line.", place)
-        arguments = [one.split(":")[0].strip() for one in head[1].split(",")]
-        if len(arguments) != len(operands) + 1:
-            raise self.wrong("the body takes one argument for each operand and one for the output.", place)
-        *inside, out = arguments
-        known: dict[str, str] = {key: one.text for key, one in zip(inside, operands, strict=True)}
-        known.update({key: _number(value) for key, value in self.constants.items()})
-        for match in _CONSTANT.finditer(text):
-            known[match[1]] = _number(self.number(match[2], place))
-        products: dict[str, tuple[str, ...]] = {}
-        ends: dict[str, tuple[str, str, str]] = {}
-        for line in text[head.end() :].splitlines():
-            step = _STEP.match(line.strip())
-            if step is None or step[3] == "constant":
-                continue
-            kind, given = step[3], re.findall(_NAME, step[4])
-            if out in given:
-                how = {"addf": "sum", "maximumf": "max", "minimumf": "min"}.get(kind)
-                term = next((one for one in given if one != out), "")
-                if how is None or len(given) != 2 or term not in known:
-                    raise self.wrong(f"{step[2]}.{kind} of the output is no sum, maximumf or minimumf.", place)
-                ends[step[1]] = (how, known[term], term)
-                continue
-            missing = [one for one in given if one not in known]
-            if missing:
-                raise self.wrong(f"{missing[0]} is not known in this body.", place)
-            known[step[1]] = self.step(kind, step[4], [known[one] for one in given], place)
-            if kind == "mulf":
-                products[step[1]] = tuple(known[one] for one in given)
-        result = re.search(rf"linalg\.yield\s+({_NAME})", text)
-        if result is None or (result[1] not in known and result[1] not in ends):
-            raise self.wrong("the body yields nothing that is known.", place)
-        if result[1] in ends:
-            how, expression, term = ends[result[1]]
-            return expression, how, products.get(term, ())
-        return known[result[1]], None, ()
+    def results_of(self, count: int) -> list[TensorType]:
+        """`-> tensor<…>`, or several in parentheses."""
+        cursor = self.cursor
+        if not cursor.sees("->"):
+            raise self.wrong(f"{shown(cursor.here)} stands where a result is expected: -> tensor<…>.")
+        cursor.step()
+        several = cursor.take("(")
+        found = [cursor.type()]
+        while several and cursor.take(","):
+            found.append(cursor.type())
+        if several:
+            cursor.expect(")")
+        kinds = [kind for _, kind in found if isinstance(kind, TensorType)]
+        if len(kinds) != count or len(found) != count:
+            raise self.wrong(f"{count} outputs have {len(found)} results; tensors alone are read.")
+        return kinds
 
-    def step(self, kind: str, rest: str, given: list[str], place: int) -> str:
-        """One operation of arith or math as an expression that holds together."""
-        if kind in BINARY:
-            return f"({given[0]} {BINARY[kind]} {given[1]})"
-        if kind in LOGIC:
-            return f"({given[0]} {LOGIC[kind]} {given[1]})"
-        if kind in CHOSEN:
-            return f"{CHOSEN[kind]}({given[0]}, {given[1]})"
-        if kind in MATH:
-            return f"{MATH[kind]}({given[0]})"
-        match kind:
-            case "negf":
-                return f"(-{given[0]})"
-            case "select":
-                return f"where({', '.join(given)})"
-            case "cmpf":
-                how = rest.split(",")[0].strip()
-                if how not in COMPARED:
-                    raise self.wrong(f"arith.cmpf {how} is not read; {', '.join(COMPARED)} are.", place)
-                return f"({given[0]} {COMPARED[how]} {given[1]})"
-            case "powf" | "fpowi":
-                return f"({given[0]} ** {given[1]})"
-            case "extf":
-                return given[0]
-        raise self.wrong(f"{kind} is no operation that a formula has.", place)
+    def elementwise(self, token: Token, key: str) -> Tensor:
+        """arith or math on whole tensors."""
+        operation = parsed(self.cursor)
+        kinds = [one for one in operation.types if isinstance(one, TensorType)]
+        if len(kinds) != len(operation.types):
+            raise self.wrong(
+                f"{token.text} of {operation.result} is not read outside of a body; on tensors it is.", token
+            )
+        axes = tuple(self.values.spelling.axis(size) for size in kinds[-1].dims)
+        self.values.loops.append((token, axes))
+        operands = [self.values.held(Operand(name=name, type=kinds[0])) for name in operation.values]
+        for operand, name in zip(operands, operation.values, strict=True):
+            self.values.laid(operand, range(len(axes)), axes, name)
+        given = [Scalar(text=one.text, element=kinds[0].element) for one in operands]
+        value = applied(self.cursor, operation, given)
+        return Tensor(type=kinds[-1], holds=self.values.let(key, value.text, axes))
 
+    def named(self, token: Token, keys: Sequence[str]) -> list[Tensor]:
+        ins, outs = self.listed("ins"), self.listed("outs")
+        if not ins or not outs:
+            raise self.wrong(f"{token.text} is read as ins(…) outs(…), without attributes.", token)
+        kinds = self.results_of(1)
+        loops = NAMED[token.text.removeprefix("linalg.")].of_rank(len(kinds[0].dims))
+        ranks = [len(one.type.dims) if isinstance(one.type, TensorType) else -1 for one in (*ins, *outs)]
+        if [len(one) for one in loops.maps] != ranks or len({one.element for one in ins}) != 1:
+            raise self.wrong(f"{token.text} is not read with operands of these types.", token)
+        element = ins[0].element
+        nest = Nest(
+            token=token, keys=keys, loops=loops, ins=ins, outs=outs, kinds=kinds,
+            body=lambda inside, before: loops.body(self.cursor, token, inside, before, element),
+        )  # fmt: skip
+        return walked(self.values, nest)
 
-def _number(value: float) -> str:
-    text = "inf" if math.isinf(value) else repr(abs(value))
-    return f"(-{text})" if value < 0 else text
+    def generic(self, token: Token, keys: Sequence[str]) -> list[Tensor]:
+        cursor = self.cursor
+        loops = traits(cursor, token)
+        ins, outs = self.listed("ins"), self.listed("outs")
+        if cursor.take("attrs"):
+            cursor.expect("=")
+            cursor.over()
+        if len(loops.maps) != len(ins) + len(outs) or not outs:
+            raise self.wrong("one map for each operand and one for each output are expected.", token)
+        # results stand after the body
+        start = cursor.at
+        cursor.over()
+        kinds = self.results_of(len(outs))
+        end, cursor.at = cursor.at, start
+
+        def named(text: str) -> str:
+            return self.values.let("%part", text, ()).text
+
+        made = walked(
+            self.values,
+            Nest(
+                token=token, keys=keys, loops=loops, ins=ins, outs=outs, kinds=kinds,
+                body=lambda inside, before: body(cursor, [*inside, *before], self.values.numbers, named),
+            ),
+        )  # fmt: skip
+        cursor.at = end
+        return made
+
+    def returned(self, token: Token) -> list[tuple[Token, Tensor]]:
+        cursor, values = self.cursor, self.values
+        if cursor.here.kind != "value":
+            raise self.wrong("the function returns nothing; results in memory (memref) are not read.", token)
+        names = cursor.names()
+        types = cursor.types(len(names))
+        cursor.located()
+        found: list[tuple[Token, Tensor]] = []
+        for name, (place, kind) in zip(names, types, strict=True):
+            value = values.tensors.get(name.text)
+            if value is None or value.holds is None or value.is_number or name.text in values.inputs:
+                raise self.wrong(f"{name.text} is returned and is no result of a linalg operation.", name)
+            if value.type != kind:
+                raise self.wrong(f"{name.text} is returned as another type than it is.", place)
+            found.append((name, value))
+        if len({name.text for name in names}) != len(names):
+            raise self.wrong("one result is returned twice; return it once.", token)
+        return found

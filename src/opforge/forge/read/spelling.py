@@ -113,34 +113,39 @@ class Spelling:
                     self.same(other, axis, where)
         return tuple(found)
 
-    def fields(self, outputs: Sequence[Spelled]) -> dict[str, Any]:
+    def fields(self, outputs: Sequence[Spelled], where: str) -> dict[str, Any]:
         """The fields of a definition: formula, inputs, outputs, and the sizes seen as a workload."""
-        names: dict[int, str] = {}
-        for axes in self.inputs.values():
-            for axis in axes:
-                names.setdefault(self.root(axis), f"d{len(names)}")
-
-        def shape(axes: Sequence[int | None]) -> str:
-            return " ".join(names[self.root(axis)] for axis in axes if axis is not None)
-
-        def resolved(text: str) -> str:
-            return _MARK.sub(lambda match: names[self.root(int(match[1]))], text)
-
-        needed, kept = {one.text for one in outputs}, list[tuple[str, str]]()
+        needed, used = {one.text for one in outputs}, list[tuple[str, str]]()
         for name, text in reversed(self.statements):
             if name in needed:
                 needed |= set(re.findall(r"[A-Za-z_]\w*", text))
-                kept.insert(0, (name, resolved(text)))
+                used.insert(0, (name, text))
+        names: dict[int, str] = {}
+        for name, axes in self.inputs.items():
+            for axis in axes if name in needed else ():
+                names.setdefault(self.root(axis), f"d{len(names)}")
+
+        def called(axis: int) -> str:
+            name = names.get(self.root(axis))
+            if name is None:
+                raise UsageError(
+                    f"{where}: an axis belongs to no input that the result depends on. Remove it, or use "
+                    "one that has it."
+                )
+            return name
+
+        def shape(axes: Sequence[int | None]) -> str:
+            return " ".join(called(axis) for axis in axes if axis is not None)
+
+        def resolved(text: str) -> str:
+            return _MARK.sub(lambda match: called(int(match[1])), text)
+
         fields: dict[str, Any] = {
-            "formula": "\n".join(f"{name} = {text}" for name, text in kept),
+            "formula": "\n".join(f"{name} = {resolved(text)}" for name, text in used),
             "inputs": {name: shape(axes) for name, axes in self.inputs.items() if name in needed},
             "outputs": {one.text: shape(one.axes) for one in outputs},
         }
-        sizes = {
-            name: self._sizes[axis]
-            for axis, name in names.items()
-            if any(name in s.split() for s in fields["inputs"].values())
-        }
+        sizes = {name: self._sizes[axis] for axis, name in names.items()}
         if all(size is not None for size in sizes.values()):
             fields["workloads"] = {"example": {"axes": sizes, "source": "the sizes of the example", "scale": "laptop"}}
         return fields

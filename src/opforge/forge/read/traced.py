@@ -197,7 +197,7 @@ class _Reader:
                 self.values[node.name] = self.operation(node)
             elif node.op == "output":
                 outputs = [self.stored(self.value(one)) for one in node.args[0]]
-        fields = self.spelling.fields(outputs)
+        fields = self.spelling.fields(outputs, self.where)
         return fields, {key: tensors[key] for key in fields["inputs"]}
 
     def stored(self, value: Spelled) -> Spelled:
