@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "operators"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize("name", ["group_norm", "rotary", "top2_gating"])
+@pytest.mark.parametrize("name", ["group_norm_images", "rotary_styles", "top2_gating"])
 def test_the_triton_kernels_pass(host, name, dtype):
     """Interpreted; what torch and C++ compute is asked by the campaign below."""
     judged(host, name, dtype, "triton")
@@ -83,7 +83,7 @@ def test_the_second_run_of_a_case_has_values_that_float32_bears(host, monkeypatc
     registry = load([EXAMPLES])
     # the example's own bound takes whatever comes where squares overflow; this one does not
     plain = Tolerance(factor=2.0, length="13", magnitude=lambda inputs, outputs, scalars: {"y": outputs["y"].abs()})
-    operator = dataclasses.replace(registry.operator("group_norm"), tolerance=plain)
+    operator = dataclasses.replace(registry.operator("group_norm_images"), tolerance=plain)
     bench = CaseCache(registry=registry, operator=operator, host=host, device="cpu")
     borne, overflowing = {}, []
     try:
@@ -117,11 +117,11 @@ def test_they_compute_what_their_names_say(example):
     torch.manual_seed(0)
     x, weight, bias = torch.randn(2, 12, 5, 3), torch.randn(12), torch.randn(12)
     torch.testing.assert_close(
-        example("group_norm")(x, weight, bias, groups=3), F.group_norm(x, 3, weight, bias), rtol=2e-5, atol=2e-5
+        example("group_norm_images")(x, weight, bias, groups=3), F.group_norm(x, 3, weight, bias), rtol=2e-5, atol=2e-5
     )
     x, angle = torch.randn(5, 3, 14), torch.rand(5, 7)
     turned = torch.view_as_complex(x.reshape(5, 3, 7, 2)) * torch.polar(torch.ones(5, 1, 7), angle[:, None])
-    rotary = example("rotary")
+    rotary = example("rotary_styles")
     interleaved = torch.view_as_real(turned).reshape(5, 3, 14)
     torch.testing.assert_close(rotary(x, angle.cos(), angle.sin(), style="interleaved"), interleaved)
     # the other style is the same rotation of elements that stand elsewhere

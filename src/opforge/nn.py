@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from opforge import ops
 from opforge.ops import functional
 
 
@@ -132,4 +133,62 @@ class SwiGLU(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (…, hidden_size); returns the same shape."""
         result: torch.Tensor = self.down_proj(functional.swiglu(self.gate_proj(x), self.up_proj(x)))
+        return result
+
+
+class RotaryEmbedding(torch.nn.Module):
+    """Rotary positions of queries and keys, on the operator rotary, without parameters or entries in a state_dict.
+
+    dim            elements of each head that are turned, an even number; the others are left as they are
+    max_positions  places that there are angles of
+    base           angle i of place p is p * base ** (-2 i / dim)
+    interleaved    whether a pair is two neighbours (GPT-J); otherwise half of `dim` lies between them (Llama)
+
+    The tables stay float32 whatever the module is converted to, and are made in float64.
+    """
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(
+        self, dim: int, max_positions: int, base: float = 10000.0, interleaved: bool = False, device: Any = None
+    ) -> None:
+        super().__init__()
+        if dim <= 0 or dim % 2:
+            raise ValueError(f"dim is {dim}: pairs of elements are turned. Give an even number.")
+        self.dim, self.max_positions, self.base, self.interleaved = dim, max_positions, base, interleaved
+        for name in ("cos", "sin"):
+            table = torch.empty(max_positions, dim // 2, dtype=torch.float32, device=device)
+            self.register_buffer(name, table, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """The tables anew, where they lie: after `to_empty`, or where `base` was changed."""
+        device = self.cos.device
+        if device.type == "meta":
+            return
+        places = torch.arange(self.max_positions, dtype=torch.float64)
+        speeds = self.base ** (-torch.arange(0, self.dim, 2, dtype=torch.float64) / self.dim)
+        angles = torch.outer(places, speeds)
+        self.cos, self.sin = (table.to(device, torch.float32) for table in (angles.cos(), angles.sin()))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> RotaryEmbedding:
+        super()._apply(fn, recurse)
+        if self.cos.dtype != torch.float32:
+            # a conversion of the module's dtype would have rounded them
+            self.cos, self.sin = self.cos.float(), self.sin.float()
+            self.reset_parameters()
+        return self
+
+    def extra_repr(self) -> str:
+        """The arguments it was made with."""
+        return f"{self.dim}, {self.max_positions}, base={self.base}, interleaved={self.interleaved}"
+
+    def forward(
+        self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """q: (…, tokens, heads, head_dim), k: (…, tokens, key heads, head_dim), positions: (…, tokens); both turned."""
+        result: tuple[torch.Tensor, torch.Tensor] = ops.rotary(
+            q, k, self.cos, self.sin, positions, interleaved=self.interleaved
+        )
         return result

@@ -1051,6 +1051,66 @@ class _rmsnorm_backward(Function):
 
 rmsnorm_backward: _rmsnorm_backward
 
+class _rotary(Function):
+    def __call__(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *,
+        interleaved: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Rotary position embedding of queries and keys in one pass.
+
+        q           [*batch, tokens, heads, dim] T
+        k           [*batch, tokens, kv_heads, dim] T
+        cos         [places, half] float32: of the angles of each place
+        sin         [places, half] float32
+        positions   [*batch, tokens] int64, or None: the place of each token; where there is no such place
+                      its rotated elements are NaN
+        interleaved False: the pairs of a head are elements 2i and 2i + 1; otherwise i and i + half
+
+        Returns q_out [*batch, tokens, heads, dim] T; k_out [*batch, tokens, kv_heads, dim] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: rotates_a_part (half >= 1 and 2 * half <= dim); has_the_places (places >= 1 and
+            (has_positions or tokens <= places)).
+
+        More: opforge show rotary
+        """
+    def why(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *,
+        interleaved: bool = False,
+    ) -> Choice: ...
+
+rotary: _rotary
+
+class _rotary_backward(Function):
+    def __call__(  # type: ignore[override]
+        self, dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *,
+        interleaved: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of rotary position embedding: the rotation by the negative angles.
+
+        dq_out      [*batch, tokens, heads, dim] T
+        dk_out      [*batch, tokens, kv_heads, dim] T
+        cos         [places, half] float32: of the angles of each place
+        sin         [places, half] float32
+        positions   [*batch, tokens] int64, or None: the place of each token; where there is no such place
+                      its rotated elements are NaN
+        interleaved False: the pairs of a head are elements 2i and 2i + 1; otherwise i and i + half
+
+        Returns dq [*batch, tokens, heads, dim] T; dk [*batch, tokens, kv_heads, dim] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: rotates_a_part (half >= 1 and 2 * half <= dim); has_the_places (places >= 1 and
+            (has_positions or tokens <= places)).
+
+        More: opforge show rotary_backward
+        """
+    def why(  # type: ignore[override]
+        self, dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, *,
+        interleaved: bool = False,
+    ) -> Choice: ...
+
+rotary_backward: _rotary_backward
+
 class _scale_shift(Function):
     def __call__(  # type: ignore[override]
         self, x: Tensor, scale: Tensor, shift: Tensor, /,

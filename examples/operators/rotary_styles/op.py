@@ -37,7 +37,7 @@ def axes(tokens, heads, half):
 INTERLEAVED = {"style": "interleaved"}
 
 operator = Operator(
-    name="rotary",
+    name="rotary_styles",
     about="rotary position embedding, pairs interleaved (GPT-J) or in halves (NeoX), angles in float32",
     source="Su et al., RoFormer, arXiv:2104.09864, 2021",
     inputs=(

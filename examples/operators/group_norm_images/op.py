@@ -40,7 +40,7 @@ def axes(batch, channels, height, width):
 
 
 operator = Operator(
-    name="group_norm",
+    name="group_norm_images",
     about="group normalisation of images in NCHW, with a weight and a bias per channel",
     source="Wu and He, Group Normalization, arXiv:1803.08494, 2018",
     inputs=(

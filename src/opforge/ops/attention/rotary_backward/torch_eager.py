@@ -1,0 +1,11 @@
+"""What a PyTorch user writes: angles picked by position, both halves of each pair in float32, joined again."""
+
+from torch import Tensor
+
+from opforge.device.torch.rotary import rotate
+
+
+def run(
+    dq_out: Tensor, dk_out: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    return rotate(dq_out, dk_out, cos, sin, positions, interleaved, -1)
