@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import random
 
 import pytest
 import torch
 
 from opforge.core.definition.operator import Case
+from opforge.definitions.attention import sides
 from opforge.registry import load
 from opforge.runner import allocate, fill
 from opforge.verify import compare, consult
-from opforge.verify.cases.declared_cases import crossed, declared, long_random
+from opforge.verify.cases.declared_cases import crossed, declared, long_axes, long_random
 from opforge.verify.cases.hidden import elements
 
 
@@ -48,6 +50,32 @@ def test_a_declared_layout_is_asked_at_a_shape_that_was_contiguous():
     (case,) = declared(operator, item, [plain, other], "float32")
     assert (case.axes, case.layout) == (plain.axes, "sliced")
     assert not list(declared(operator, item, [plain, dataclasses.replace(plain, layout="sliced")], "float32"))
+
+
+@pytest.mark.parametrize(
+    "axis", ["keys", *(pytest.param(axis, marks=pytest.mark.campaign) for axis in ("queries", "group"))]
+)
+def test_each_axis_of_attentions_mask_is_asked_beyond_ten_bits(axis, monkeypatch):
+    """Rows, keys and heads have counters of their own; a mask that begins again along one is found in its own case."""
+    operator, item = of("attention", "torch_definition")
+    cases = {case.name: case for case in long_axes(operator, item, "float32", operator.cases)}
+    case = dataclasses.replace(cases[f"long_axis_{axis}"], seed=5)
+    assert case.axes[axis] == 4400 and case.scalars["dropout"] and math.prod(case.axes.values()) < 400_000, case
+    arena = allocate(operator, case, "float32")
+    fill(arena, operator, case, 5)
+    inputs = {name: tensor.clone() for name, tensor in arena.tensors("input").items()}
+    arena.close()
+    expectation = consult(operator, case, "float32", inputs).expectations[0]
+    assert compare(expectation.expected.float(), expectation).agrees
+    kept, place = sides.kept_of, {"group": 1, "queries": 2, "keys": 3}[axis]
+
+    def begins_again(*where):
+        return kept(*(value % 1024 if number == place else value for number, value in enumerate(where)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sides, "kept_of", begins_again)
+        wrong = consult(operator, case, "float32", inputs).expectations[0].expected.float()
+    assert not compare(wrong, expectation).agrees
 
 
 @pytest.mark.campaign

@@ -50,6 +50,7 @@ from opforge.verify.judging.repeats import Repeats
 from opforge.verify.judging.rounded_factors import rounds_factors
 from opforge.verify.judging.run_case import run_once
 from opforge.verify.judging.threads import threads_for
+from opforge.verify.judging.two_callers import two_callers
 from opforge.verify.oracle.expectation import reduction_length
 
 MOST_STRUCK = 3
@@ -211,6 +212,7 @@ class _Run:
                     return failure
             if further and not self.emulated and self.worker is not None:
                 failure = rounds_factors(self.bench, self.worker, self.implementation, self.dtype, self.config)
+                failure = failure or two_callers(self.bench, self.worker, self.implementation, self.dtype, self.config)
                 if failure is not None:
                     self.told = True
                     return failure

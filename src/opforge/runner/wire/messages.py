@@ -272,6 +272,7 @@ class Bind(Question[LaunchBound]):
 class Run(Question[Launched]):
     """Take the arena's bytes as they are now, run once, put the outputs back. Without `upload` a device keeps the bytes
     that it has. `written` as in Sample: with SAME the memory that a result will be made in keeps what it holds.
+    `beside`: another launch that a second thread calls meanwhile, both over and over; its outputs are put back too.
     """
 
     do: ClassVar[str] = "run"
@@ -279,6 +280,7 @@ class Run(Question[Launched]):
     launch: int
     upload: bool = True
     written: int = OTHER
+    beside: int = -1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,21 +56,19 @@ from opforge.runner.worker.arena import Arena
 from opforge.runner.worker.compiled_first import compiled, no_fault_of_its_arithmetic
 from opforge.runner.worker.device_kernels import DeviceWatch
 from opforge.runner.worker.dispatch_trace import traced
+from opforge.runner.worker.held_results import hold
 from opforge.runner.worker.interpreted_stores import interpreted_notes
-from opforge.runner.worker.launch import LIBRARY, ContractBroken, Launch, bind, synchronize
+from opforge.runner.worker.launch import LIBRARY, Launch, bind, synchronize
 from opforge.runner.worker.placement import Placement
 from opforge.runner.worker.read_once import ReadOnce
 from opforge.runner.worker.result_memory import ResultMemory
+from opforge.runner.worker.together import together
 from opforge.runner.worker.write_ledger import Ledger
 
 # these compile before any of the kernel's code runs, or compile nothing; every other backend compiles when it is called
 COMPILED_FIRST = ("torch", "cpp", "cuda")
 INDUCTOR_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 WORTH_PINNING = 1 << 25
-HELD, HELD_BYTES = 64, 1 << 26
-"""Results of a launch that are kept while the next are made, and their bytes beyond one result: a kernel may return
-several buffers in turn.
-"""
 
 
 class Executor:
@@ -289,6 +287,8 @@ class Executor:
         PyTorch that a kernel of another backend called."""
         number = question.launch
         launch, arena, whole = self.launches[number]
+        if question.beside >= 0:
+            return self._together(number, question.beside)
         if question.upload and whole.device.type != "cpu":
             whole.copy_(arena.bytes())
         self.placements[number].bring()
@@ -307,28 +307,18 @@ class Executor:
             operations = traced(launch.run, results=launch.read)
         self._collect(number)
         if self.guards.new_memory:
-            self._hold(number, launch)
+            hold(self.held.setdefault(number, []), launch, self.placements[number].storages())
         return Launched(operations=operations, foreign=tuple(foreign), notes=interpreted_notes())
 
-    def _hold(self, number: int, launch: Launch) -> None:
-        """Keep the last results while the next ones are made: memory that is handed out twice would change under its
-        first owner.
-        """
-        held, mine = self.held.setdefault(number, []), self.placements[number].storages()
-        outputs = {
-            name: tensor
-            for name, tensor in launch.read().items()
-            if tensor.numel() and tensor.untyped_storage().data_ptr() not in mine
-        }
-        theirs = {tensor.untyped_storage().data_ptr() for last in held for tensor in last.values()}
-        for name, tensor in outputs.items():
-            if tensor.untyped_storage().data_ptr() in theirs:
-                raise ContractBroken(
-                    f"{launch.implementation} returned {name} in the memory of its previous result, or of one before, "
-                    "which its caller may still hold"
-                )
-        room = HELD_BYTES // max(1, sum(tensor.untyped_storage().nbytes() for tensor in outputs.values()))
-        held[:] = [*held, outputs][-max(1, min(HELD, room)) :]
+    def _together(self, *numbers: int) -> Launched:
+        for number in numbers:
+            self.placements[number].bring()
+            self.launches[number][0].ready()
+        one, other = (self.launches[number][0].run for number in numbers)
+        together(one, other)
+        for number in numbers:
+            self._collect(number)
+        return Launched()
 
     def collect(self, question: Collect, fds: Sequence[int]) -> Done:
         """Put what the last run left into the arena."""

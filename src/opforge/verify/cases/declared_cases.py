@@ -159,6 +159,10 @@ RANDOM = "seed"
 LONG_RANDOM = 280_000
 """Elements of its longest case: a mask whose counter has 18 bits begins again after 262,144."""
 
+LONG_AXIS = 4400
+"""Of one axis: 1,100 blocks of four words, beyond ten bits of an index."""
+SHORT_AXES = 3
+
 
 def long_random(
     operator: Operator, implementation: Implementation, dtype: str, checked: Sequence[Case]
@@ -188,6 +192,38 @@ def long_random(
             ):
                 yield trial
                 return
+
+
+def long_axes(
+    operator: Operator, implementation: Implementation, dtype: str, checked: Sequence[Case]
+) -> Iterator[Case]:
+    """For an operator that draws: a case for each axis by itself, longer than the bits that a counter may have kept of
+    its index; the other axes are short. Rows, keys or heads whose mask begins again are right in a case that is long in
+    another axis.
+    """
+    drawn = [case for case in checked if case.scalars.get(RANDOM) is not None and elements(operator, case)]
+    if RANDOM not in operator.scalar_values({}) or not drawn:
+        return
+    base = min(drawn, key=lambda case: (case.distribution != "normal", len(case.scalars), elements(operator, case)))
+    for name in operator.free_axes:
+        if isinstance(base.axes[name], tuple):
+            continue
+        for others in (SHORT_AXES, LONG_AXIS):
+            short = {
+                axis: min(size, others) if isinstance(size, int) and axis in operator.free_axes else size
+                for axis, size in base.axes.items()
+            }
+            try:
+                axes = operator.completed({**short, name: LONG_AXIS}, operator.scalar_values(base.scalars))
+            except (UsageError, ArithmeticError, IndexError, TypeError):
+                continue
+            trial = dataclasses.replace(
+                base, name=f"long_axis_{name}", axes=axes, why="a mask that repeats itself along an axis", seed=None,
+                layout="contiguous", distribution="normal", pattern=0,
+            )  # fmt: skip
+            if elements(operator, trial) <= 4 * LONG_RANDOM and _accepts(operator, implementation, dtype, trial):
+                yield trial
+                break
 
 
 def again(
