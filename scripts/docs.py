@@ -59,7 +59,7 @@ def verb_pages() -> dict[str, str]:
         )
 
     front = help_of()
-    from opforge.cli.app import VERBS
+    from opforge.cli.app import VERBS, actions_of
 
     pages = {
         "README.md": "# Verbs\n\nGenerated from `--help` by `make docs`. `opforge --install-completion` teaches bash, "
@@ -67,7 +67,10 @@ def verb_pages() -> dict[str, str]:
         f"`--store` may stand before the verb or behind it.\n\n```\n{front}\n```\n"
     }
     for verb in VERBS:
-        pages[f"{verb}.md"] = f"# opforge {verb}\n\n```\n{help_of(verb)}\n```\n"
+        page = f"# opforge {verb}\n\n```\n{help_of(verb)}\n```\n"
+        for action in actions_of(verb):
+            page += f"\n## opforge {verb} {action}\n\n```\n{help_of(verb, action)}\n```\n"
+        pages[f"{verb}.md"] = page
     return pages
 
 

@@ -50,6 +50,7 @@ wanted_too=()
 has triton || wanted_too+=("triton==3.6.0")
 has tilelang || wanted_too+=("tilelang==0.1.15")
 has psycopg || wanted_too+=("psycopg[binary]>=3.2,<4")
+has transformers || wanted_too+=("transformers>=5.24,<6")
 { [ ${#wanted_too[@]} -gt 0 ] && pip install --no-compile --constraint "$pins" --editable ".[dev]" "${wanted_too[@]}"; } ||
   pip install --no-compile --constraint "$pins" --editable ".[dev]" || {
   # a machine that reaches no package index may have everything all the same
@@ -60,6 +61,7 @@ has psycopg || wanted_too+=("psycopg[binary]>=3.2,<4")
 has triton || pip install --constraint "$pins" "triton==3.6.0" || echo "setup: Triton cannot be installed here; its kernels will be reported as missing" >&2
 has tilelang || pip install --constraint "$pins" "tilelang==0.1.15" || echo "setup: TileLang cannot be installed here; its kernels will be reported as missing" >&2
 has psycopg || pip install "psycopg[binary]>=3.2,<4" || echo "setup: psycopg cannot be installed here; a store on PostgreSQL will be reported as missing its driver" >&2
+has transformers || pip install --no-compile --constraint "$pins" "transformers>=5.24,<6" || echo "setup: transformers cannot be installed here; models of its configurations will be reported as missing it" >&2
 # a tool that the other environment has already is not installed again, and its command is in that one's folder
 theirs=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 for tool in ruff mypy pytest; do

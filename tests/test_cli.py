@@ -159,9 +159,9 @@ def test_json_is_json_of_every_action(tmp_path):
         "file": str(tmp_path / "all.jsonl"),
     }
     for verb in VERBS:
-        assert any(
-            "--json" in option.opts for option in typer.main.get_command(command_line([verb])).commands[verb].params
-        ), verb
+        command = typer.main.get_command(command_line([verb])).commands[verb]
+        for action in getattr(command, "commands", {verb: command}).values():
+            assert any("--json" in option.opts for option in action.params), (verb, action.name)
 
 
 def test_building_nothing_is_said(guest):

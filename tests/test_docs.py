@@ -51,7 +51,12 @@ def mistake(words: list[str], verbs: dict) -> str:
         return ""
     if rest[0] not in verbs:
         return f"no verb {rest[0]}"
-    known = {name for option in verbs[rest[0]].params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    verb = verbs[rest[0]]
+    if hasattr(verb, "commands"):
+        if len(rest) < 2 or rest[1] not in verb.commands:
+            return "" if rest[1:2] in ([], ["--help"]) else f"{rest[0]} has no {rest[1]}"
+        verb = verb.commands[rest[1]]
+    known = {name for option in verb.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
     return ", ".join(
         f"{rest[0]} has no {word}"
         for word in rest[1:]
@@ -90,10 +95,15 @@ def implementations():
 
 def test_every_verb_speaks_json(verbs):
     """The README says so, and scripts rely on it."""
+    actions = {
+        f"{name} {action}".strip(): one
+        for name, verb in verbs.items()
+        for action, one in getattr(verb, "commands", {"": verb}).items()
+    }
     assert [
         name
-        for name, verb in verbs.items()
-        if "--json" not in {option for parameter in verb.params for option in parameter.opts}
+        for name, action in actions.items()
+        if "--json" not in {option for parameter in action.params for option in parameter.opts}
     ] == []
 
 
@@ -118,6 +128,7 @@ def test_commands_have_their_verbs_and_options(verbs):
         if (wrong := mistake(words, verbs))
     ] == []
     assert mistake(["opforge", "--home", "x", "bench", "squares", "--house", "x"], verbs) == "bench has no --house"
+    assert mistake(["opforge", "model", "analyze", "x"], verbs) == "model has no analyze"
 
 
 def test_messages_name_verbs_and_options_that_are_there(verbs):

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from opforge.cli.app import VERBS, command_line, flowing
+from opforge.cli.app import VERBS, actions_of, command_line, flowing
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,8 @@ def broken_early(block, width):
 def test_a_help_text_is_broken_only_where_the_width_needs_it(front, columns):
     """Docstrings are wrapped for an editor: passed on as they are, they end lines in the middle of sentences."""
     wrong = {}
-    for words in [(), *((verb,) for verb in VERBS)]:
+    actions = ((verb, action) for verb in VERBS for action in actions_of(verb))
+    for words in [(), *((verb,) for verb in VERBS), *actions]:
         lines = help_text(front, words, columns)
         assert max(map(len, lines)) <= columns, words
         early = [line for block in prose(lines) for line in broken_early(block, columns - 2)]

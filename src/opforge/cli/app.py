@@ -53,8 +53,9 @@ VERBS = {
     "machine": "machine:machine",
     "device": "device:device",
     "records": "records:records",
+    "model": "model:ACTIONS",
 }
-"""Each verb's module in this room, and its function."""
+"""Each verb's module in this room, and its function; of a verb with actions, the table of their functions."""
 
 SHOWS_BARS = ("verify", "bench", "qualify", "sweep", "tune", "compare", "diagnose")
 """Verbs that show their own progress on a terminal."""
@@ -157,11 +158,37 @@ def command_line(words: Sequence[str] = ()) -> typer.Typer:
     )
     made.callback()(everything)
     for verb in [verb for verb in VERBS if verb in words] or VERBS:
-        module, function = VERBS[verb].split(":")
-        body = getattr(importlib.import_module(f"opforge.cli.{module}"), function)
-        shown = _with_reason(_with_progress(body, bars=verb in SHOWS_BARS))
-        made.command(verb, cls=Verb, help=flowing(body.__doc__ or ""))(shown)
+        body = _named(VERBS[verb])
+        if isinstance(body, dict):
+            actions = typer.Typer(no_args_is_help=True, help=_module_of(VERBS[verb]).ABOUT)
+            for action in [action for action in body if action in words] or body:
+                _add(actions, action, _named(body[action]), bars=verb in SHOWS_BARS)
+            # a callback keeps the action's name on the line where only one is made
+            actions.callback()(lambda: None)
+            made.add_typer(actions, name=verb)
+        else:
+            _add(made, verb, body, bars=verb in SHOWS_BARS)
     return made
+
+
+def actions_of(verb: str) -> tuple[str, ...]:
+    """The actions of a verb that has any, as `analyse` of `opforge model`."""
+    body = _named(VERBS[verb])
+    return tuple(body) if isinstance(body, dict) else ()
+
+
+def _module_of(place: str) -> Any:
+    return importlib.import_module(f"opforge.cli.{place.split(':')[0]}")
+
+
+def _named(place: str) -> Any:
+    """What "module:name" of this room is."""
+    return getattr(_module_of(place), place.split(":")[1])
+
+
+def _add(to: typer.Typer, name: str, body: Callable[..., None], *, bars: bool) -> None:
+    shown = _with_reason(_with_progress(body, bars=bars))
+    to.command(name, cls=Verb, help=flowing(body.__doc__ or ""))(shown)
 
 
 def flowing(docstring: str) -> str:
