@@ -1,4 +1,6 @@
-"""Where a tensor's elements lie when a program's axes are walked: indices of groups and offsets, as text."""
+"""A program's axes and values walked: where a tensor's elements lie, as text; what a row has one of; which inputs a
+value needs.
+"""
 
 from __future__ import annotations
 
@@ -90,3 +92,45 @@ def _single(layout: Layout, name: str) -> list[int]:
     """The outer groups whose index a tensor needs by itself: none where it has all of them."""
     has = [group for group in layout.tensors[name] if group < layout.columns]
     return [] if len(has) == layout.columns else has
+
+
+def row_values(program: Program, root: int, inner: str) -> list[int]:
+    """The values below `root` that a row has one of, nearest first, what they are made of left out."""
+    found: dict[int, None] = {}
+    waiting, seen = [root], set[int]()
+    while waiting:
+        number = waiting.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        value = program.values[number]
+        if inner not in value.axes and value.operation not in ("const", "parameter"):
+            found.setdefault(number)
+        else:
+            waiting += value.arguments
+    return sorted(found)
+
+
+def sources(program: Program, names: dict[str, str]) -> dict[int, str]:
+    """What stands for the inputs in `names`, by their values' numbers."""
+    return {
+        number: names[value.text]
+        for number, value in enumerate(program.values)
+        if value.operation == "read" and value.text in names
+    }
+
+
+def needed(program: Program, root: int, names: dict[str, str], reads: list[str]) -> list[str]:
+    """The inputs with elements of their own below `root`, in order of arguments; reductions stand for themselves."""
+    found, waiting, seen = set[str](), [root], set[int]()
+    while waiting:
+        number = waiting.pop()
+        if number in seen:
+            continue
+        seen.add(number)
+        value = program.values[number]
+        if value.operation == "read" and value.text in names:
+            found.add(value.text)
+        if not value.reduces:
+            waiting += value.arguments
+    return [name for name in reads if name in found]

@@ -8,7 +8,7 @@ from opforge.core.language.errors import UsageError
 from opforge.forge.program.definition import Definition
 from opforge.forge.program.families import Layout, operands_of
 from opforge.forge.program.ir import Program
-from opforge.forge.write.cpp_file import sources
+from opforge.forge.program.walks import sources
 from opforge.forge.write.emit import TILELANG, call
 from opforge.forge.write.product_files import sums_writer
 from opforge.forge.write.tilelang_file import (

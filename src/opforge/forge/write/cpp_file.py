@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from opforge.forge.program.definition import TAKEN, Definition
 from opforge.forge.program.families import Layout
 from opforge.forge.program.ir import Program, Value
-from opforge.forge.program.walks import along, extent, places, row_offset, sizes_from
-from opforge.forge.write.emit import CPP, Writer, call
+from opforge.forge.program.walks import along, extent, needed, places, row_offset, sizes_from, sources
+from opforge.forge.write.emit import CPP, Dialect, Writer, call
+from opforge.forge.write.row_statements import RowStatements
 
 
 def cpp_file(definition: Definition, program: Program, layout: Layout) -> tuple[str, str]:
@@ -71,98 +73,15 @@ def _tiled(definition: Definition, program: Program, layout: Layout) -> str:
 
 def _rows(definition: Definition, program: Program, layout: Layout) -> str:
     reads = [name for name, _ in program.reads]
-    full, original = next(name for name in reads if layout.tensors[name] == (0, 1)), program
-    pointers: dict[str, str] = {}
-    numbers: dict[str, str] = {}
-    outputs = [write.name for write in program.writes]
-    scans = [number for number, value in enumerate(program.values) if value.scans]
-    body = ["  opforge::for_each_row(rows, cols, [&](int64_t row) {"]
+    full = next(name for name in reads if layout.tensors[name] == (0, 1))
+    statements = _Rows(program, layout, CPP, TAKEN).lines()
+    scans = sum(value.scans for value in program.values)
+    head = "  opforge::for_each_row(rows, cols, [&](int64_t row) {"
     if scans:
-        wide = "cols" if len(scans) == 1 else f"{len(scans)} * cols"
-        body = [f"  opforge::for_each_buffered_row(rows, {wide}, [&](int64_t row, float* buffer) {{"]
-    for name in reads:
-        if along(layout, name):
-            pointers[name] = name if layout.tensors[name] == (1,) else f"{name} + row * cols"
-        else:
-            body.append(f"    const float {name}_here = opforge::load_as_float({name}[row]);")
-            numbers[name] = f"{name}_here"
-    writer = Writer(program, CPP, TAKEN)
-    writer.known.update(sources(program, numbers))
-    inner = program.axes[-1]
-    lines: list[str] = []
-
-    def reduce(number: int, value: Value) -> str:
-        lines.extend(f"    {line}" for line in writer.lines)
-        writer.lines.clear()
-        name = writer.name_for(number)
-        if name in outputs:
-            name = writer.fresh(f"{name}_here")
-        how = {"max": "max_map", "min": "min_map"}.get(value.operation, "sum_map")
-        head, *rest = _lambda(program, value.arguments[0], pointers, writer, 4)
-        lines.append(f"    const float {name} = opforge::{how}(cols, {head}")
-        lines.extend(rest)
-        lines[-1] += f", {_given(program, value.arguments[0], pointers, reads)})"
-        lines[-1] += " / static_cast<float>(cols);" if value.operation == "mean" else ";"
-        writer.known[number] = name
-        return name
-
-    def scan(number: int, value: Value) -> None:
-        """A scan goes into a buffer of its own, and is what is read from then on."""
-        nonlocal program
-        kept(value.arguments[0])
-        at = scans.index(number)
-        name = writer.name_for(number)
-        if name in outputs:
-            name = writer.fresh(f"{name}_here")
-        lines.append(f"    float* {name} = buffer{f' + {at} * cols' * (at > 1)}{' + cols' * (at == 1)};")
-        head, *rest = _lambda(program, value.arguments[0], pointers, writer, 4)
-        lines.append(f"    opforge::{value.operation}_map(cols, {name}, {head}")
-        lines.extend(rest)
-        lines[-1] += f", {_given(program, value.arguments[0], pointers, reads)});"
-        read = replace(value, operation="read", arguments=(), text=name, over="")
-        program = replace(program, values=(*program.values[:number], read, *program.values[number + 1 :]))
-        writer.program = program
-        pointers[name] = name
-        reads.append(name)
-
-    def kept(root: int) -> None:
-        """What a row has one of below a value, computed once for the row."""
-        below = [one for one in row_values(program, root, inner) if one not in writer.known]
-        for one, text in zip(below, writer.write(below), strict=True):
-            _keep(writer, one, text)
-        lines.extend(f"    {line}" for line in writer.lines)
-        writer.lines.clear()
-
-    writer.reduce = reduce
-    # what a row has one of is computed in the order of its reductions
-    for number, value in enumerate(program.values):
-        if value.scans:
-            scan(number, value)
-        if value.reduces:
-            below = [one for one in row_values(program, value.arguments[0], inner) if one not in writer.known]
-            for one, text in zip(below, writer.write(below), strict=True):
-                _keep(writer, one, text)
-            if number not in writer.known:
-                reduce(number, value)
-    for write in program.writes:
-        if layout.tensors[write.name] == (0,):
-            text = writer.write([write.value])[0]
-            lines.extend(f"    {line}" for line in writer.lines)
-            writer.lines.clear()
-            lines.append(f"    {write.name}[row] = opforge::store_from_float<T>({text});")
-            continue
-        below = [one for one in row_values(program, write.value, inner) if one not in writer.known]
-        for one, text in zip(below, writer.write(below), strict=True):
-            _keep(writer, one, text)
-        lines.extend(f"    {line}" for line in writer.lines)
-        writer.lines.clear()
-        head, *rest = _lambda(program, write.value, pointers, writer, 4)
-        lines.append(f"    opforge::map_row(cols, {write.name} + row * cols, {head}")
-        lines.extend(rest)
-        lines[-1] += f", {_given(program, write.value, pointers, reads)});"
-    body += [*lines, "  });"]
+        wide = "cols" if scans == 1 else f"{scans} * cols"
+        head = f"  opforge::for_each_buffered_row(rows, {wide}, [&](int64_t row, float* buffer) {{"
+    body = [head, *(f"    {line}" for line in statements), "  });"]
     sizes = [("cols", f"{full}.size(-1)"), ("rows", f"cols == 0 ? 0 : {full}.numel() / cols")]
-    program = original
     return cpp_text(
         "Rows spread over the threads, each read as often as it has reductions, from the cache after the first time.",
         ["moves     each tensor once while a row fits the cache",
@@ -173,60 +92,63 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
     )  # fmt: skip
 
 
-def _keep(writer: Writer, number: int, text: str) -> None:
-    value = writer.program.values[number]
-    if number not in writer.known and value.operation not in ("const", "parameter"):
-        writer.assigned(number, text, value)
+class _Rows(RowStatements):
+    """A scan goes into a buffer of its own, and is what is read from then on: `program` has it as an input then."""
+
+    row, once = "row", ""
+
+    def __init__(self, program: Program, layout: Layout, dialect: Dialect, taken: Collection[str]) -> None:
+        super().__init__(program, layout, dialect, taken)
+        self.buffers: list[str] = []
+        self.pointers = {
+            name: name if layout.tensors[name] == (1,) else f"{name} + row * cols"
+            for name in self.reads
+            if along(layout, name)
+        }
+
+    def reduced(self, name: str, value: Value) -> list[str]:
+        """A float that holds a row's reduction."""
+        how = {"max": "max_map", "min": "min_map"}.get(value.operation, "sum_map")
+        tail = ") / static_cast<float>(cols);" if value.operation == "mean" else ");"
+        return self._mapped(f"const float {name} = opforge::{how}(cols, ", value.arguments[0], tail)
+
+    def scanned(self, number: int, name: str, value: Value) -> list[str]:
+        """A buffer that holds a row's scan."""
+        at = len(self.buffers)
+        place = ("", " + cols")[at] if at < 2 else f" + {at} * cols"
+        head = f"opforge::{value.operation}_map(cols, {name}, "
+        lines = [f"float* {name} = buffer{place};", *self._mapped(head, value.arguments[0], ");")]
+        read = replace(value, operation="read", arguments=(), text=name, over="")
+        values = (*self.program.values[:number], read, *self.program.values[number + 1 :])
+        self.program = self.writer.program = replace(self.program, values=values)
+        self.buffers.append(name)
+        self.pointers[name] = name
+        return lines
+
+    def stored(self, name: str, root: int) -> list[str]:
+        """A row of an output."""
+        return self._mapped(f"opforge::map_row(cols, {name} + row * cols, ", root, ");")
+
+    def _mapped(self, head: str, root: int, tail: str) -> list[str]:
+        return _mapped(self.program, head, root, self.pointers, self.writer, 4, [*self.reads, *self.buffers], tail)
 
 
-def row_values(program: Program, root: int, inner: str) -> list[int]:
-    """The values below `root` that a row has one of, nearest first, what they are made of left out."""
-    found: dict[int, None] = {}
-    waiting, seen = [root], set[int]()
-    while waiting:
-        number = waiting.pop()
-        if number in seen:
-            continue
-        seen.add(number)
-        value = program.values[number]
-        if inner not in value.axes and value.operation not in ("const", "parameter"):
-            found.setdefault(number)
-        else:
-            waiting += value.arguments
-    return sorted(found)
+def _mapped(
+    program: Program, head: str, root: int, pointers: dict[str, str], outer: Writer, depth: int, reads: list[str],
+    tail: str = ");",
+) -> list[str]:  # fmt: skip
+    """The lines of a call: `head`, a lambda of the elements' floats that computes `root`, the pointers to its elements.
+
+    outer   knows what a row has one of
+    depth   how far the lines will be indented
+    """
+    given = ", ".join(pointers[name] for name in needed(program, root, pointers, reads))
+    first, *rest = _lambda(program, root, pointers, outer, depth)
+    lines = [f"{head}{first}", *rest]
+    return [*lines[:-1], f"{lines[-1]}, {given}{tail}"]
 
 
-def sources(program: Program, names: dict[str, str]) -> dict[int, str]:
-    """What stands for the inputs in `names`, by their values' numbers."""
-    return {
-        number: names[value.text]
-        for number, value in enumerate(program.values)
-        if value.operation == "read" and value.text in names
-    }
-
-
-def needed(program: Program, root: int, names: dict[str, str], reads: list[str]) -> list[str]:
-    """The inputs with elements of their own below `root`, in order of arguments; reductions stand for themselves."""
-    found, waiting, seen = set[str](), [root], set[int]()
-    while waiting:
-        number = waiting.pop()
-        if number in seen:
-            continue
-        seen.add(number)
-        value = program.values[number]
-        if value.operation == "read" and value.text in names:
-            found.add(value.text)
-        if not value.reduces:
-            waiting += value.arguments
-    return [name for name in reads if name in found]
-
-
-def _given(program: Program, root: int, pointers: dict[str, str], reads: list[str]) -> str:
-    return ", ".join(pointers[name] for name in needed(program, root, pointers, reads))
-
-
-def _lambda(program: Program, root: int, pointers: dict[str, str], outer: Writer, indent: int) -> list[str]:
-    """The lines of a lambda of the elements' floats; `outer` knows what a row has one of."""
+def _lambda(program: Program, root: int, pointers: dict[str, str], outer: Writer, depth: int) -> list[str]:
     # in the order in which a call gives them: inputs, then what scans left
     taken = needed(program, root, pointers, list(dict.fromkeys([*dict(program.reads), *pointers])))
     inner = Writer(program, CPP, {*TAKEN, *outer.taken})
@@ -234,10 +156,9 @@ def _lambda(program: Program, root: int, pointers: dict[str, str], outer: Writer
     text = inner.write([root])[0]
     captured = any(name in "\n".join([*inner.lines, text]) for name in _outside(program, outer))
     head = f"[{'=' * captured}]({', '.join(f'float {name}' for name in taken)}) {{"
-    if not inner.lines and len(head) + len(text) + indent < 50:
+    if not inner.lines and len(head) + len(text) + depth < 50:
         return [f"{head} return {text}; }}"]
-    space = " " * indent
-    return [head, *(f"{space}  {line}" for line in inner.lines), f"{space}  return {text};", f"{space}}}"]
+    return [head, *(f"  {line}" for line in inner.lines), f"  return {text};", "}"]
 
 
 def _outside(program: Program, outer: Writer) -> list[str]:
@@ -250,15 +171,12 @@ def _map(
     root: int,
     pointers: dict[str, str],
     numbers: dict[str, str],
-    indent: int,
+    depth: int,
     reads: list[str],
 ) -> list[str]:
     writer = Writer(program, CPP, TAKEN)
     writer.known.update(sources(program, numbers))
-    first, *rest = _lambda(program, root, pointers, writer, indent)
-    lines = [f"{' ' * indent}{head}{first}", *rest]
-    lines[-1] += f", {_given(program, root, pointers, reads)});"
-    return lines
+    return [f"{' ' * depth}{line}" for line in _mapped(program, head, root, pointers, writer, depth, reads)]
 
 
 def cpp_text(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from opforge.forge.program.definition import TAKEN, Definition
 from opforge.forge.program.families import Layout
 from opforge.forge.program.ir import Program, Value
-from opforge.forge.program.walks import along, extent, places, row_offset, sizes_from
-from opforge.forge.write.cpp_file import row_values, sources
+from opforge.forge.program.walks import along, extent, places, row_offset, sizes_from, sources
 from opforge.forge.write.emit import CUDA, Writer, call
+from opforge.forge.write.row_statements import RowStatements
 
 NAMES = frozenset(
     ("across", "col", "blocks", "count", "vectors", "stream", "results", "operands", "op", "whole", "Formula", "result")
@@ -145,25 +145,23 @@ def _tiles(definition: Definition, program: Program, layout: Layout) -> str:
     )  # fmt: skip
 
 
-def _rows(definition: Definition, program: Program, layout: Layout) -> str:
-    reads, writes = [name for name, _ in program.reads], [write.name for write in program.writes]
-    parameters = [name for name, _ in program.parameters]
-    full = next(name for name in reads if layout.tensors[name] == (0, 1))
-    inner_axis = program.axes[-1]
-    writer = Writer(program, CUDA, {*TAKEN, "row", "r", "c", "j", "cols", "N"})
-    lines: list[str] = []
-    for name in reads:
-        if not along(layout, name):
-            lines.append(f"const float {name}_here = opforge::load_as_float({name}[r]);")
-            writer.known.update(sources(program, {name: f"{name}_here"}))
+class _Rows(RowStatements):
+    """Rows on chip: a visit of the row's elements for each reduction and each output."""
 
-    def visited(root: int, then: str, store: str = "") -> list[str]:
+    row, once = "r", "if (row.leads()) "
+
+    def __init__(self, program: Program, layout: Layout, full: str) -> None:
+        super().__init__(program, layout, CUDA, {*TAKEN, "row", "r", "c", "j", "cols", "N"})
+        self.full = full
+
+    def visited(self, root: int, then: str, store: str = "") -> list[str]:
         """A visit of the row's elements that computes `root` and does `then` with its TEXT."""
-        inside = Writer(program, CUDA, {*TAKEN, *writer.taken})
-        inside.known = {**writer.known, **sources(program, {n: f"{n}_here" for n in reads if along(layout, n)})}
+        full, elements = self.full, [name for name in self.reads if along(self.layout, name)]
+        inside = Writer(self.program, CUDA, {*TAKEN, *self.writer.taken})
+        inside.known = {**self.writer.known, **sources(self.program, {name: f"{name}_here" for name in elements})}
         text = inside.write([root])[0]
         used = "\n".join([*inside.lines, text])
-        others = [name for name in reads if along(layout, name) and name != full and f"{name}_here" in used]
+        others = [name for name in elements if name != full and f"{name}_here" in used]
         at = "int64_t c" if others or store else "int64_t"
         made = [f"row.visit([&]({at}, auto& {full}_vec) {{", f"  constexpr int N = sizeof({full}_vec) / sizeof(float);"]
         if others or store:
@@ -171,58 +169,37 @@ def _rows(definition: Definition, program: Program, layout: Layout) -> str:
                 f"  float {', '.join([*(f'{name}_vec[N]' for name in others), *(['result[N]'] if store else [])])};"
             )
         for name in others:
-            where = "c" if layout.tensors[name] == (1,) else "r * cols + c"
+            where = "c" if self.layout.tensors[name] == (1,) else "r * cols + c"
             made.append(f"  opforge::load_constant<T, N>({name} + {where}, {name}_vec);")
         made += ["#pragma unroll", "  for (int j = 0; j < N; ++j) {"]
         for name in [full] * (f"{full}_here" in used) + others:
             made.append(f"    const float {name}_here = {name}_vec[j];")
         made += [f"    {line}" for line in inside.lines]
-        made += [f"    {then.replace('TEXT', text)}", "  }", *([f"  {store}"] if store else []), "});"]
-        return made
+        return [*made, f"    {then.replace('TEXT', text)}", "  }", *([f"  {store}"] if store else []), "});"]
 
-    def flushed() -> None:
-        lines.extend(writer.lines)
-        writer.lines.clear()
+    def reduced(self, name: str, value: Value) -> list[str]:
+        """A float of each thread's, and the reduction of them all."""
+        start, then, end = {
+            "max": ("-INFINITY", f"{name} = opforge::larger({name}, TEXT);", f"row.reduce({name}, opforge::Larger())"),
+            "min": ("INFINITY", f"{name} = opforge::smaller({name}, TEXT);", f"row.reduce({name}, opforge::Smaller())"),
+            "mean": ("0.0f", f"{name} += TEXT;", f"row.mean({name})"),
+        }.get(value.operation, ("0.0f", f"{name} += TEXT;", f"row.reduce({name}, opforge::Sum())"))
+        return [f"float {name} = {start};", *self.visited(value.arguments[0], then), f"{name} = {end};"]
 
-    def reduce(number: int, value: Value) -> str:
-        flushed()
-        name = writer.name_for(number)
-        if name in writes:
-            name = writer.fresh(f"{name}_here")
-        start, then, ends = {
-            "max": ("-INFINITY", f"{name} = opforge::larger({name}, TEXT);", "row.reduce(NAME, opforge::Larger())"),
-            "min": ("INFINITY", f"{name} = opforge::smaller({name}, TEXT);", "row.reduce(NAME, opforge::Smaller())"),
-            "mean": ("0.0f", f"{name} += TEXT;", "row.mean(NAME)"),
-        }.get(value.operation, ("0.0f", f"{name} += TEXT;", "row.reduce(NAME, opforge::Sum())"))
-        lines.append(f"float {name} = {start};")
-        lines.extend(visited(value.arguments[0], then))
-        lines.append(f"{name} = {ends.replace('NAME', name)};")
-        writer.known[number] = name
-        return name
+    def scanned(self, number: int, name: str, value: Value) -> list[str]:
+        """Programs with scans have a kernel of their own."""
+        raise AssertionError(f"{value.operation} belongs to cuda_scans")
 
-    def kept(root: int) -> None:
-        """What a row has one of below a value, computed once for the row."""
-        below = [one for one in row_values(program, root, inner_axis) if one not in writer.known]
-        for one, text in zip(below, writer.write(below), strict=True):
-            if one not in writer.known and program.values[one].operation not in ("const", "parameter"):
-                writer.assigned(one, text, program.values[one])
-        flushed()
+    def stored(self, name: str, root: int) -> list[str]:
+        """A vector of an output at a time."""
+        return self.visited(root, "result[j] = TEXT;", f"opforge::store_vec<T, N>({name} + r * cols + c, result);")
 
-    writer.reduce = reduce
-    for number, value in enumerate(program.values):
-        if value.reduces and number not in writer.known:
-            kept(value.arguments[0])
-            if number not in writer.known:
-                reduce(number, value)
-    for write in program.writes:
-        if layout.tensors[write.name] == (0,):
-            text = writer.write([write.value])[0]
-            flushed()
-            lines.append(f"if (row.leads()) {write.name}[r] = opforge::store_from_float<T>({text});")
-        else:
-            kept(write.value)
-            stored = f"opforge::store_vec<T, N>({write.name} + r * cols + c, result);"
-            lines.extend(visited(write.value, "result[j] = TEXT;", stored))
+
+def _rows(definition: Definition, program: Program, layout: Layout) -> str:
+    reads, writes = [name for name, _ in program.reads], [write.name for write in program.writes]
+    parameters = [name for name, _ in program.parameters]
+    full = next(name for name in reads if layout.tensors[name] == (0, 1))
+    lines = _Rows(program, layout, full).lines()
     members = [f"const T* {name}" for name in reads if name != full] + [f"T* {name}" for name in writes]
     members += ["int64_t cols", *(f"float {name}" for name in parameters)]
     struct = "template <typename T>\nstruct Formula {\n" + "".join(f"  {one};\n" for one in members)

@@ -167,6 +167,11 @@ class Writer:
         self.lines: list[str] = []
         self.reduce: Callable[[int, Value], str] | None = None
 
+    def taken_lines(self) -> list[str]:
+        """The statements that were needed since it was asked last."""
+        lines, self.lines = self.lines, []
+        return lines
+
     def name_for(self, number: int) -> str:
         """A name that nothing else has: what the formula calls the value, or a word for its operation."""
         given = dict(self.program.names).get(number)

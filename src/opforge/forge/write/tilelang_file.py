@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from opforge.forge.program.definition import TAKEN, Definition
 from opforge.forge.program.families import Layout
 from opforge.forge.program.ir import Program, Value
-from opforge.forge.write.cpp_file import row_values, sources
+from opforge.forge.program.walks import row_values, sources
 from opforge.forge.write.emit import TILELANG, Writer, call
 
 NAMES = {
