@@ -8,7 +8,9 @@ import itertools
 import pytest
 import torch
 
+from opforge.core.definition.call_form import formed
 from opforge.core.definition.operator import Case, Operator, TensorSpec, Tolerance
+from opforge.registry import load
 from opforge.runner import allocate, fill
 from opforge.verify import compare, consult
 from quantisers import QUANTISERS, Quantiser
@@ -107,3 +109,47 @@ def test_rounding_what_was_given_has_no_ties_to_choose_from():
     operator = dataclasses.replace(halves(), reference=lambda x: torch.round(x).to(torch.int8))
     assert wrong_places(operator, [0.5, 1.5, 2.5], [0, 2, 2]) == [False] * 3
     assert wrong_places(operator, [0.5, 1.5, 2.5], [1, 1, 3]) == [True] * 3
+
+
+def test_a_part_that_is_written_into_zeros_is_computed():
+    """The zeros are known, what is written into a slice of them is not: its ties may go either way."""
+
+    def reference(x):
+        whole = torch.zeros_like(x)
+        whole[2:] = x[2:] * 0.5 + 0.25 - 0.25
+        return torch.round(whole).to(torch.int8)
+
+    operator = dataclasses.replace(halves(), reference=reference)
+    assert wrong_places(operator, [9.0, 9.0, 1.0, 3.0], [0, 0, 1, 1]) == [False] * 4
+    assert wrong_places(operator, [9.0, 9.0, 1.0, 3.0], [0, 1, 1, 0]) == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "ignored"),
+    [
+        ("attention", "one_past", {"causal": False}),
+        ("attention_varlen", "causal", {"causal": False}),
+        ("dropout", "odd_ranks", {"seed": 8}),
+    ],
+)
+def test_positions_are_counted_alike_in_every_arithmetic(name, case, ignored):
+    """Ones that a reference makes and counts are no values that were computed: moved to one side they were noughts,
+    every key had one position, and attention that ignored `causal` was right.
+    """
+    operator = load([]).operator(name)
+    case = next(one for one in operator.cases if one.name == case)
+    operator = formed(operator, {**case.axes, **case.scalars})
+    arena = allocate(operator, case, "float32")
+    try:
+        fill(arena, operator, case, 5)
+        inputs = {key: tensor.clone() for key, tensor in arena.tensors("input").items()}
+    finally:
+        arena.close()
+    truth = consult(operator, case, "float32", inputs)
+
+    def called(**scalars):
+        made = operator.reference(*inputs.values(), **operator.scalar_values({**case.scalars, **scalars}))
+        return made if isinstance(made, tuple) else (made,)
+
+    assert agree(called(), truth)
+    assert not any(compare(one, e).agrees for one, e in zip(called(**ignored), truth.expectations, strict=True))

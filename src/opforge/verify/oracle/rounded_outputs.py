@@ -27,12 +27,18 @@ PACKING = (
     *("bitwise_or", "bitwise_and", "bitwise_xor", "bitwise_left_shift", "bitwise_right_shift"),
     *("__or__", "__and__", "__lshift__", "__rshift__"),
 )
-CONSTANTS = ("full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "arange", "scalar_tensor", "lift_fresh")
+CONSTANTS = (
+    *(f"{kind}{form}" for kind in ("full", "zeros", "ones", "empty") for form in ("", "_like")),
+    *("new_full", "new_zeros", "new_ones", "new_empty", "new_empty_strided", "empty_strided"),
+    *("arange", "eye", "scalar_tensor", "lift_fresh", "zero"),
+)
+"""What is the same in any arithmetic, whatever was computed before: positions are counted from it."""
 MOVES = (
     *("view", "_unsafe_view", "reshape", "permute", "transpose", "t", "movedim", "expand", "squeeze", "unsqueeze"),
     *("slice", "select", "split", "split_with_sizes", "chunk", "unbind", "unfold", "diagonal", "as_strided", "alias"),
     *("clone", "contiguous", "detach", "_to_copy", "copy", "repeat", "cat", "stack", "flip", "roll", "constant_pad_nd"),
     *("index", "gather", "index_select", "where", "masked_fill", "sort", "topk", "max", "min", "amax", "amin"),
+    *("fill", "index_put", "scatter", "slice_scatter", "select_scatter", "tril", "triu"),
     *("abs", "neg", "clamp", "clamp_min", "clamp_max", "minimum", "maximum"),
 )
 """What takes values from one place to another, and computes nothing with them."""
@@ -213,11 +219,21 @@ def _moved(roundings: Roundings, sides: Sequence[int]) -> Any:
             self.sites = 0
             self.packs = False
             self._exact: Any = WeakTensorKeyDictionary()
+            # memory into a part of which something computed was written
+            self._mixed: set[int] = set()
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            """torch's wrapper around each operation imports torch._dynamo: it took a third of a run."""
+            return False
 
         def exact(self, tensor: Any) -> None:
             """Nothing is computed in these values: they are the same in any arithmetic."""
             if isinstance(tensor, torch.Tensor):
                 self._exact[tensor] = True
+
+        def _known(self, tensor: Any) -> bool:
+            return tensor in self._exact and tensor.untyped_storage()._cdata not in self._mixed
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
@@ -254,21 +270,28 @@ def _moved(roundings: Roundings, sides: Sequence[int]) -> Any:
                 rounded = _coarser(args[1].dtype, args[0].dtype)
             else:
                 rounded = plain != "div" and plain in (*ROUNDINGS, *QUOTIENTS, *THRESHOLDS)
-            return place if rounded and args[place] not in self._exact else None
+            return place if rounded and not self._known(args[place]) else None
 
         def _mark(self, plain: str, func: Any, args: Any, kwargs: Any, result: Any, rounded: bool) -> None:
             given = [one for one in _flat((args, kwargs)) if isinstance(one, torch.Tensor)]
-            known = all(tensor in self._exact for tensor in given if tensor.is_floating_point())
+            known = all(self._known(tensor) for tensor in given if tensor.is_floating_point())
+            in_place = plain != func.overloadpacket.__name__ or plain == "copy"
             for one in _flat(result):
                 if not isinstance(one, torch.Tensor) or not one.is_floating_point():
                     continue
                 whole = plain in ROUNDINGS or (plain == "_to_copy" and rounded)
-                moved = plain in (*CONSTANTS, *MOVES) and known
+                moved = plain in CONSTANTS or (plain in MOVES and known)
                 counted = plain in WHOLE and known and _all_whole(one, args)
+                memory = one.untyped_storage()._cdata
                 if whole or moved or counted:
                     self._exact[one] = True
-                elif one in self._exact:
-                    del self._exact[one]
+                    if not in_place:
+                        # new memory may lie where other memory was
+                        self._mixed.discard(memory)
+                    continue
+                self._exact.pop(one, None)
+                if in_place:
+                    self._mixed.add(memory)
 
     return Moved()
 
