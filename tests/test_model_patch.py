@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from tests.model_families import FAMILIES
 from torch.nn import functional as F
 from torch.nn.functional import silu as renamed
 
@@ -219,3 +220,22 @@ def test_a_patch_is_planned_whole_before_it_begins(model, monkeypatch):
     with pytest.raises(TypeError):
         opforge.patch(model)
     assert everything(model) == before
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_is_patched_trained_one_step_and_restored(family):
+    """Twelve ways to write a model: modules of all kinds, tables of attention functions, losses made in a forward."""
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'opforge[models]'")
+    torch.manual_seed(0)
+    model, example = FAMILIES[family]()
+    before, state = everything(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    opforge.patch(model, example=example, check=True)
+    receipt = model.receipt()
+    assert receipt.ran == ("forward", "training step")
+    assert len(receipt.replaced) >= 9
+    assert any(line.computed for line in receipt.lines if line.site.function == "cross_entropy")
+    assert all(line.words for line in receipt.refused)
+    model.unpatch()
+    assert everything(model) == before
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from opforge import ops
@@ -21,7 +22,7 @@ from opforge.core.definition.likeness import Like, Lowered
 from opforge.core.language.errors import UsageError, unknown
 from opforge.definitions.torch_calls import elementwise, normalized
 from opforge.model.recognised import Activation, Gated, Kind, Norm
-from opforge.model.rewriting import Rewriter, Rewritten, Site
+from opforge.model.rewriting import SITES, Rewriter, Rewritten, Site
 from opforge.model.undoing import PATCH, Patched, receipt, unpatch
 from opforge.model.watching import watched
 from opforge.ops import functional
@@ -78,8 +79,15 @@ def rewriter(names: frozenset[str]) -> Rewriter:
     """The Rewriter that replaces these functions."""
     with _making:
         if names not in _rewriters:
-            made = {real: (name, watched(name, functional.FUNCTIONS[name])) for real, name in targets(names).items()}
-            _rewriters[names] = Rewriter(made, str(len(_rewriters)))
+            made: dict[Any, tuple[str, Any]] = {
+                real: (name, watched(name, functional.FUNCTIONS[name])) for real, name in targets(names).items()
+            }
+            label = str(len(_rewriters))
+            _rewriters[names] = Rewriter(made, label)
+            # a loss that a forward makes and calls: F.cross_entropy is in its class
+            losses = {loss: patched_class(loss, Recipe(functions=names)) for loss in (torch.nn.CrossEntropyLoss,)}
+            made |= {loss: ("cross_entropy", instead) for loss, instead in losses.items() if instead is not None}
+            _rewriters[names] = Rewriter(made, label)
         return _rewriters[names]
 
 
@@ -110,6 +118,7 @@ def revive(original: type, recipe: Recipe) -> Any:
 def _class(original: type, recipe: Recipe) -> type | None:
     body: dict[str, Any] = {}
     methods: dict[str, Rewritten] = {}
+    above: dict[type, Rewritten] = {}
     sites: list[Site] = []
     if recipe.kind is not None:
         site = place_of(original, recipe.kind.name)
@@ -118,14 +127,15 @@ def _class(original: type, recipe: Recipe) -> type | None:
     else:
         methods = rewriter(recipe.functions).methods(original)
         body |= {name: one.function for name, one in methods.items() if one.differs}
-        sites += [site for one in methods.values() for site in one.sites]
+        above = rewriter(recipe.functions).inherited(original)
+        sites += [site for one in (*methods.values(), *above.values()) for site in one.sites]
     if recipe.loss is not None:
         loss = rewriter(recipe.functions).function(recipe.loss)
         if loss.differs:
             body["loss_function"] = _loss_property(original, loss.function)
             sites += loss.sites
     kept = tuple(dict.fromkeys(pair for one in methods.values() for pair in one.kept))
-    if not (body or kept or recipe.root):
+    if not (body or above or kept or recipe.root):
         return None
     if recipe.root:
         body |= {name: method for name, method in ROOT.items() if not hasattr(original, name)}
@@ -136,7 +146,10 @@ def _class(original: type, recipe: Recipe) -> type | None:
         RECIPE: recipe,
         PATCH: Patched(original=original, sites=tuple(dict.fromkeys(sites)), kept=kept),
     }
-    made: Any = type(original)(original.__name__, (original,), body)
+    # before each class that `super()` reaches comes one in which its method is rewritten
+    between = [_renamed(base, {"forward": one.function}) for base, one in above.items()]
+    made: Any = type(original)(original.__name__, (original, *between), body)
+    setattr(made, SITES, vars(made)[PATCH].sites)
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         reduced = super(made, self).__reduce_ex__(protocol)
@@ -146,6 +159,13 @@ def _class(original: type, recipe: Recipe) -> type | None:
 
     made.__reduce_ex__ = __reduce_ex__
     return made  # type: ignore[no-any-return]
+
+
+def _renamed(base: type, body: dict[str, Any]) -> type:
+    made: type = type(base)(
+        base.__name__, (base,), {"__module__": base.__module__, "__qualname__": base.__qualname__} | body
+    )
+    return made
 
 
 def place_of(original: type, function: str) -> Site:

@@ -117,7 +117,8 @@ def _recipe(module: torch.nn.Module, names: frozenset[str]) -> tuple[Recipe | No
         return None, "it is a compiled TorchScript module: patch the model before torch.jit.script"
     found = rewriter(names).methods(type(module))
     loss = _loss_of(module, names)
-    sites = any(one.differs for one in found.values())
+    above = rewriter(names).inherited(type(module))
+    sites = any(one.differs for one in (*found.values(), *above.values()))
     if "forward" in vars(module):
         theirs = vars(module)["forward"]
         # torch.compile and others keep a function of their own in the module

@@ -19,6 +19,8 @@ AGREES = 1e-5
 """Float32 formulas written in another order differ by some 1e-7 of the result; an epsilon of 1e-6 in the place of 1e-5
 shows as 0.1 in a row of squares of 1e-6, and weight + 1 in the place of weight as 1.
 """
+WIDTH, INNER = 8, 6
+"""Of the matrices that a SwiGLU layer is asked with."""
 GATES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"), ("gate", "up", "down"))
 """Names that models give to the three projections of a SwiGLU layer."""
 
@@ -63,8 +65,8 @@ def recognised(module: torch.nn.Module) -> Kind | str:
         return ""
     if arguments != 1:
         return f"its forward takes {arguments} tensors, and the operator one" if triple or norm_like else ""
-    if any(tensor.is_meta for tensor in module.parameters()):
-        return "its weights are on the device meta, so that it cannot be asked what it computes" if norm_like else ""
+    if norm_like and type(module).__module__.startswith("torch.nn."):
+        return f"no operator stands for {type(module).__name__}"
     if any(True for _ in module.buffers(recurse=False)):
         return "it has buffers" if norm_like else ""
     try:
@@ -76,7 +78,7 @@ def recognised(module: torch.nn.Module) -> Kind | str:
                 return _norm(module)
             return _activation(module)
     except Exception as error:  # noqa: BLE001 - whatever a stranger's forward raises when it is given rows of numbers
-        words = f"it raised {type(error).__name__} when it was asked what it computes: {str(error).splitlines()[:1]}"
+        words = f"it raised {type(error).__name__} when it was given random rows to see what it computes"
         return words if norm_like or triple else ""
 
 
@@ -94,10 +96,10 @@ def _norm(module: torch.nn.Module) -> Kind | str:
     shapes = {tuple(one.shape) for one in parameters.values()}
     if set(parameters) not in ({"weight"}, {"weight", "bias"}) or len(shapes) != 1 or len(next(iter(shapes))) != 1:
         return f"its parameters are {', '.join(parameters) or 'none'}, and the operator takes a row of weights"
-    device, (width,) = parameters["weight"].device, next(iter(shapes))
-    drawn = {name: torch.randn(width, device=device) for name in parameters}
-    scales = torch.tensor([1.0, 1e-3, 1e-4, 1e3], device=device)[:, None]
-    x = torch.randn(4, width, device=device) * scales + scales
+    (width,) = next(iter(shapes))
+    drawn = {name: torch.randn(width) for name in parameters}
+    scales = torch.tensor([1.0, 1e-3, 1e-4, 1e3])[:, None]
+    x = torch.randn(4, width) * scales + scales
     returned = torch.func.functional_call(module, drawn, (x,))
     nearest = float("inf")
     for kind in _norms(module, "bias" in parameters):
@@ -148,18 +150,30 @@ def _gated(module: torch.nn.Module, kind: Gated) -> Kind | str:
     others = [child for child in module.children() if child not in (gate, up, down)]
     if any(child._forward_hooks or child._forward_pre_hooks for child in others):
         return "a hook waits for its activation, which would not be called"
-    weight = next(gate.parameters(), None)
-    if weight is None or weight.ndim != 2:
-        return "its gate has no matrix"
-    x = torch.randn(2, weight.shape[1], device=weight.device, dtype=weight.dtype)
-    returned = module(x)
-    g, u = gate(x), up(x)
-    expected = down(torch_functional.silu(g) * u)
-    # the same steps in the same dtype: bit for bit but for the order of a sum
-    apart = _apart(returned, expected)
-    if apart <= 4 * torch.finfo(weight.dtype).eps:
-        return kind
-    return f"it computes no down(silu(gate(x)) * up(x)): it differs by {apart:.1g} of the result"
+    drawn = {}
+    for name, child in ((kind.gate, gate), (kind.up, up), (kind.down, down)):
+        if not isinstance(child, torch.nn.Linear) or set(dict(child.named_parameters())) - {"weight", "bias"}:
+            return f"its {name} is a {type(child).__name__}, and no Linear"
+        rows, columns = (WIDTH, INNER) if child is down else (INNER, WIDTH)
+        drawn[f"{name}.weight"] = torch.randn(rows, columns)
+        if child.bias is not None:
+            drawn[f"{name}.bias"] = torch.randn(rows)
+    if set(drawn) != set(dict(module.named_parameters())):
+        return "it has parameters besides three matrices"
+    # a matrix may have any shape: a few small ones show the formula as well as its own
+    x = torch.randn(4, WIDTH)
+    returned = torch.func.functional_call(module, drawn, (x,))
+    g, u = (_product(x, drawn, name) for name in (kind.gate, kind.up))
+    expected = _product(torch_functional.silu(g) * u, drawn, kind.down)
+    return kind if _apart(returned, expected) <= AGREES else "it computes no down(silu(gate(x)) * up(x))"
+
+
+def _product(x: Tensor, drawn: dict[str, Tensor], name: str) -> Tensor:
+    bias = drawn.get(f"{name}.bias")
+    product: Tensor = torch_functional.linear(
+        x.double(), drawn[f"{name}.weight"].double(), None if bias is None else bias.double()
+    )
+    return product
 
 
 def _apart(returned: Any, expected: Tensor) -> float:

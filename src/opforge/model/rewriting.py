@@ -13,12 +13,17 @@ import copy
 import dis
 import functools
 import inspect
+import itertools
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+SITES = "_opforge_sites"
+"""Under this name a class that stands in the place of another has the call sites of its methods."""
+NAMES = 128
+"""So many names of a function can be said in one byte of an instruction that reads a global."""
 DEPTH = 4
 """So many helpers deep a call site is looked for: attention behind a table, a loss behind two functions."""
 _LOAD = ("LOAD_ATTR", "LOAD_METHOD")
@@ -103,6 +108,19 @@ class Rewriter:
                 waiting.append(other)
         return found
 
+    def inherited(self, owner: type, start: str = "forward") -> dict[type, Rewritten]:
+        """What `super()` reaches from a class's `start`, where that has call sites: by the class that defines it."""
+        found: dict[type, Rewritten] = {}
+        definers = [base for base in owner.__mro__ if isinstance(vars(base).get(start), types.FunctionType)]
+        for here, above in itertools.pairwise(definers):
+            method = inspect.unwrap(vars(here)[start])
+            if "super" not in method.__code__.co_names:
+                break
+            made = self.function(vars(above)[start], owner)
+            if made.differs:
+                found[above] = made
+        return found
+
     def _rewritten(self, function: Callable[..., Any], owner: type | None, depth: int) -> Rewritten:
         if not isinstance(function, types.FunctionType) or depth < 0:
             return Rewritten(function)
@@ -155,7 +173,6 @@ class Rewriter:
     ) -> tuple[types.CodeType, dict[str, Any]]:
         """The code with other names, and what stands under them."""
         renamed: dict[str, Any] = {}
-        held = _other_names(code)
         for root, chain, line in _chains(code):
             if root not in space:
                 continue
@@ -166,8 +183,8 @@ class Rewriter:
                 Site(site.function, code.co_filename, line, code.co_qualname) if not site.file else site
                 for site in found
             )
-            if root in held:
-                kept += [(site, f"the name {root} is used for something else in this function too") for site in found]
+            if len(code.co_names) + len(renamed) >= NAMES and root not in renamed:
+                kept += [(site, f"its function has more than {NAMES} names") for site in found]
                 continue
             renamed[root] = instead
             sites += found
@@ -180,21 +197,27 @@ class Rewriter:
                 added |= more
         if not added:
             return code, {}
-        named = tuple(new.get(name, name) for name in code.co_names)
-        return code.replace(co_names=named, co_consts=tuple(constants)), added
+        steps = bytearray(code.co_code)
+        named = list(code.co_names)
+        for step in dis.get_instructions(code):
+            if step.opname == "LOAD_GLOBAL" and step.argval in new:
+                if new[step.argval] not in named:
+                    named.append(new[step.argval])
+                # the lowest bit says whether a NULL for a call is pushed too
+                steps[step.offset + 1] = named.index(new[step.argval]) << 1 | (step.arg or 0) & 1
+        return code.replace(co_code=bytes(steps), co_names=tuple(named), co_consts=tuple(constants)), added
 
     def _instead(self, value: Any, chain: tuple[str, ...], depth: int) -> tuple[Any, tuple[Site, ...]]:
         """What a global becomes, and the sites behind it; None where it stays. A site of this very place has no file
         yet."""
         if id(value) in self._targets:
-            _, name, function = self._targets[id(value)]
-            return function, (Site(name, "", 0, ""),)
+            return self._targets[id(value)][2], self._sites(value)
         if isinstance(value, types.ModuleType):
             at: Any = value
             for place, attribute in enumerate(chain):
                 at = getattr(at, attribute, None)
                 if id(at) in self._targets:
-                    return self._copy(value, chain[:place]), (Site(self._targets[id(at)][1], "", 0, ""),)
+                    return self._copy(value, chain[:place]), self._sites(at)
                 if not isinstance(at, types.ModuleType):
                     break
             return None, ()
@@ -206,6 +229,11 @@ class Rewriter:
         if hasattr(type(value), "get_interface") and isinstance(getattr(value, "_local_mapping", None), dict):
             return self._table(value, depth)
         return None, ()
+
+    def _sites(self, target: Any) -> tuple[Site, ...]:
+        """Where a target is called: here, without a file yet; a module's class has its own places."""
+        _, name, instead = self._targets[id(target)]
+        return tuple(getattr(instead, SITES, ())) or (Site(name, "", 0, ""),)
 
     def _copy(self, module: types.ModuleType, chain: tuple[str, ...]) -> types.ModuleType:
         """The copy of a module in which targets are replaced, and along `chain` the modules in it."""
@@ -258,16 +286,6 @@ def _chains(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...], int]]:
             root, chain, line = step.argval, [], at
     if root:
         yield root, tuple(chain), line
-
-
-def _other_names(code: types.CodeType) -> frozenset[str]:
-    """Names that the code uses otherwise than to read a global."""
-    by_name = set(dis.hasname)
-    return frozenset(
-        step.argval
-        for step in dis.get_instructions(code)
-        if step.opcode in by_name and step.opname != "LOAD_GLOBAL" and isinstance(step.argval, str)
-    )
 
 
 def _reached_by_self(function: types.FunctionType) -> set[str]:
