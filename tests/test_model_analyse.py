@@ -1,7 +1,9 @@
 """`opforge model analyse`: graphs, work, times and gains of whole models."""
 
 import json
+import re
 from time import process_time
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from opforge.model.analysis import analysis_of, workloads_of
 from opforge.model.clock import Measured, by_clock, by_profiler
 from opforge.model.covered import Coverage
 from opforge.model.nodes import BACKWARD
+from opforge.model.page import analysis_page
+from opforge.model.pictures import squarified, treemap
 from opforge.model.recorded import recorded
 from opforge.model.source import Loaded, load_model
 from opforge.model.trace import NotExported, exported
@@ -289,3 +293,33 @@ def test_the_verb_writes_what_it_says(llama, tmp_path):
     assert told["measured"] is False and told["device"] == "nvidia-h200" and told["whole_s"] > 0
     assert json.loads(file.read_text()) == told["workloads"] and "rmsnorm" in told["workloads"]
     assert sum(row["share"] for row in told["nodes"]) == pytest.approx(1.0)
+
+
+def test_the_page_is_whole_and_shows_no_markup_of_the_model(two, coverage):
+    """Each picture is well-formed, nothing is loaded from elsewhere, and a model's name is text."""
+    graph = exported(two, training=False).graph
+    analysis = analysis_of(
+        graph,
+        model="<script>alert(1)</script>",
+        about="",
+        device=device_named("nvidia-h200"),
+        dtype="float32",
+        coverage=coverage,
+    )
+    page = analysis_page(analysis, when="2026-11-29 12:00")
+    assert "<script" not in page and "&lt;script&gt;" in page and "default-src 'none'" in page
+    pictures = re.findall(r"<svg .*?</svg>", page, flags=re.DOTALL)
+    assert len(pictures) >= 3
+    names = [text for one in pictures for text in ElementTree.fromstring(one).itertext()]
+    assert any("wide" in name for name in names) and any("cos" in name for name in names)
+    # the treemap's leaves fill it: areas are the shares
+    tree = ElementTree.fromstring(treemap(analysis))
+    areas = [float(one.get("width")) * float(one.get("height")) for one in tree if "tree-leaf" in one.get("class")]
+    shares = sorted((row.share for row in analysis.rows if row.seconds), reverse=True)
+    assert max(areas) / sum(areas) == pytest.approx(shares[0], abs=0.05)
+
+
+def test_a_treemap_keeps_areas():
+    boxes = squarified([6.0, 3.0, 2.0, 1.0], (0.0, 0.0, 4.0, 3.0))
+    assert [width * height for _, _, width, height in boxes] == pytest.approx([6.0, 3.0, 2.0, 1.0])
+    assert max(max(width / height, height / width) for _, _, width, height in boxes) < 2.5

@@ -123,14 +123,19 @@ def _device(given: str, meta: bool) -> tuple[str, DeviceSpec, bool]:
 
 
 def _write_report(analysis: Analysis, folder: Path) -> dict[str, str]:
+    from datetime import datetime
     from json import dumps
 
     from opforge.model.describe import as_data
+    from opforge.model.page import analysis_page
 
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / "analysis.json"
     data.write_text(dumps(as_data(analysis), indent=1) + "\n", encoding="utf-8")
-    return {"analysis": str(data)}
+    page = folder / "analysis.html"
+    when = datetime.now().strftime("%Y-%m-%d %H:%M")
+    page.write_text(analysis_page(analysis, when=when), encoding="utf-8")
+    return {"page": str(page), "analysis": str(data)}
 
 
 def _show(analysis: Analysis) -> None:
@@ -146,35 +151,7 @@ def _show(analysis: Analysis) -> None:
     _table(describe.GAIN_TITLES, [describe.gain_cells(one) for one in analysis.by_operator[: describe.ROWS]])
     if analysis.groups:
         typer.echo("")
-        kinds: dict[tuple[str, str], list[tuple[float, int, float]]] = {}
-        for group in analysis.groups:
-            key = (group.fusion.kind, group.cover.operator or "–")
-            saved = (group.gain.seconds, group.fusion.saved, group.roof.time_s if group.roof else 0.0)
-            kinds.setdefault(key, []).append(saved)
-        lines = []
-        for (kind, operator), found in sorted(kinds.items(), key=lambda item: -sum(one[0] for one in item[1])):
-            spent, roof_s = sum(one[0] for one in found), sum(one[2] for one in found)
-            lines.append(
-                (
-                    kind,
-                    str(len(found)),
-                    describe.seconds(spent),
-                    units.percent(spent / analysis.total_s) if analysis.total_s else "–",
-                    describe.seconds(roof_s),
-                    units.size(sum(one[1] for one in found)),
-                    operator,
-                )
-            )
-        titles = (
-            "neighbours that could be one kernel",
-            "groups",
-            "time",
-            "share",
-            "fused roof",
-            "not moved",
-            "opforge",
-        )
-        _table(titles, lines)
+        _table(describe.FUSIBLE_TITLES, describe.fusible_cells(analysis))
     one = analysis.replaceable
     typer.echo("")
     typer.echo(

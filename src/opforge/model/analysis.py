@@ -145,6 +145,8 @@ def analysis_of(
     # views too: a call that moves nothing takes time all the same
     total = sum(seconds(node) or 0.0 for node in graph.nodes)
     whole = measured.whole if measured is not None else total
+    # on a disturbed machine a median of calls may be less than the sum of its nodes' medians
+    base = max(whole, total)
 
     def share(spent: float) -> float:
         return spent / total if total > 0 else 0.0
@@ -173,8 +175,8 @@ def analysis_of(
             seconds=spent,
             share=share(spent),
             roof_s=least,
-            at_roof=_ratio(whole, max(0.0, spent - least)),
-            limit=_ratio(whole, spent),
+            at_roof=_ratio(base, max(0.0, spent - least)),
+            limit=_ratio(base, spent),
             operators=tuple(dict.fromkeys(cover.operator for cover in given if cover.operator)),
             covered=sum(bool(cover.operator) for cover in given),
         )
@@ -201,7 +203,7 @@ def analysis_of(
         whole_s=whole,
         rows=rows,
         groups=tuple(groups),
-        by_operator=_grouped(rows, lambda row: row.node.base, gain),
+        by_operator=_grouped(rows, lambda row: row.node.label, gain),
         by_module=_grouped(rows, lambda row: row.node.module_class or "(outside of modules)", gain),
         replaceable=replaceable,
         stretches=_stretches(graph, roofs, device),
@@ -286,6 +288,6 @@ def workloads_of(analysis: Analysis) -> dict[str, list[str]]:
     """The shapes in which a model calls opforge's operators, by operator, as `--shape` takes them."""
     shapes: dict[str, dict[str, None]] = {}
     for cover in (*(group.cover for group in analysis.groups), *(row.cover for row in analysis.rows)):
-        if cover.operator:
+        if cover.operator and cover.shape:
             shapes.setdefault(cover.operator, {})[cover.shape] = None
     return {operator: list(each) for operator, each in sorted(shapes.items())}

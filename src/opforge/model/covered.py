@@ -18,7 +18,7 @@ from opforge.core.definition.operator import Like, Lowered, Operator
 from opforge.core.definition.own_shapes import shape_name
 from opforge.core.language.errors import OpforgeError
 from opforge.model.fusible import Fusion
-from opforge.model.nodes import FORWARD, Node, Shape
+from opforge.model.nodes import Node, Shape
 from opforge.registry import Registry
 
 CALLED = {
@@ -29,6 +29,16 @@ CALLED = {
     "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
 }  # fmt: skip
 """Operators of PyTorch's whose function has another name."""
+
+ATTENTION = "scaled_dot_product_attention"
+GRADIENTS = {
+    "_softmax_backward_data": "softmax", "_log_softmax_backward_data": "log_softmax", "silu_backward": "silu",
+    "gelu_backward": "gelu", "native_layer_norm_backward": "layer_norm", "_fused_rms_norm_backward": "rms_norm",
+    "_scaled_dot_product_flash_attention_for_cpu_backward": ATTENTION,
+    "_scaled_dot_product_flash_attention_backward": ATTENTION,
+    "_scaled_dot_product_efficient_attention_backward": ATTENTION,
+}  # fmt: skip
+"""Operators of backward passes, and the function that they belong to."""
 
 REDUCTIONS = ("none", "mean", "sum")
 """In the order of their numbers in PyTorch's schemas."""
@@ -84,9 +94,19 @@ class Coverage:
         """The operator for one call."""
         name = CALLED.get(node.base, node.base)
         pairs = self._likes.get(name, [])
-        if node.phase != FORWARD:
-            return Cover(operator="", shape="", dtype="", reason="a backward pass belongs to its forward operator")
+        function = GRADIENTS.get(name)
+        if function is not None:
+            return self._gradient(function, node)
         return self._first(pairs, node.arguments, name)
+
+    def _gradient(self, function: str, node: Node) -> Cover:
+        """The gradient operator of what stands for a function. Its shape is its forward operator's to know."""
+        dtype = next((shape.dtype for shape in node.inputs if "float" in shape.dtype), "")
+        for operator, _ in self._likes.get(function, []):
+            if operator.gradient in self.registry.names() and dtype in operator.dtypes:
+                reason = f"with {operator.name}, whose gradient it is"
+                return Cover(operator=operator.gradient, shape="", dtype=dtype, reason=reason)
+        return Cover(operator="", shape="", dtype=dtype, reason=f"no operator has a gradient for {function}")
 
     def of_fusion(self, fusion: Fusion) -> Cover:
         """The operator that computes a group in one pass."""

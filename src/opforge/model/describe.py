@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from opforge.core.language import units
-from opforge.model.analysis import Analysis, Gain, Row, workloads_of
+from opforge.model.analysis import Analysis, Gain, Group, Row, workloads_of
 from opforge.model.nodes import JOINT, RECORDED, Node
 
 ROWS = 12
@@ -65,6 +65,39 @@ def gain_cells(gain: Gain) -> tuple[str, ...]:
         ratio(gain.limit),
         ", ".join(gain.operators) or "–",
     )
+
+
+FUSIBLE_TITLES = (
+    "neighbours that could be one kernel",
+    "groups",
+    "time",
+    "share",
+    "fused roof",
+    "not moved",
+    "opforge has",
+)
+
+
+def fusible_cells(analysis: Analysis) -> list[tuple[str, ...]]:
+    """Groups by their kind as cells of a table: kind, how many, time, share, fused roof, bytes saved, operator."""
+    kinds: dict[tuple[str, str], list[Group]] = {}
+    for group in analysis.groups:
+        kinds.setdefault((group.fusion.kind, group.cover.operator or "–"), []).append(group)
+    lines: list[tuple[str, ...]] = []
+    for (kind, operator), found in sorted(kinds.items(), key=lambda item: -sum(one.gain.seconds for one in item[1])):
+        spent = sum(group.gain.seconds for group in found)
+        lines.append(
+            (
+                kind,
+                str(len(found)),
+                seconds(spent),
+                units.percent(spent / analysis.total_s) if analysis.total_s else "–",
+                seconds(sum(group.roof.time_s for group in found if group.roof is not None)),
+                units.size(sum(group.fusion.saved for group in found)),
+                operator,
+            )
+        )
+    return lines
 
 
 GAIN_TITLES = ("operator", "nodes", "time", "share", "roof", "at roof", "limit", "opforge has")

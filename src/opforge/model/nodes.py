@@ -84,6 +84,23 @@ class Node:
         return parts[1] if len(parts) > 1 else self.operator
 
     @property
+    def label(self) -> str:
+        """The operator in few letters: names of attention's kernels take half a line."""
+        if self.base == "scaled_dot_product_attention":
+            return "sdpa"
+        if not self.base.startswith("_scaled_dot_product_"):
+            return self.base.lstrip("_") or self.base
+        kernel = self.base.removeprefix("_scaled_dot_product_").removesuffix("_backward").removesuffix("_attention")
+        backward = " backward" if self.base.endswith("_backward") else ""
+        return f"sdpa{backward} ({kernel.replace('_attention_for_', ' ').replace('_', ' ')})"
+
+    @property
+    def place(self) -> str:
+        """The last name of its module's path, "" for a layer that has only a number."""
+        last = self.module.rpartition(".")[2]
+        return "" if last.isdigit() else last
+
+    @property
     def is_view(self) -> bool:
         """Whether it moves nothing: it only looks at a tensor in another way."""
         return self.work.cost.bytes == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from opforge.core.definition.device import ONE_THREAD, DeviceSpec
@@ -98,17 +98,46 @@ def roofline(
     if not points:
         return ""
     limits = roofs(device, sorted({record.dtype for record, _, _ in points})) if device is not None else ()
+
+    def drawn(x: svg.Scale, y: svg.Scale) -> list[str]:
+        marks = [
+            _marker(record, x(intensity), y(rate), rate, colours[record.backend], anchors)
+            for record, intensity, rate in points
+        ]
+        return [_names(points, x), *marks, *(_way(move, x, y) for move in moves)]
+
+    return roof_picture(
+        [(intensity, rate) for _, intensity, rate in points],
+        limits,
+        drawn,
+        f"Roofline with {units.plural(len(points), 'timed kernel')}: arithmetic intensity against achieved FLOP/s",
+        rates=[rate for move in moves for rate in move.rates],
+    )
+
+
+def roof_picture(
+    points: Sequence[tuple[float, float]],
+    limits: Sequence[Roof],
+    drawn: Callable[[svg.Scale, svg.Scale], Sequence[str]],
+    label: str,
+    *,
+    rates: Sequence[float] = (),
+) -> str:
+    """A roofline as SVG with what `drawn` makes of its scales on it.
+
+    points   (FLOP per byte, FLOP per second) of what is shown; `rates` are others that must fit
+    """
     slopes = [roof for roof in limits if roof.memory]
     levels = [roof for roof in limits if not roof.memory]
     peak = max((roof.value for roof in levels), default=0.0)
     steepest = max((roof.value for roof in slopes), default=0.0)
     memory = max((roof.value for roof in slopes if not roof.cached), default=steepest)
     ridge = [peak / steepest] if peak and steepest else []
-    xs = [*(x for _, x, _ in points), *ridge]
+    xs = [*(x for x, _ in points), *ridge]
     x_low, x_high = min(xs) / 2, max(xs) * 2
     ys = [
-        *(y for _, _, y in points),
-        *(rate for move in moves for rate in move.rates),
+        *(y for _, y in points),
+        *rates,
         *(roof.value for roof in levels),
     ] + ([] if levels else [steepest * x_high] if slopes else [])
     # room below for the names of the operators
@@ -118,21 +147,10 @@ def roofline(
     parts = [_frame(x, y, (x_low, x_high), (y_low, y_high), right)]
     if slopes:
         parts.append(_shade(x, y, memory, peak, (x_low, x_high), (y_low, y_high), right))
-    taken = [(x(intensity), y(rate)) for _, intensity, rate in points]
+    taken = [(x(intensity), y(rate)) for intensity, rate in points]
     parts += _slopes(slopes, memory, x, y, peak, (x_low, x_high), (y_low, y_high), taken)
     parts += _levels(levels, x, y, steepest, x_low)
-    parts.append(_names(points, x))
-    parts += [
-        _marker(record, x(intensity), y(rate), rate, colours[record.backend], anchors)
-        for record, intensity, rate in points
-    ]
-    parts += [_way(move, x, y) for move in moves]
-    return svg.picture(
-        WIDTH,
-        HEIGHT,
-        f"Roofline with {units.plural(len(points), 'timed kernel')}: arithmetic intensity against achieved FLOP/s",
-        *parts,
-    )
+    return svg.picture(WIDTH, HEIGHT, label, *parts, *drawn(x, y))
 
 
 def _frame(x: svg.Scale, y: svg.Scale, x_range: tuple[float, float], y_range: tuple[float, float], right: float) -> str:
