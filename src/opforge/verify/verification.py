@@ -42,11 +42,14 @@ from opforge.verify.cases.declared_cases import (
     longest,
 )
 from opforge.verify.cases.hidden import DEFAULT, EXACT, Effort, elements, reduced
+from opforge.verify.explain.by_threads import race
 from opforge.verify.explain.cause import from_lengths, from_widths
+from opforge.verify.explain.missing_barrier import missing_barrier
+from opforge.verify.explain.not_numbers import UNSHARED
 from opforge.verify.explain.shrink import shrink
 from opforge.verify.explain.window import window
 from opforge.verify.judging.exception_verdicts import NO_ANSWER, verdict_of
-from opforge.verify.judging.repeats import Repeats
+from opforge.verify.judging.repeats import RACE, Repeats
 from opforge.verify.judging.rounded_factors import rounds_factors
 from opforge.verify.judging.run_case import run_once
 from opforge.verify.judging.threads import threads_for
@@ -347,7 +350,18 @@ class _Run:
                 verdict = dataclasses.replace(
                     verdict, cause=f"in {failure.case.name}, which failed first: {failure.cause}"
                 )
+            return dataclasses.replace(verdict, cause=self._looked_closer(verdict.cause, failure))
         return verdict
+
+    def _looked_closer(self, cause: str, failure: Mismatch) -> str:
+        """The cause, where threads or the text of the source say more than the pattern."""
+        if UNSHARED in failure.cause:
+            text = self.implementation.source.read_text(encoding="utf-8")
+            place = missing_barrier(text) if self.implementation.backend == "cuda" else None
+            return f"{failure.cause}. In {self.implementation.source.name} {place}" if place else cause
+        if failure.cause == RACE:
+            return cause
+        return race(self.bench, self.implementation, self.dtype, self.config, failure) or cause
 
     def _by_widths(self, failure: Mismatch, attempts: Sequence[tuple[Case, bool]]) -> str | None:
         def width(case: Case) -> int:

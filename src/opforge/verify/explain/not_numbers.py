@@ -7,6 +7,7 @@ from typing import Any
 
 from opforge.verify.explain.payloads import Traces
 
+UNSHARED = "it is read before it is written"
 EXP_OVERFLOWS = 88.7
 """From here on exp is infinite in float32."""
 
@@ -20,8 +21,8 @@ def by_traces(wrong: Any, traces: Traces, tail: str | None) -> str | None:
     missing = int((traces.unshared & wrong).sum())
     if missing and 2 * missing >= bad:
         return (
-            f"{missing} of {bad} wrong elements hold what the emulator fills shared memory with: it is read before it "
-            "is written. A __syncthreads() is missing between the two, or a part that nobody writes"
+            f"{missing} of {bad} wrong elements hold what the emulator fills shared memory with: {UNSHARED}. A "
+            "__syncthreads() is missing between the two, or a part that nobody writes"
         )
     outside = int((traces.outside & wrong).sum())
     if outside:

@@ -6,6 +6,7 @@ Scratch memory that all calls share, a static array or a buffer kept in a module
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from opforge.core.definition.implementation import Config, Implementation
 from opforge.core.definition.operator import Case
@@ -14,7 +15,8 @@ from opforge.runner import Worker, fresh_seed
 from opforge.runner.wire.messages import Failure, Release, Run
 from opforge.verify.cases.case_cache import CaseCache
 from opforge.verify.cases.hidden import elements
-from opforge.verify.judging.run_case import Started as Bound, judge, run_of, start
+from opforge.verify.explain.by_threads import CAUSE as RACE_OF_THREADS, may_race, one_thread
+from opforge.verify.judging.run_case import Started, judge, run_of, start
 
 BACKENDS = ("cpp", "torch")
 """Whose calls run side by side in one process. Interpreters and the emulator keep one state for all threads; a compiled
@@ -34,43 +36,56 @@ def two_callers(
     bench: CaseCache, worker: Worker, implementation: Implementation, dtype: str, config: Config | None
 ) -> Mismatch | Broken | None:
     """The failure, if any, of an implementation that two threads call at once, on its operator's largest plain case."""
-    operator = bench.operator
-    if implementation.backend not in BACKENDS or bench.device != "cpu" or operator.overwritten:
+    if implementation.backend not in BACKENDS or bench.device != "cpu" or bench.operator.overwritten:
         return None
     for case in _plain(bench, dtype):
-        first = bench.prepare(case, dtype)
-        beside = dataclasses.replace(case, name=f"{case.name}_beside", seed=fresh_seed())
-        second = bench.prepare(beside, dtype)
-        launches = []
-        try:
+        found = _on(bench, worker, implementation, dtype, config, case)
+        if isinstance(found, Mismatch) and may_race(bench, implementation):
+            # its own threads may disturb each other, where those of the other call only make it likelier
+            with one_thread(bench, implementation) as alone:
+                again = _on(bench, alone, implementation, dtype, config, case)
+            return found if again is not None else dataclasses.replace(found, cause=RACE_OF_THREADS)
+        if found is not False:
+            return found
+    return None
+
+
+def _on(
+    bench: CaseCache, worker: Worker, implementation: Implementation, dtype: str, config: Config | None, case: Case
+) -> Mismatch | Broken | Literal[False] | None:
+    """The failure on a case; False where it does not take the case."""
+    isolation = bench.host.isolation
+    first = bench.prepare(case, dtype)
+    second = bench.prepare(dataclasses.replace(case, name=f"{case.name}_beside", seed=fresh_seed()), dtype)
+    launches = []
+    try:
+        for prepared in (first, second):
+            prepared.reset()
+            bound = start(run_of(bench, worker, implementation, prepared, config))
+            if not isinstance(bound, Started):
+                return False
+            launches.append(bound.launch)
+            if not isinstance(judge(prepared, bench.operator, isolation, measured=False), Checked):
+                # wrong alone: that is for others to say
+                return None
+        for _ in range(ROUNDS):
             for prepared in (first, second):
                 prepared.reset()
-                bound = start(run_of(bench, worker, implementation, prepared, config))
-                if not isinstance(bound, Bound):
-                    break
-                launches.append(bound.launch)
-                if not isinstance(judge(prepared, operator, bench.host.isolation, measured=False), Checked):
-                    # wrong alone: that is for others to say
-                    return None
-            if len(launches) < 2:
-                continue
-            for _ in range(ROUNDS):
-                for prepared in (first, second):
-                    prepared.reset()
-                answer = worker.request(Run(launch=launches[0], beside=launches[1]), (), bench.run_limit_s)
-                if isinstance(answer, Failure):
-                    reason = f"raised while two threads called it: {answer.reason}"
-                    return Broken(case=first.case, dtype=dtype, reason=reason, isolation=bench.host.isolation)
-                for prepared in (first, second):
-                    outcome = judge(prepared, operator, bench.host.isolation, measured=False)
-                    if not isinstance(outcome, Checked):
-                        return dataclasses.replace(outcome, cause=CAUSE) if isinstance(outcome, Mismatch) else outcome
-            return None
-        finally:
-            for launch in launches:
-                worker.request(Release(launch=launch))
-            bench.forget(second.case)
-    return None
+            answer = worker.request(Run(launch=launches[0], beside=launches[1]), (), bench.run_limit_s)
+            if isinstance(answer, Failure):
+                reason = f"raised while two threads called it: {answer.reason}"
+                return Broken(case=first.case, dtype=dtype, reason=reason, isolation=isolation)
+            for prepared in (first, second):
+                outcome = judge(prepared, bench.operator, isolation, measured=False)
+                if isinstance(outcome, Mismatch):
+                    return dataclasses.replace(outcome, cause=CAUSE)
+                if not isinstance(outcome, Checked):
+                    return outcome
+        return None
+    finally:
+        for launch in launches:
+            worker.request(Release(launch=launch))
+        bench.forget(second.case)
 
 
 def _plain(bench: CaseCache, dtype: str) -> list[Case]:
