@@ -33,6 +33,7 @@ SAMPLED = {
     "baddbmm": "baddbmm",
     "addmm": "addmm",
     "add": "add",
+    "conv2d": "nn.functional.conv2d",
     "scaled_dot_product_attention": "nn.functional.scaled_dot_product_attention",
 }
 """The functions and PyTorch's names of their samples."""

@@ -26,6 +26,12 @@ PAIRS = {
     "GELU": ((), {"approximate": "tanh"}, lambda: torch.randn(2, 6)),
     "SiLU": ((), {}, lambda: torch.randn(2, 6)),
     "ReLU": ((), {}, lambda: torch.randn(2, 6)),
+    "Conv2d": ((4, 6, 3), {"padding": "same", "groups": 2}, lambda: torch.randn(2, 4, 5, 7)),
+    "Conv2d, its image continued": (
+        (3, 5, 3),
+        {"padding": 1, "padding_mode": "circular"},
+        lambda: torch.randn(1, 3, 4, 4),
+    ),
 }
 
 

@@ -29,6 +29,19 @@ class Linear(torch.nn.Linear):
         return result
 
 
+class Conv2d(torch.nn.Conv2d):
+    """torch.nn.Conv2d on the operator conv2d; with padding that is not zeros it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The convolution of a batch of images."""
+        if self.padding_mode != "zeros":
+            return super().forward(input)
+        result: torch.Tensor = functional.conv2d(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return result
+
+
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm on the operator rmsnorm."""
 

@@ -61,12 +61,14 @@ def parts_errors(a: Any, b: Any) -> Errors:
     return Errors(LEAST_PART * lost, LEAST_PART / 2 * lost)
 
 
-def matrix_errors(a: Any, b: Any, precision: str, dtype: str) -> Errors:
+def matrix_errors(a: Any, b: Any, precision: str, dtype: str, start: Any = 0.0) -> Errors:
     """What a @ b of factors of `dtype` may be off: where a tensor core adds up, its adders cut off; and what
     `precision` takes from the factors.
+
+    start   what the sums may begin with, such as a bias
     """
     left, right = finite(a), finite(b)
-    errors = product_errors(left, right, cut=dtype != "float32" or precision != "ieee")
+    errors = product_errors(left, right, cut=dtype != "float32" or precision != "ieee", start=start)
     if precision == "ieee":
         return errors + parts_errors(left, right) if dtype == "float32" else errors
     # of cut off factors the mean of the shared part is 0.72 of its most, and the standard deviation of the other 0.22;

@@ -503,6 +503,50 @@ class _broadcast_add(Function):
 
 broadcast_add: _broadcast_add
 
+class _conv2d(Function):
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride_h: int = 1, stride_w: int = 1,
+        pad_top: int = 0, pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1,
+        dilation_w: int = 1, precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Tensor:
+        """Convolution of images with stride, padding, dilation and groups, and a bias.
+
+        x          [batch, groups*channels, height, width] T: NCHW in its axes; in memory NCHW or NHWC
+                     (torch.channels_last)
+        w          [groups*filters, channels, kernel_h, kernel_w] T: as torch.nn.Conv2d keeps it; the groups
+                     follow from its channels
+        bias       [groups*filters] T, or None: added to each filter's outputs
+        stride_h   1: rows of the image from one output row to the next
+        stride_w   1: columns of the image from one output column to the next
+        pad_top    0: rows of zeros before the image
+        pad_bottom 0: rows of zeros behind it
+        pad_left   0: columns of zeros before the image
+        pad_right  0: columns of zeros behind it
+        dilation_h 1: rows of the image from one tap to the next
+        dilation_w 1: columns of the image from one tap to the next
+        precision  'ieee', one of 'ieee', 'tf32': of float32 factors: ieee keeps all 24 bits, tf32 allows 11
+                     (tensor cores); sums are float32 either way
+
+        Returns y [batch, groups*filters, out_h, out_w] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: steps_go_forward (min(stride_h, stride_w) >= 1 and min(dilation_h, dilation_w) >= 1);
+            padding_adds (min(min(pad_top, pad_bottom), min(pad_left, pad_right)) >= 0); there_is_something
+            (min(kernel_h, kernel_w) >= 1 and min(height, width) >= 1 and min(channels, filters) >= 1 and
+            groups >= 1); kernel_fits_the_image (height + pad_top + pad_bottom > dilation_h * (kernel_h - 1)
+            and width + pad_left + pad_right > dilation_w * (kernel_w - 1)); tf32_is_for_float32 (precision
+            == 'ieee' or dtype == 'float32').
+
+        More: opforge show conv2d
+        """
+    def why(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, bias: Tensor | None = None, *, stride_h: int = 1, stride_w: int = 1,
+        pad_top: int = 0, pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1,
+        dilation_w: int = 1, precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Choice: ...
+
+conv2d: _conv2d
+
 class _cross_entropy(Function):
     def __call__(  # type: ignore[override]
         self, x: Tensor, target: Tensor, /, *, ignore_index: int = -100, label_smoothing: float = 0.0,
