@@ -134,7 +134,7 @@ REACHES = {
     "from opforge import runner": "import opforge.runner",
     "from opforge.core.language import blind": "opforge.core.language: blind",
     "from torch import sys": "torch: sys",
-    "import torch.utils.benchmark": "torch.utils.benchmark: benchmark",
+    "import torch.utils.benchmark": "torch.utils.benchmark: utils",
     "import torch\nnow = torch.cuda.Event": ".Event",
     "import torch as t\nframe = t.sys._getframe": "._getframe",
     "import torch as t\nframe = getattr(t, 'sy' + 's')": "getattr",
@@ -158,6 +158,14 @@ REACHES = {
     "import torch\nlibrary = torch.ops.load_library('x')": ".load_library",
     "T = type('T', (), {})": "type('T', (), {})",
     "import sympy": "import sympy",
+    "match 1:\n    case object(tb_frame=frame):\n        pass": "tb_frame",
+    "where = '{0.tb_frame.f_back}'.format(ValueError())": "tb_frame",
+    "import numpy as np\nnow = np.datetime64('now')": ".datetime64",
+    "import numpy as np\nnp.testing.measure('1')": ".measure",
+    "from torch.utils import cpp_backtrace": "torch.utils: utils",
+    "from pathlib import Path\nfds = Path('/proc/self/fd/9').readlink()": ".readlink",
+    "import torch\nmode = torch.utils.data.DataLoader": ".DataLoader",
+    "from torch.monitor import Event": "torch.monitor: monitor",
 }
 
 

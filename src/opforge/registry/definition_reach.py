@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.core.language.errors import UsageError
 
+FIELD = re.compile(r"\{[^{}]*?\.(\w+)")
+"""An attribute that str.format would ask for."""
 TRUSTED = "OPFORGE_TRUSTED_HOMES"
 """Homes whose definitions are loaded unread, since their user has read them."""
 OPFORGE = ("opforge.core", "opforge.definitions")
@@ -49,6 +52,10 @@ f2py LowLevelCallable Event Stream Timer benchmark profiler library load_library
 distributed cpp_extension register_hook data_ptr storage untyped_storage is_shared is_pinned get_num_threads
 get_num_interop_threads set_num_threads set_default_dtype set_default_device set_default_tensor_type
 use_deterministic_algorithms set_flush_denormal blind own_words moved plugins user_folders spans
+utils testing measure datasets DataSource savez savez_compressed datetime64 datetime_as_string busday_count monitor
+DataLoader DataParallel memory_allocated memory_reserved memory_stats clock_rate utilization power_draw temperature
+readlink resolve is_symlink is_mount is_socket is_fifo is_block_device is_char_device samefile iterdir walk expanduser
+hardlink_to lchmod register_module_forward_hook register_module_forward_pre_hook
 """
 ATTRIBUTES = (sys.stdlib_module_names - BUT_HARMLESS) | frozenset(_ATTRIBUTES.split())
 """Attributes that lead to the interpreter, the clock, files, or what other code computes with."""
@@ -108,6 +115,10 @@ def _reaches(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
                 yield line, name, "leads out of the definition"
             case ast.Attribute(attr=name) if _hidden(name):
                 yield line, f".{name}", "leads out of the definition"
+            case ast.MatchClass(kwd_attrs=asked_of) if hidden := [name for name in asked_of if _hidden(name)]:
+                yield line, f"case …({hidden[0]}=…)", "leads out of the definition"
+            case ast.Constant(value=str(text)) if FIELD.search(text) and any(map(_hidden, FIELD.findall(text))):
+                yield line, repr(text), "leads out of the definition"
             case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()) if not _is_self(value):
                 yield line, ast.unparse(node), "is changed: definitions change nothing that is not their own"
             case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()) if _root(value) in imported:
