@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,9 @@ from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.runner.parent.client import ForkedWorker
 from opforge.runner.walls import senders
+from opforge.timing import MeasurementFailed
 from opforge.verify import EXACT, CaseCache, verify
+from opforge.workbench import compare
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +101,36 @@ def test_a_stopped_worker_is_waited_for(host: Isolated) -> None:
         time.sleep(0.1)
 
     assert isinstance(verified(host, pause, 1), Pass)
+
+
+@pytest.mark.parametrize(("ended", "others"), [([True, False], 1), ([False, False], 0), ([True, True], 0)])
+def test_a_block_of_a_comparison_is_taken_again_after_one_signal(
+    monkeypatch: pytest.MonkeyPatch, ended: list[bool], others: int
+) -> None:
+    """It ended with "could not be measured", as if a side were broken; a second signal, or none, still does."""
+    tries = iter(ended)
+    now = [False]
+    worker = SimpleNamespace(struck=lambda: now[0] or None)
+    ready = SimpleNamespace(worker=worker, candidates=lambda: [SimpleNamespace(notes=())])
+    side = SimpleNamespace(bound=lambda prepared: (None, ready), cases=SimpleNamespace(device="cpu"))
+
+    def warmed(*given: object) -> None:
+        now[0] = next(tries)
+        if now[0] or not others:
+            raise MeasurementFailed("the worker ended with status -9")
+
+    monkeypatch.setattr(compare, "_warm", warmed)
+    monkeypatch.setattr(compare, "leave", lambda *given: None)
+    monkeypatch.setattr(compare, "_taker", lambda *given: None)
+    monkeypatch.setattr(compare, "take_pairs", lambda *given: [(1.0, 2.0)] * 3)
+    for name in ("far_values", "unseen_contents", "_audited"):
+        monkeypatch.setattr(compare, name, lambda *given: None)
+    taken = compare._Pairs()
+    block = (side, side, None, None, None, taken)
+    if others:
+        compare._block(*block, b_first=False)  # type: ignore[arg-type]
+        assert len(taken.mine) == 3 and any("taken again" in note for note in taken.notes)
+    else:
+        with pytest.raises(MeasurementFailed):
+            compare._block(*block, b_first=False)  # type: ignore[arg-type]
+        assert not taken.mine

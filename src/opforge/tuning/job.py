@@ -275,6 +275,14 @@ def attempt(job: Job, implementation: Implementation, config: Config, incumbent:
     Raises NoRoom where the device, or the machine, has no room for it until nobody waits any longer.
     """
 
+    struck: list[bool] = []
+
+    def again_where_struck() -> Attempt:
+        # a signal from outside says nothing of the point
+        struck.clear()
+        tried = once()
+        return once() if tried.passed is None and any(struck) else tried
+
     def once() -> Attempt:
         if job.setting.pool.kept:
             compiled_now(implementation, config, job.options.device)
@@ -288,10 +296,12 @@ def attempt(job: Job, implementation: Implementation, config: Config, incumbent:
         if job.setting.prepared.place.type != "cpu":
             give_back()
         if isinstance(ready, NotReady):
+            struck.append(ready.struck)
             return _failed(ready.verdict)
         kept, whole = False, False
         try:
             outcome = _attempt(job, ready, incumbent)
+            struck.append(ready.worker.struck() is not None)
             kept, whole = outcome.passed is not None, outcome.outcome != FAILED
             return outcome
         finally:
@@ -307,7 +317,7 @@ def attempt(job: Job, implementation: Implementation, config: Config, incumbent:
         return job.stop() or time.monotonic() >= job.until
 
     try:
-        return patiently(once, lacking, relief=job.make_room, end=end)
+        return patiently(again_where_struck, lacking, relief=job.make_room, end=end)
     finally:
         if job.setting.prepared.place.type != "cpu":
             # what judging takes for a moment is several times the workload, and others want it
@@ -431,11 +441,5 @@ def _failed(verdict: Verdict) -> Attempt:
 
 def _untimed(job: Job, timing: Untimed) -> Attempt:
     setting = job.setting
-    return _failed(
-        Broken(
-            case=setting.prepared.case,
-            dtype=job.dtype,
-            reason=f"not timed: {timing.reason}",
-            isolation=setting.isolation,
-        )
-    )
+    reason, case = f"not timed: {timing.reason}", setting.prepared.case
+    return _failed(Broken(case=case, dtype=job.dtype, reason=reason, isolation=setting.isolation))

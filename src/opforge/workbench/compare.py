@@ -294,13 +294,16 @@ def _block(
     taken: _Pairs,
     *,
     b_first: bool,
+    again: bool = False,
 ) -> None:
     """One block: bind, warm, take the pairs, and see that both sides are still right on inputs they have not seen;
     after the first block, that what was timed is the work. Raises NotComparable.
 
+    A block in which a signal from outside ended a process is taken once more.
+
     b_first   b is bound and warmed before a: of equal sides the first one is slower by 0.3 to 0.5 % (two CPU cores)
     """
-    first_block, done = not taken.mine, len(taken.mine)
+    first_block, done, struck = not taken.mine, len(taken.mine), False
     step = -1 if b_first else 1
     bound: list[tuple[Setting, Ready]] = []
     try:
@@ -325,9 +328,17 @@ def _block(
             elif still_right(candidate, unseen[-1], setting.cases.operator, setting.isolation) is not None:
                 raise NotComparable(f"{contender.name} was right before it was timed and is not after, on new inputs")
             taken.notes.update(dict.fromkeys(candidate.notes))
+    except (NotComparable, MeasurementFailed):
+        if again or not any(ready.worker.struck() for _, ready in bound):
+            raise
+        del taken.mine[done:], taken.other[done:]
+        struck = True
     finally:
         for setting, ready in bound:
             leave(setting, [ready])
+    if struck:
+        taken.notes["a signal from outside ended a process; its pairs were taken again"] = None
+        _block(a, b, prepared, plan, order, taken, b_first=b_first, again=True)
 
 
 def _warm(candidates: Sequence[Candidate], plan: Plan, device: str) -> None:
