@@ -50,6 +50,8 @@ DEFINITIONS = {
     "soft_clip": ("s = std(x[*lead, cols]) + eps\ny = clamp(x, -2 * s, 2 * s) - mean(x)", {"eps": 1e-3}),
     "plain_product": ("c = alpha * (a[m, k] @ b[k, n])", {"alpha": 2.0}),
     "residual_linear": ("y = x[*lead, k] @ w[n, k] + bias[n] + 0.5 * tanh(old[*lead, n])", {}),
+    # a product of what is relative near zero is relative there
+    "near_zero": ("y = elu(x[*lead, cols]) * tanh(x) * log1p(abs(x)) * erfc(x) * softplus(x)", {}),
     "wave_gate": ("y = sin(a[*lead, cols] * 3) * exp(-square(b[*lead, cols])) + abs(a - b) ** 0.5", {}),
 }
 

@@ -156,15 +156,27 @@ class Rounded:
     def abs(self) -> Rounded:
         return Rounded(self.value.abs(), self.largest, self.typical, self.reached)
 
+    def expm1(self) -> Rounded:
+        # near zero of itself; elsewhere an exponential from which 1 is taken
+        def units(x: Any, y: Any) -> Any:
+            return _near(x, 0.4, 4 * y.abs(), (y + 1) * (4 + 3 * x.abs()) + y.abs())
+
+        return self._mapped(lambda v: v.expm1(), units)
+
+    def log1p(self) -> Rounded:
+        far = self.value.log1p()
+        return self._mapped(
+            lambda v: v.clamp(min=-1.0).log1p(), lambda x, y: _near(x, 0.25, 4 * y.abs(), 3 + 2 * y.abs()), far
+        )
+
     def sin(self) -> Rounded:
-        return self._mapped(lambda v: v.sin(), lambda x, y: 2 + x.abs())
+        return self._mapped(lambda v: v.sin(), lambda x, y: _near(x, 1.0, 3 * y.abs(), 2 + x.abs()))
 
     def cos(self) -> Rounded:
         return self._mapped(lambda v: v.cos(), lambda x, y: 2 + x.abs())
 
     def tanh(self) -> Rounded:
-        # made of a sigmoid, as Triton has to, it is off by units of 1, not of itself
-        return self._mapped(lambda v: v.tanh(), lambda x, y: 6 + 0 * y)
+        return self._mapped(lambda v: v.tanh(), lambda x, y: 6 * y.abs())
 
     def sigmoid(self) -> Rounded:
         # below -87.3 it is smaller than the least normal number, and may be 0
@@ -172,6 +184,10 @@ class Rounded:
 
     def erf(self) -> Rounded:
         return self._mapped(lambda v: v.erf(), lambda x, y: 6 * y.abs())
+
+    def erfc(self) -> Rounded:
+        # exp(-x * x) is made of a rounded square; below 1e-36 it may be 0
+        return self._mapped(lambda v: v.erfc(), lambda x, y: y * (8 + 4 * x.clamp(min=0.0).square()) + 1.5e-29)
 
     def floor(self) -> Rounded:
         return self._mapped(lambda v: v.floor(), lambda x, y: 0 * y)
@@ -381,6 +397,11 @@ def _number(given: Any, like: Any) -> Rounded:
     rounded = struct.unpack("f", struct.pack("f", float(given)))[0]
     off = like.new_tensor(abs(rounded - float(given)))
     return Rounded(value, off, off, _size(value))
+
+
+def _near(x: Any, width: float, near: Any, far: Any) -> Any:
+    """Units of a function that is relative to itself within `width` of zero."""
+    return near.where(x.abs() <= width, far)
 
 
 def _size(value: Any) -> Any:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-METHODS = ("exp", "log", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil", "maximum",
-           "minimum", "clamp", "cumsum", "cumprod", "transpose", "squeeze")  # fmt: skip
+METHODS = ("exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "erfc",
+           "floor", "ceil", "maximum", "minimum", "clamp", "cumsum", "cumprod", "transpose", "squeeze")  # fmt: skip
 """Called the same as methods."""
 
 
@@ -29,6 +29,15 @@ def _gelu(x: Any, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1.0 + ((x + 0.044715 * (x * x * x)) * math.sqrt(2 / math.pi)).tanh())
     return 0.5 * x * (1.0 + (x * math.sqrt(0.5)).erf())
+
+
+def _softplus(x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
+    z = x * beta
+    return (z.clamp(min=0.0) + (-z.abs()).exp().log1p()) / beta
+
+
+def _elu(x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
+    return (x.clamp(max=0.0).expm1() * alpha).where(x < 0.0, x)
 
 
 def _one_axis(shape: Sequence[int]) -> None:
@@ -78,6 +87,13 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "relu": lambda x, **_: x.clamp(min=0.0),
         "silu": lambda x, **_: x * x.sigmoid(),
         "gelu": _gelu,
+        "softplus": _softplus,
+        "elu": _elu,
+        "selu": lambda x, **_: _elu(x, 1.6732632423543772) * 1.0507009873554805,
+        "mish": lambda x, **_: x * _softplus(x).tanh(),
+        "hardtanh": lambda x, min_val=-1.0, max_val=1.0, **_: x.clamp(min_val, max_val),
+        "leaky_relu": lambda x, negative_slope=0.01, **_: (x * negative_slope).where(x < 0.0, x),
+        "logsigmoid": lambda x: -_softplus(-x),
         "where": lambda condition, yes, no: (
             yes.where(condition, no) if hasattr(yes, "largest") else no.where(~condition, yes)
         ),

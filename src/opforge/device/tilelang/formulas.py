@@ -45,3 +45,34 @@ def either(first: Any, second: Any) -> Any:
 def negated(condition: Any) -> Any:
     """The opposite of a condition."""
     return tvm.tirx.Not(condition)
+
+
+def expm1(x: Any) -> Any:
+    """exp(x) - 1, relative to itself near zero: Taylor's series there."""
+    p = T.float32(1 / 40320)
+    for divisor in (5040, 720, 120, 24, 6, 2):
+        p = p * x + T.float32(1 / divisor)
+    near = T.if_then_else(x < T.float32(0), x > T.float32(-0.5), x < T.float32(0.5))
+    return T.if_then_else(near, x + x * x * p, T.exp(x) - T.float32(1))
+
+
+def log1p(x: Any) -> Any:
+    """log(1 + x), relative to itself near zero: 2 atanh(x / (2 + x)) by its series there."""
+    s = x / (T.float32(2) + x)
+    t = s * s
+    p = T.float32(1 / 11)
+    for divisor in (9, 7, 5, 3):
+        p = p * t + T.float32(1 / divisor)
+    near = T.if_then_else(x < T.float32(0), x > T.float32(-0.3), x < T.float32(0.3))
+    return T.if_then_else(near, T.float32(2) * (s + s * t * p), T.log(T.float32(1) + x))
+
+
+def erfc(x: Any) -> Any:
+    """1 - erf(x), relative to itself where x is large (Numerical Recipes, 6.2: 1.2e-7)."""
+    z = magnitude(x)
+    t = T.float32(1) / (T.float32(1) + T.float32(0.5) * z)
+    p = T.float32(0.17087277)
+    for factor in (-0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368):
+        p = p * t + T.float32(factor)
+    y = t * T.exp(p * t + T.float32(-1.26551223) - z * z)
+    return T.if_then_else(x < T.float32(0), T.float32(2) - y, y)

@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from opforge.forge.program.composites import COMPOSITES, softplus, written_out
 from opforge.forge.program.formula import Call, Expression, Formula, FormulaError, Name, Number, Operation, Place
 from opforge.forge.program.ir import SCANS, Program, Value, Write
 
 CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf}
-PRIMITIVES = ("exp", "log", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil")
+PRIMITIVES = (
+    "exp", "expm1", "log", "log1p", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "erfc", "floor",
+    "ceil",
+)  # fmt: skip
 SIGNS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq",
     "!=": "ne", "and": "and", "or": "or",
 }  # fmt: skip
-COMPOSITES = {
-    "silu": 1, "gelu": 1, "gelu_tanh": 1, "relu": 1, "softplus": 1, "square": 1, "reciprocal": 1, "leaky_relu": 2,
-    "elu": 1, "maximum": 2, "minimum": 2, "clamp": 3, "where": 3,
-}  # fmt: skip
-"""Functions that are written out in primitives, with the number of their arguments."""
 OVER_AN_AXIS = ("sum", "mean", "max", "min", "var", "std", "softmax", "log_softmax", "logsumexp", *SCANS)
 FUNCTIONS = (*PRIMITIVES, *COMPOSITES, *OVER_AN_AXIS)
 HIGHEST_POWER = 16
@@ -198,9 +197,10 @@ class _Lowering:
             raise self.wrong(f"{name} takes one value, and axis=; {count} given.{hint}", node.place)
         if node.axis is not None:
             raise self.wrong(f"{name} works element by element and takes no axis. Remove it.", node.axis.place)
-        wanted = COMPOSITES.get(name, 1)
-        if count != wanted:
-            raise self.wrong(f"{name} takes {wanted} value{'s' * (wanted > 1)}; {count} given.", node.place)
+        least, most = COMPOSITES.get(name, (1, 1))
+        if not least <= count <= most:
+            wanted = f"{least}" if least == most else f"{least} to {most}"
+            raise self.wrong(f"{name} takes {wanted} value{'s' * (most > 1)}; {count} given.", node.place)
         arguments = tuple(self.lowered(one) for one in node.arguments)
         if name == "where":
             return self.checked("where", node.place, *arguments)
@@ -269,8 +269,42 @@ class _Lowering:
             if not math.isfinite(folded):
                 raise self.wrong("these constants have no finite value. Change them.", place)
             return self.const(folded)
+        kept = self.kept_near_zero(operation, place, arguments)
+        if kept is not None:
+            return kept
         axes = tuple(axis for axis in self.axes if any(axis in value.axes for value in given))
         return self.add(Value(operation=operation, arguments=arguments, axes=axes))
+
+    def kept_near_zero(self, operation: str, place: Place, arguments: tuple[int, ...]) -> int | None:
+        """`exp(x) - 1`, `log(1 + x)` and `log(1 + exp(x))` by functions that lose nothing near zero; None for others.
+        In float32 1 + x is 1 where x is below 6e-8.
+        """
+
+        def op(name: str, *of: int) -> int:
+            return self.checked(name, place, *of)
+
+        given = [self.values[number] for number in arguments]
+        match operation, [value.operation for value in given]:
+            case "sub", ["exp", "const"] if given[1].number == 1.0:
+                return op("expm1", given[0].arguments[0])
+            case "sub", ["const", "exp"] if given[0].number == 1.0:
+                return op("neg", op("expm1", given[1].arguments[0]))
+            case "add", ["exp", "const"] | ["const", "exp"] if any(value.number == -1.0 for value in given):
+                return op("expm1", next(value for value in given if value.operation == "exp").arguments[0])
+            case "log", ["add"]:
+                terms = [self.values[number] for number in given[0].arguments]
+                ones = [value.operation == "const" and value.number == 1.0 for value in terms]
+                if True not in ones:
+                    return None
+                rest = terms[ones.index(False)] if False in ones else terms[1]
+                if rest.operation == "exp":
+                    return softplus(op, self.const, rest.arguments[0])
+                return op("log1p", self.numbers[rest])
+            case "log1p", ["exp"]:
+                # exp may overflow; of -|x| it doesn't
+                inner = self.values[given[0].arguments[0]]
+                return None if inner.operation == "neg" else softplus(op, self.const, given[0].arguments[0])
+        return None
 
     def add(self, value: Value) -> int:
         if value not in self.numbers:
@@ -280,39 +314,6 @@ class _Lowering:
 
     def wrong(self, message: str, place: Place) -> FormulaError:
         return self.formula.error(message, place)
-
-
-def written_out(name: str, op: Callable[..., int], const: Callable[[float], int], arguments: tuple[int, ...]) -> int:
-    """A composite function in primitives."""
-    x = arguments[0]
-    match name:
-        case "silu":
-            return op("mul", x, op("sigmoid", x))
-        case "gelu":
-            erf = op("erf", op("mul", x, const(math.sqrt(0.5))))
-            return op("mul", op("mul", const(0.5), x), op("add", const(1.0), erf))
-        case "gelu_tanh":
-            cube = op("mul", op("mul", x, x), x)
-            inner = op("mul", const(math.sqrt(2 / math.pi)), op("add", x, op("mul", const(0.044715), cube)))
-            return op("mul", op("mul", const(0.5), x), op("add", const(1.0), op("tanh", inner)))
-        case "relu":
-            return op("maximum", x, const(0.0))
-        case "softplus":
-            size = op("exp", op("neg", op("abs", x)))
-            return op("add", op("maximum", x, const(0.0)), op("log", op("add", const(1.0), size)))
-        case "square":
-            return op("mul", x, x)
-        case "reciprocal":
-            return op("div", const(1.0), x)
-        case "leaky_relu":
-            return op("where", op("lt", x, const(0.0)), op("mul", arguments[1], x), x)
-        case "elu":
-            grown = op("sub", op("exp", op("minimum", x, const(0.0))), const(1.0))
-            return op("where", op("lt", x, const(0.0)), grown, x)
-        case "clamp":
-            return op("minimum", op("maximum", x, arguments[1]), arguments[2])
-        case _:
-            return op(name, *arguments)
 
 
 def _folded(operation: str, given: list[Value]) -> float | None:
@@ -329,6 +330,8 @@ def _folded(operation: str, given: list[Value]) -> float | None:
         "rsqrt": lambda a: 1 / math.sqrt(a) if a > 0 else math.nan,
         "exp": lambda a: math.exp(min(a, 1000.0)) if a < 700 else math.inf,
         "log": lambda a: math.log(a) if a > 0 else math.nan,
+        "expm1": lambda a: math.expm1(a) if a < 700 else math.inf,
+        "log1p": lambda a: math.log1p(a) if a > -1 else math.nan,
         "maximum": max,
         "minimum": min,
     }

@@ -13,7 +13,8 @@ CHOSEN = {"maximumf": "maximum", "minimumf": "minimum", "maxf": "maximum", "minf
 MATH = {
     name: name
     for name in (
-        "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "floor", "ceil",
+        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "sin", "cos", "tan", "sinh", "cosh",
+        "tanh", "erf", "erfc", "floor", "ceil", "trunc",
     )
 }  # fmt: skip
 MATH["absf"] = "abs"

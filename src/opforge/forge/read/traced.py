@@ -29,16 +29,22 @@ EXAMPLES = ("example_inputs", "get_inputs")
 UNARY = {
     name: name
     for name in (
-        "exp log sqrt rsqrt abs sin cos tanh sigmoid erf floor ceil silu relu square reciprocal".split()  # noqa: SIM905
+        "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "abs", "sin", "cos", "tan", "sinh",
+        "cosh", "tanh", "sigmoid", "erf", "erfc", "floor", "ceil", "trunc", "frac", "silu", "relu", "relu6", "square",
+        "reciprocal", "selu", "mish", "hardsigmoid", "hardswish",
     )
+} | {"log_sigmoid": "logsigmoid"}  # fmt: skip
+"""ATen's functions of one tensor by what formulas call them."""
+OPTIONS = {
+    "softplus": ("beta",),
+    "elu": ("alpha",),
+    "celu": ("alpha",),
+    "leaky_relu": ("negative_slope",),
+    "hardshrink": ("lambd",),
+    "softshrink": ("lambd",),
+    "threshold": ("threshold", "value"),
 }
-WRITTEN_OUT = {
-    "mish": "X * tanh(softplus(X))",
-    "hardsigmoid": "clamp(X / 6 + 0.5, 0, 1)",
-    "hardswish": "X * clamp(X + 3, 0, 6) / 6",
-    "selu": "1.0507009873554805 * where(X > 0, X, 1.6732632423543772 * (exp(minimum(X, 0)) - 1))",
-}
-"""Functions in terms of others; X is the argument's name."""
+"""Functions with numbers beside the tensor, in the order in which formulas take them."""
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARED = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 LOGIC = dict.fromkeys(("logical_and", "bitwise_and", "__and__"), "and") | dict.fromkeys(
@@ -209,7 +215,7 @@ class _Reader:
         if hasattr(argument, "name") and argument.name in self.values:
             return self.values[argument.name]
         if isinstance(argument, bool | int | float):
-            return Spelled(text=repr(float(argument)) if argument >= 0 else f"({float(argument)!r})")
+            return Spelled(text=_number(argument))
         return argument
 
     def refused(self, what: str) -> UsageError:
@@ -220,7 +226,7 @@ class _Reader:
 
     def operation(self, node: Any) -> Spelled:
         """The value of one operation of ATen."""
-        name = str(node.target).removeprefix("aten.").split(".")[0]
+        name = str(node.target).removeprefix("aten.").removeprefix("special_").split(".")[0]
         # what torch.export leaves out has the default of the operation's schema
         schema = getattr(node.target, "_schema", None)
         if schema is None:
@@ -237,9 +243,9 @@ class _Reader:
             return x
         if name in UNARY:
             return self.elementwise(node, f"{UNARY[name]}({x.text})", x)
-        if name in WRITTEN_OUT:
-            held = x if x.text.isidentifier() else self.spelling.let(f"{node.name}_of", x.text, x.axes)
-            return self.elementwise(node, WRITTEN_OUT[name].replace("X", held.text), held)
+        if name in OPTIONS and all(given.get(key, 1) == 1 for key in ("scale", "input_scale")):
+            numbers = [_number(given[key]) for key in OPTIONS[name]]
+            return self.elementwise(node, f"{name}({', '.join((x.text, *numbers))})", x)
         if name in BINARY or name in COMPARED or name in LOGIC:
             other = values["other"]
             if given.get("rounding_mode") is not None:
@@ -288,12 +294,6 @@ class _Reader:
             case "gelu":
                 kind = "gelu_tanh" if given["approximate"] == "tanh" else "gelu"
                 return self.elementwise(node, f"{kind}({x.text})", x)
-            case "softplus" if given["beta"] == 1:
-                return self.elementwise(node, f"softplus({x.text})", x)
-            case "leaky_relu":
-                return self.elementwise(node, f"leaky_relu({x.text}, {float(given['negative_slope'])!r})", x)
-            case "elu" if given["alpha"] == given["scale"] == given["input_scale"] == 1:
-                return self.elementwise(node, f"elu({x.text})", x)
             case "maximum" | "minimum":
                 return self.elementwise(node, f"{name}({x.text}, {values['other'].text})", x, values["other"])
             case "clamp" | "hardtanh" | "clamp_min" | "clamp_max":
@@ -367,3 +367,8 @@ class _Reader:
         for sign, one in zip("*+", weights, strict=False):
             text += f" {sign} {one.text}"
         return self.elementwise(node, text, x, *weights)
+
+
+def _number(value: float) -> str:
+    """A number as an expression that holds together."""
+    return repr(float(value)) if value >= 0 else f"({float(value)!r})"

@@ -9,7 +9,7 @@ from opforge.forge.program.definition import TAKEN, Definition
 from opforge.forge.program.families import Layout
 from opforge.forge.program.ir import Program, Value
 from opforge.forge.program.walks import along, extent, needed, places, row_offset, sizes_from, sources
-from opforge.forge.write.emit import CPP, Dialect, Writer, call
+from opforge.forge.write.emit import CPP, HOST, Dialect, Writer, call
 from opforge.forge.write.row_statements import RowStatements
 
 
@@ -191,6 +191,8 @@ def cpp_text(
     if any(f"opforge::{name}" in text for name in ("maximum", "minimum", "logistic", "exp(", "erf(", "tanh(")):
         extra = '#include "opforge/rows/extremes.h"\n'
         includes = includes if extra in includes else includes + extra
+    if any(f"opforge::{name}(" in text for name in HOST):
+        includes += '#include "opforge/numeric/formulas.h"\n'
     floats = [f"float {name}" for name in parameters]
     inner = [f"const T* {name}" for name in reads] + [f"T* {name}" for name in writes]
     inner += [f"int64_t {name}" for name, _ in sizes] + floats

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from opforge.forge.program.ir import Program, Value
+from opforge.forge.program.lower import PRIMITIVES
 
 INLINE = 34
 """Letters of an expression that still reads well inside another one."""
@@ -54,22 +55,28 @@ def _cpp_number(value: float) -> str:
     return ("-" if value < 0 else "") + "INFINITY" if math.isinf(value) else f"{value!r}f"
 
 
+LACKING = ("erfc", "expm1", "log1p", "tanh")
+"""Functions of device/triton/formulas.py."""
+
 TRITON = Dialect(
     forms={
         **_SHARED,
         **_calls("tl.NAME({0})", "exp", "log", "sqrt", "rsqrt", "abs", "sin", "cos", "erf", "floor", "ceil", "sigmoid"),
         **_calls("tl.NAME({0}, {1}, propagate_nan=tl.PropagateNan.ALL)", "maximum", "minimum"),
         **_calls("tl.NAME({0}, {1}, {2})", "where"),
-        # Triton has no tanh of its own
-        "tanh": ("2.0 * tl.sigmoid(2.0 * {0}) - 1.0", SUM, (SIGNED,)),
+        # device/triton/formulas.py has what Triton lacks
+        **_calls("NAME({0})", *LACKING),
     },
     number=_python_number,
     named="{name} = {text}",
 )
+HOST = ("erfc", "expm1", "log1p")
+"""Functions of opforge/numeric/formulas.h."""
+
 CPP = Dialect(
     forms={
         **_SHARED,
-        **_calls("opforge::NAME({0})", "exp", "tanh", "erf"),
+        **_calls("opforge::NAME({0})", "exp", "tanh", "erf", *HOST),
         **_calls("std::NAME({0})", "log", "sqrt", "sin", "cos", "floor", "ceil"),
         **_calls("opforge::NAME({0}, {1})", "maximum", "minimum"),
         "abs": ("std::fabs({0})", POSTFIX, (LOOSE,)),
@@ -85,7 +92,7 @@ CUDA = Dialect(
     forms={
         **CPP.forms,
         **{name: (f"{name}f({{0}})", POSTFIX, (LOOSE,)) for name in ("exp", "tanh", "erf", "log", "sqrt", "rsqrt")},
-        **{name: (f"{name}f({{0}})", POSTFIX, (LOOSE,)) for name in ("sin", "cos", "floor", "ceil")},
+        **{name: (f"{name}f({{0}})", POSTFIX, (LOOSE,)) for name in ("sin", "cos", "floor", "ceil", *HOST)},
         "abs": ("fabsf({0})", POSTFIX, (LOOSE,)),
         "maximum": ("opforge::larger({0}, {1})", POSTFIX, (LOOSE, LOOSE)),
         "minimum": ("opforge::smaller({0}, {1})", POSTFIX, (LOOSE, LOOSE)),
@@ -98,6 +105,7 @@ TILELANG = Dialect(
         **_SHARED,
         **_calls("T.NAME({0})", "exp", "log", "sqrt", "rsqrt", "sin", "cos", "tanh", "erf", "floor", "ceil"),
         **_calls("NAME({0}, {1})", "maximum", "minimum"),
+        **_calls("NAME({0})", *HOST),
         "sigmoid": ("logistic({0})", POSTFIX, (LOOSE,)),
         "abs": ("magnitude({0})", POSTFIX, (LOOSE,)),
         "where": ("T.if_then_else({0}, {1}, {2})", POSTFIX, (LOOSE, LOOSE, LOOSE)),
@@ -111,10 +119,7 @@ TILELANG = Dialect(
 TORCH = Dialect(
     forms={
         **_SHARED,
-        **{
-            name: (f"{{0}}.{name}()", POSTFIX, (POSTFIX,))
-            for name in ("exp", "log", "sqrt", "rsqrt", "abs", "sin", "cos", "tanh", "sigmoid", "erf", "floor", "ceil")
-        },
+        **{name: (f"{{0}}.{name}()", POSTFIX, (POSTFIX,)) for name in PRIMITIVES},
         "maximum": ("{0}.maximum({1})", POSTFIX, (POSTFIX, LOOSE)),
         "minimum": ("{0}.minimum({1})", POSTFIX, (POSTFIX, LOOSE)),
         "at_least": ("{0}.clamp(min={1})", POSTFIX, (POSTFIX, LOOSE)),

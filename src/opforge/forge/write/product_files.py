@@ -11,6 +11,7 @@ from opforge.forge.program.ir import Program
 from opforge.forge.program.walks import extent, matrices, matrix_of
 from opforge.forge.write.cpp_file import cpp_text
 from opforge.forge.write.emit import CPP, TRITON, Dialect, Writer, call
+from opforge.forge.write.triton_file import functions_imported
 
 _SPACE = """SPACE = {
     "BLOCK_M": (16, 32, 64, 128, 256),
@@ -31,7 +32,7 @@ DEFAULT = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K_BYTES": 128, "GROUP": 8, "num_
 
 def triton_product(definition: Definition, program: Program, layout: Layout) -> dict[str, str]:
     """The Triton file's name and text."""
-    return {"triton_product.py": _triton(definition, program, layout)}
+    return {"triton_product.py": functions_imported(_triton(definition, program, layout))}
 
 
 def cpp_product(definition: Definition, program: Program, layout: Layout) -> dict[str, str]:

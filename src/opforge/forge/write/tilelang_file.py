@@ -34,6 +34,9 @@ NAMES |= {
     "maximum",
     "minimum",
     "logistic",
+    "expm1",
+    "log1p",
+    "erfc",
     "no_number",
     "loop",
     "alloc",
@@ -167,7 +170,18 @@ def tools_imported(*texts: list[str]) -> str:
     text = "\n".join(line for lines in texts for line in lines)
     formulas = [
         name
-        for name in ("either", "logistic", "magnitude", "maximum", "minimum", "negated", "no_number")
+        for name in (
+            "either",
+            "erfc",
+            "expm1",
+            "log1p",
+            "logistic",
+            "magnitude",
+            "maximum",
+            "minimum",
+            "negated",
+            "no_number",
+        )
         if f"{name}(" in text
     ]
     tools = ["from_float32", "storage", "to_float32"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from opforge.forge.program.definition import TAKEN, Definition
 from opforge.forge.program.families import Layout
 from opforge.forge.program.ir import Program, Value
 from opforge.forge.program.walks import along, extent, places, row_offset, sizes_from
-from opforge.forge.write.emit import TRITON, Writer, call
+from opforge.forge.write.emit import LACKING, TRITON, Writer, call
 
 IMPORTS = "import triton\nimport triton.language as tl\n\n"
 SCANNED = {"cummax": "larger", "cummin": "smaller"}
@@ -18,10 +20,22 @@ WIDEST = 16384
 def triton_file(definition: Definition, program: Program, layout: Layout) -> tuple[str, str]:
     """The file's name and text."""
     if layout.family == "rows":
-        return "triton_onchip.py", _rows(definition, program, layout)
+        return "triton_onchip.py", functions_imported(_rows(definition, program, layout))
     if len(layout.groups) == 1:
-        return "triton_blocks.py", _blocks(definition, program)
-    return "triton_tiles.py", _tiles(definition, program, layout)
+        return "triton_blocks.py", functions_imported(_blocks(definition, program))
+    return "triton_tiles.py", functions_imported(_tiles(definition, program, layout))
+
+
+def functions_imported(text: str) -> str:
+    """A kernel's text with the import of what device/triton/formulas.py gives it, where isort has it."""
+    used = [name for name in LACKING if re.search(rf"(?<![\w.]){name}\(", text)]
+    if not used:
+        return text
+    lines = text.split("\n")
+    at = next(number for number, line in enumerate(lines) if line.startswith("import triton.language")) + 2
+    while lines[at].startswith("from opforge.device.triton.") and lines[at] < "from opforge.device.triton.formulas":
+        at += 1
+    return "\n".join([*lines[:at], f"from opforge.device.triton.formulas import {', '.join(used)}", *lines[at:]])
 
 
 def _names(program: Program) -> tuple[list[str], list[str], list[str]]:
