@@ -23,6 +23,7 @@ SAMPLED = {
     "log_softmax": "log_softmax",
     "layer_norm": "nn.functional.layer_norm",
     "rms_norm": "nn.functional.rms_norm",
+    "group_norm": "nn.functional.group_norm",
     "cross_entropy": "nn.functional.cross_entropy",
     "gelu": "nn.functional.gelu",
     "silu": "nn.functional.silu",

@@ -20,6 +20,8 @@ PAIRS = {
     "LayerNorm of two axes": (((3, 6),), {"eps": 1e-6}, lambda: torch.randn(2, 3, 6)),
     "LayerNorm without bias": ((6,), {"bias": False}, lambda: torch.randn(2, 6)),
     "LayerNorm without parameters": ((6,), {"elementwise_affine": False}, lambda: torch.randn(2, 6)),
+    "GroupNorm": ((2, 6), {"eps": 1e-6}, lambda: torch.randn(2, 6, 5, 3)),
+    "GroupNorm without parameters": ((3, 6), {"affine": False}, lambda: torch.randn(2, 6, 5)),
     "Softmax": ((), {"dim": -1}, lambda: torch.randn(2, 6)),
     "Softmax of rows": ((), {"dim": 0}, lambda: torch.randn(3, 6)),
     "LogSoftmax": ((), {"dim": -1}, lambda: torch.randn(2, 6)),

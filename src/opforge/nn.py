@@ -60,6 +60,15 @@ class LayerNorm(torch.nn.LayerNorm):
         return result
 
 
+class GroupNorm(torch.nn.GroupNorm):
+    """torch.nn.GroupNorm on the operator group_norm; over channels last, or without parameters, it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Group norm over channels and positions."""
+        result: torch.Tensor = functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return result
+
+
 class Softmax(torch.nn.Softmax):
     """torch.nn.Softmax on the operator softmax."""
 

@@ -683,6 +683,56 @@ class _gelu_backward(Function):
 
 gelu_backward: _gelu_backward
 
+class _group_norm(Function):
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, weight: Tensor, bias: Tensor, /, *, groups: int = 32, eps: float = 1e-05,
+    ) -> Tensor:
+        """Group normalisation over channels and positions, with a weight and a bias for each channel.
+
+        x      [batch, channels, *spatial] T
+        weight [channels] T
+        bias   [channels] T
+        groups 32: how many groups the channels are divided into
+        eps    1e-05: added to the variance
+
+        Returns y [batch, channels, *spatial] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: whole_groups (groups >= 1 and channels % groups == 0).
+
+        More: opforge show group_norm
+        """
+    def why(  # type: ignore[override]
+        self, x: Tensor, weight: Tensor, bias: Tensor, /, *, groups: int = 32, eps: float = 1e-05,
+    ) -> Choice: ...
+
+group_norm: _group_norm
+
+class _group_norm_backward(Function):
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, weight: Tensor, dy: Tensor, /, *, groups: int = 32, eps: float = 1e-05,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of group normalisation.
+
+        x      [batch, channels, *spatial] T
+        weight [channels] T
+        dy     [batch, channels, *spatial] T
+        groups 32: how many groups the channels are divided into
+        eps    1e-05: added to the variance
+
+        Returns dx [batch, channels, *spatial] T; dweight [channels] T; dbias [channels] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: whole_groups (groups >= 1 and channels % groups == 0).
+
+        More: opforge show group_norm_backward
+        """
+    def why(  # type: ignore[override]
+        self, x: Tensor, weight: Tensor, dy: Tensor, /, *, groups: int = 32, eps: float = 1e-05,
+    ) -> Choice: ...
+
+group_norm_backward: _group_norm_backward
+
 class _layernorm(Function):
     def __call__(  # type: ignore[override]
         self, x: Tensor, weight: Tensor, bias: Tensor, /, *, eps: float = 1e-05,
