@@ -7,6 +7,8 @@ import pytest
 
 from campaign_choice import ROOT, base_of_change, changed_files, changed_tests, choose, graph_of, nearness
 
+# the graph takes seconds: one worker draws it for all
+pytestmark = pytest.mark.xdist_group("campaign_choice")
 MARKS = {"campaign", "offline", "first_only"}
 
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -14,20 +16,37 @@ from simulated import make_home
 pytest.importorskip("torch")
 pytest.importorskip("sqlalchemy")
 
+# what one bench recorded serves all
+pytestmark = pytest.mark.xdist_group("rerun")
+
+
+@pytest.fixture(scope="module")
+def bench_once(tmp_path_factory):
+    """A folder with a home, and a store that holds a record of torch_eager on `some`."""
+    folder = tmp_path_factory.mktemp("benched")
+    home = make_home(folder)
+    words = ("bench", "twice", "--in-process", "--budget", "0.1", "-i", "torch_eager")
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        patch.setenv("OPFORGE_STORE", str(folder / "records.sqlite"))
+        command_line()(["--home", str(home), *words])
+    return folder
+
 
 @pytest.fixture
-def opforge(tmp_path, monkeypatch, capsys):
-    """opforge(words…) runs the command line on a home of its own and gives (exit code, what was printed)."""
-    home = make_home(tmp_path)
+def opforge(bench_once, tmp_path, monkeypatch, capsys):
+    """opforge(words…) runs the command line on that home, with a store of its own, and gives (exit code, what was
+    printed).
+    """
+    shutil.copy(bench_once / "records.sqlite", tmp_path)
     monkeypatch.setenv("OPFORGE_STORE", str(tmp_path / "records.sqlite"))
     monkeypatch.chdir(tmp_path)
 
     def run(*words):
         with pytest.raises(SystemExit) as ended:
-            command_line()(["--home", str(home), *words])
+            command_line()(["--home", str(run.home), *words])
         return ended.value.code, capsys.readouterr().out
 
-    run.home = home
+    run.home = bench_once / "home"
     return run
 
 
@@ -38,8 +57,7 @@ def newest(count=1):
 
 @pytest.fixture
 def benched(opforge):
-    """A record of torch_eager on `some`."""
-    opforge("bench", "twice", "--in-process", "--budget", "0.1", "-i", "torch_eager")
+    """The record."""
     return newest()[0]
 
 
@@ -63,8 +81,13 @@ def test_a_record_is_measured_again_by_its_id(opforge, benched):
 
 def test_what_changed_since_is_said_and_a_failure_is_an_exit_code(opforge, benched):
     """The source is another one, and wrong."""
-    (opforge.home / "twice" / "torch_eager.py").write_text('"""Wrong now."""\n\n\ndef run(x):\n    return x * 3\n')
-    code, said = opforge("records", "rerun", benched.id, "--in-process", "--budget", "0.1")
+    source = opforge.home / "twice" / "torch_eager.py"
+    right = source.read_text()
+    source.write_text('"""Wrong now."""\n\n\ndef run(x):\n    return x * 3\n')
+    try:
+        code, said = opforge("records", "rerun", benched.id, "--in-process", "--budget", "0.1")
+    finally:
+        source.write_text(right)
     assert code == 1
     assert "another source of the implementation" in said
     assert newest()[0].timing is None
@@ -89,13 +112,14 @@ def test_what_cannot_be_had_again_is_said_with_what_can(opforge, benched):
 
 def test_the_report_of_a_bench_shows_the_history_of_each_kernel(opforge, benched):
     """Three timings are a history; the page draws it, and names the command that measures again."""
-    for _ in range(2):
-        opforge("bench", "twice", "--in-process", "--budget", "0.1", "-i", "torch_eager", "--report", "page")
-    page = (opforge.home.parent / "page" / "report.html").read_text()
+    with Store.open() as store:
+        store.add([dataclasses.replace(benched, id="a" * 32)])
+    opforge("bench", "twice", "--in-process", "--budget", "0.1", "-i", "torch_eager", "--report", "page")
+    page = Path("page/report.html").read_text()
     assert "3 timings" in page
     assert 'aria-label="History: 3 timings' in page
     assert f"opforge records rerun {newest()[0].id[:12]}" in page
     code, _ = opforge("report", "twice", "--output", "again")
     assert code == 0
-    assert "3 timings" in (opforge.home.parent / "again" / "report.html").read_text()
-    assert json.loads((opforge.home.parent / "again" / "report.json").read_text())
+    assert "3 timings" in Path("again/report.html").read_text()
+    assert json.loads(Path("again/report.json").read_text())

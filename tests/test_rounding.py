@@ -198,7 +198,8 @@ def test_a_long_row_of_few_values_added_by_eight_lanes_is_within_the_bound():
     assert not judged(softmax, axes, "bfloat16", {"x": x}, y * 1.001).agrees
 
 
-@pytest.mark.parametrize("count", [2048, 4096, 8192])
+@pytest.mark.first_only
+@pytest.mark.parametrize("count", [4096, 2048, 8192])
 def test_a_row_of_zeros_and_few_others_added_by_eight_lanes_is_within_the_bound(count):
     """Nine of ten exponentials are one number, and each of its additions is rounded alike: PyTorch's softmax was a
     Mismatch where a hidden case drew 4096 such columns. exp of 14 bits is still refused.
