@@ -156,9 +156,8 @@ def sources_of(registry: Registry, wanted: Sequence[Asked]) -> dict[str, str]:
     """The hash of what each kernel's source says to the compiler, by its name: comments, limits and spaces have no part
     in it (backends/program_hash.py).
     """
-    return {
-        asked.kernel: program_sha256(registry.implementation(asked.operator, asked.implementation)) for asked in wanted
-    }
+    kernels = {asked.kernel: (asked.operator, asked.implementation) for asked in wanted}
+    return {kernel: program_sha256(registry.implementation(*names)) for kernel, names in kernels.items()}
 
 
 def few(cases: Sequence[Case]) -> tuple[Case, ...]:

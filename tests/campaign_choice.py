@@ -19,7 +19,7 @@ import os
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,10 +149,10 @@ class Drawing:
     def imported(self, node: ast.AST) -> dict[str, str]:
         """Local name -> file, for the import statements in a piece of code."""
         found: dict[str, str | None] = {}
-        for part in ast.walk(node):
+        for part in _imports(node):
             if isinstance(part, ast.Import):
                 found |= {(alias.asname or alias.name).split(".")[0]: self.module(alias.name) for alias in part.names}
-            elif isinstance(part, ast.ImportFrom) and part.module and part.level == 0:
+            elif part.module and part.level == 0:
                 for alias in part.names:
                     file = self.module(f"{part.module}.{alias.name}")
                     borrowed = file and re.fullmatch(r"tests/test_\w+\.py", file)
@@ -205,12 +205,24 @@ class Drawing:
         imports = {name: at for node in tree.body if not _names_of(node) for name, at in self.imported(node).items()}
         for node in tree.body:
             for name in _names_of(node):
-                words = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-                words |= {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+                parts = list(ast.walk(node))
+                words = {part.id for part in parts if isinstance(part, ast.Name)}
+                words |= {part.arg for part in parts if isinstance(part, ast.arg)}
                 used = {known[word] for word in words for known in (own, imports, fixtures) if word in known}
                 used |= set(self.imported(node).values()) | self.named(_without_docstring(node))
                 self.graph[own[name]] |= used - {own[name]}
         return own
+
+
+def _imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The import statements in a piece of code: only statements hold them, and most of a tree is expressions."""
+    edge = [node]
+    # it grows while it is gone through: level by level, as ast.walk does
+    for part in edge:
+        if isinstance(part, ast.Import | ast.ImportFrom):
+            yield part
+        for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+            edge += getattr(part, name, ())
 
 
 def _without_docstring(node: ast.stmt) -> ast.AST:

@@ -128,7 +128,7 @@ def joined_tokens(source: Path) -> list[str]:
     """The tokens of `native_text` without what a header that is split into several adds: guards, and a namespace that
     is closed and opened again at once.
     """
-    joined_so_far = _without_guards(list(_native(source, include_of(package_of(source)), set())))
+    joined_so_far = _without_guards(_native(source, include_of(package_of(source)), set()))
     while (joined := _namespaces_joined(joined_so_far)) != joined_so_far:
         joined_so_far = joined
     return joined_so_far
@@ -191,19 +191,24 @@ def _namespace_at(given: list[str], place: int) -> tuple[str, ...] | None:
     return None if end is None or given[end] != "{" else tuple(given[place + 1 : end])
 
 
-def _native(path: Path, own: Path, seen: set[Path]) -> Iterator[str]:
+def _native(path: Path, own: Path, seen: set[Path]) -> list[str]:
     text = path.read_text(encoding="utf-8").replace("\\\n", " ")
-    place = 0
+    found, place = list[str](), 0
     for include in _INCLUDE.finditer(text):
-        yield from tokens(text[place : include.start()])
+        found += _kept_tokens(text[place : include.start()])
         place = include.end()
         header = next((folder / include[1] for folder in (path.parent, own) if (folder / include[1]).is_file()), None)
         if header is None:
-            yield include[0].strip()
+            found.append(include[0].strip())
         elif header.resolve() not in seen:
             seen.add(header.resolve())
-            yield from _native(header, own, seen)
-    yield from tokens(text[place:])
+            found += _native(header, own, seen)
+    return [*found, *_kept_tokens(text[place:])]
+
+
+@functools.lru_cache(maxsize=1024)
+def _kept_tokens(text: str) -> tuple[str, ...]:
+    return tuple(tokens(text))
 
 
 def tokens(text: str) -> Iterator[str]:
