@@ -42,6 +42,7 @@ from opforge.tuning import TuneOptions, compile_first, final, job, space, tune, 
 from opforge.tuning.codes import Codes, CompiledCode, CompileRefused, code_of_library
 from opforge.tuning.compile_queue import LATER, NOW, Compilers
 from opforge.tuning.device_lock import alone_on
+from opforge.tuning.job import _late
 from opforge.tuning.space import compile_ahead, within_reach
 from opforge.tuning.tune import in_time
 from opforge.tuning.workers import SearchWorkers
@@ -955,3 +956,15 @@ def test_after_the_limit_no_default_is_begun():
     late, early = SimpleNamespace(until=time.monotonic() - 1), SimpleNamespace(until=time.monotonic() + 60)
     assert in_time(late, ["tried", "new"], spaces) == ["tried"]
     assert in_time(early, ["tried", "new"], spaces) == ["tried", "new"]
+
+
+def test_cases_that_take_a_second_each_to_compile_wait_for_the_final_where_there_is_a_limit():
+    """`tune --limit 60` took 100 s: on a CPU TileLang compiled every case of every point."""
+
+    def late(backend, limit_s, kept=False):
+        setting = SimpleNamespace(pool=SimpleNamespace(kept=kept))
+        job = SimpleNamespace(setting=setting, options=SimpleNamespace(limit_s=limit_s), careful=False)
+        return _late(job, SimpleNamespace(backend=backend))
+
+    assert late("tilelang", 60.0) and late("tilelang", None, kept=True)
+    assert not late("tilelang", None) and not late("cpp", 60.0)

@@ -38,7 +38,7 @@ LARGE = 1 << 28
 """Bytes of a workload that is judged by one search at a time."""
 
 JITS = ("triton", "tilelang")
-"""Backends beside a GPU whose compilers take a second for each case: ten times what all cases of others take."""
+"""Backends whose compilers take a second for each case: ten times what all cases of others take."""
 
 SECOND_LOOK = 2.0
 """A point that seems faster than the incumbent is measured once more, so many times as long."""
@@ -369,8 +369,11 @@ def _attempt(job: Job, ready: Ready, incumbent: Passed | None) -> Attempt:
 
 
 def _late(job: Job, implementation: Implementation) -> bool:
-    """Whether the operator's cases are asked in the final alone, which takes the next one where they fail."""
-    return implementation.backend in JITS and job.setting.pool.kept and not job.careful
+    """Whether the operator's cases are asked in the final alone, which takes the next one where they fail: beside a
+    GPU, and where there is a limit that compiling a second for each case would use up.
+    """
+    bounded = job.setting.pool.kept or job.options.limit_s is not None
+    return implementation.backend in JITS and bounded and not job.careful
 
 
 def _proof(job: Job, implementation: Implementation, config: Config) -> Verdict:
