@@ -10,6 +10,7 @@ import torch
 from torch.utils import flop_counter
 from typer.testing import CliRunner
 
+from family_words import FAMILIES, words_of
 from opforge.cli.app import command_line
 from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.machine import device_named
@@ -60,11 +61,21 @@ def coverage():
 
 
 def counted(loaded, training):
-    """FLOPs by PyTorch's own counter, which shares no code with ours. It leaves out a processor's attention unless it
-    is told that it is one.
+    """FLOPs by PyTorch's own counter, which shares no code with ours. It leaves out a processor's attention and the
+    experts of transformers unless it is told what they are, and counts each group's slopes for all groups.
     """
     aten = torch.ops.aten
-    attention = {
+
+    def slopes(grad, x, weight, bias, stride, padding, dilation, transposed, offset, groups, mask, **named):
+        whole = flop_counter.conv_backward_flop.__wrapped__(
+            grad, x, weight, bias, stride, padding, dilation, transposed, offset, groups, mask, **named
+        )
+        if groups == 1:
+            return whole
+        once = flop_counter.conv_flop_count(x, weight, grad, transposed=transposed)
+        return once * (bool(mask[0]) + bool(mask[1]))
+
+    known = {
         aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, v, *_, **named: flop_counter.sdpa_flop_count(
             q, k, v
         ),
@@ -72,7 +83,10 @@ def counted(loaded, training):
             flop_counter.sdpa_backward_flop_count(slopes, q, k, v)
         ),
     }
-    with flop_counter.FlopCounterMode(display=False, custom_mapping=attention) as counter:
+    known[aten.convolution_backward] = slopes
+    # rows of a group times its matrix; of two matrices a sum for each group
+    known[aten._grouped_mm] = lambda x, w, *_, **named: 2 * x[0] * x[1] * w[-1]
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=known) as counter:
         returned = loaded.module(**loaded.named, **loaded.fixed, **({"labels": loaded.labels} if training else {}))
         if training:
             returned.loss.backward()
@@ -323,3 +337,50 @@ def test_a_treemap_keeps_areas():
     boxes = squarified([6.0, 3.0, 2.0, 1.0], (0.0, 0.0, 4.0, 3.0))
     assert [width * height for _, _, width, height in boxes] == pytest.approx([6.0, 3.0, 2.0, 1.0])
     assert max(max(width / height, height / width) for _, _, width, height in boxes) < 2.5
+
+
+FOUND = {
+    "llama": {"rms_norm": 5, "add + rms_norm": 4, "rotary": 4, "silu · mul": 2, "linears of one input": 4},
+    "qwen3": {"rms_norm": 9, "add + rms_norm": 4, "rotary": 4, "silu · mul": 2},
+    "mixtral": {"rms_norm": 5, "rotary": 4, "silu · mul": 2},
+    "gemma3": {"rms_norm": 13, "rotary": 4, "gelu · mul": 2},
+    "gpt_oss": {"rms_norm": 5, "rotary": 4, "attention": 2},
+    "deepseek_v3": {"rms_norm": 9, "rotary": 4, "silu · mul": 3},
+    "mamba2": {"rms_norm": 5, "silu · mul": 2},
+    "bert": {"add + layer_norm": 4, "linear + bias + gelu": 3, "linears of one input": 2},
+    "vit": {"add + layer_norm": 4, "linear + bias + gelu": 2, "linear + residual": 4},
+    "resnet": {"conv + batch_norm + relu": 7, "conv + batch_norm": 5},
+    "convnext": {"linear + bias + gelu": 4},
+    "whisper": {"add + layer_norm": 6, "linear + bias + gelu": 2},
+}
+"""Groups of each family that its code has, counted by hand: two layers of most."""
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_analysed_forward_and_training(family, coverage):
+    """By torch.export, of a configuration with its fields: FLOPs are PyTorch's, and its groups are found."""
+    pytest.importorskip("transformers", reason=NEEDS)
+    name, *given = words_of(family)
+    loaded = load_model(name, given, batch=2, length=16)
+    for training in (False, True):
+        graph = exported(loaded, training=training).graph
+        analysis = analysis_of(
+            graph,
+            model=family,
+            about="",
+            device=device_named("nvidia-h200"),
+            dtype="float32",
+            coverage=coverage,
+        )
+        loaded.module.train(training)
+        assert graph.products == counted(loaded, training) > 0
+        assert sum(row.share for row in analysis.rows) == pytest.approx(1.0)
+        if not training:
+            kinds = [group.fusion.kind for group in analysis.groups]
+            assert {kind: kinds.count(kind) for kind in FOUND[family]} == FOUND[family]
+        else:
+            backward = sum(row.node.phase == BACKWARD for row in analysis.rows)
+            placed = sum(bool(row.node.module) for row in analysis.rows if row.node.phase == BACKWARD)
+            assert 0.75 < placed / backward <= 1.0
+        assert "<svg" in analysis_page(analysis, when="")

@@ -5,18 +5,26 @@ import json
 import pytest
 
 from opforge.core.definition.implementation import Config
-from opforge.core.definition.own_shapes import LAYOUTS, ensure_taken, parse_shape, shapes_of, workload_named
+from opforge.core.definition.own_shapes import (
+    LAYOUTS,
+    ensure_taken,
+    operators_of,
+    parse_shape,
+    shapes_of,
+    workload_named,
+)
 from opforge.core.evidence.record import CONFIG
 from opforge.core.language.errors import UsageError
 from opforge.gate.baseline import select_records
 from opforge.registry import load
 from opforge.runner import Isolated
 from opforge.runner.worker.arena import LAYOUTS as MADE
+from opforge.store import Store
 from opforge.timing import Plan
 from opforge.tuning import TuneOptions
 from opforge.tuning.tune import _todo
 from opforge.verify.cases.hidden import QUICK
-from opforge.workbench import BenchOptions, bench, verify_all, workloads_for
+from opforge.workbench import BenchOptions, bench, steps, verify_all, workloads_for
 from opforge.workbench.configs import configs_of, ensure_taken as ensure_config, parse_config
 
 REGISTRY = load([])
@@ -107,6 +115,21 @@ def test_files_of_shapes(tmp_path):
         listed.write_text(text)
         with pytest.raises(UsageError, match="whose first line is lead,cols"):
             shapes_of(SOFTMAX, [str(listed)])
+
+
+def test_a_file_may_have_shapes_for_each_operator(tmp_path):
+    """As `opforge model analyse --workloads` writes it: of a file for several operators each takes its own."""
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps({"softmax": ["lead=2,cols=7"], "matmul": [{"m": 4, "n": 8, "k": 2}]}))
+    assert operators_of([str(file), "lead=2,cols=7", str(tmp_path / "none.json")]) == ("softmax", "matmul")
+    assert [workload.name for workload in shapes_of(SOFTMAX, [str(file)])] == ["lead=2,cols=7"]
+    assert [workload.name for workload in shapes_of(MATMUL, [str(file)])] == ["m=4,k=2,n=8"]
+    with pytest.raises(UsageError, match=r"no shapes of layernorm. It has those of: softmax, matmul"):
+        shapes_of(REGISTRY.operator("layernorm"), [str(file)])
+    own = {"softmax": ("lead=2,cols=7",)}
+    with Store.open(f"sqlite:///{tmp_path / 'records.sqlite'}") as store:
+        asked = list(steps(REGISTRY, ["softmax"], ["float32"], "cpu", store, own))
+    assert [step.options.workloads for step in asked] == [("lead=2,cols=7",)]
 
 
 def test_every_layout_that_may_be_asked_for_can_be_made():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from opforge.cli.shared import (
     selected,
     settings,
 )
+from opforge.core.definition.own_shapes import operators_of
 from opforge.core.evidence.timing_terms import CALL, TERMS
 from opforge.core.language import spans
 from opforge.core.language.errors import UsageError
@@ -130,13 +132,16 @@ def bench(
     from opforge.workbench import BenchOptions, bench as run_bench, chosen, ensure_chosen
 
     registry = settings(context).registry()
-    names = selected(registry, operators, everything)
+    names = selected(registry, operators or (None if everything else operators_of(shape or ())), everything)
     known_dtypes, known_backends = dtypes(dtype), backend_names(backend)
     # a record's name for a shape of one's own is that shape
-    named = [name for name in workload or () if "=" not in name]
+    named = tuple(name for name in workload or () if "=" not in name)
     _known_workloads(registry, names, named)
     given = [*(shape or ()), *(name for name in workload or () if "=" in name)]
-    shapes = own_shapes(registry, names, given, known_dtypes)
+    # a file may have shapes for each operator
+    shapes = {name: own_shapes(registry, [name], given, known_dtypes) for name in names}
+    alike = len(set(shapes.values())) == 1
+    turns = [(names, shapes[names[0]])] if alike else [((name,), shapes[name]) for name in names]
     host = make_host(in_process)
     context.call_on_close(host.close)
     wanted = BenchOptions(backends=known_backends, implementations=tuple(implementation or ()))
@@ -159,7 +164,7 @@ def bench(
         backends=known_backends,
         implementations=tuple(implementation or ()),
         configs=own_configs(config),
-        workloads=(*named, *shapes),
+        workloads=named,
         most=most,
         grid=grid,
         effort=QUICK if quick else BRIEF,
@@ -182,9 +187,11 @@ def bench(
         with settings(context).open_store() as store, Watcher(quiet=json) as watcher:
             try:
                 stands = {} if again or in_process else proven(store, registry, names, detect(where).name)
-                for record in run_bench(registry, names, replace(options, proven=stands), host, listener=watcher):
-                    store.add([record])
-                    records.append(record)
+                for together, own in turns:
+                    asked = replace(options, workloads=(*named, *own), proven=stands)
+                    for record in run_bench(registry, together, asked, host, listener=watcher):
+                        store.add([record])
+                        records.append(record)
             except Exception as error:  # noqa: BLE001 - raised below, when what was found before it has been shown
                 ended = error
             pasts = pasts_of(store, records)
@@ -207,7 +214,7 @@ def bench(
     raise typer.Exit(exit_code(records))
 
 
-def _known_workloads(registry: object, names: tuple[str, ...], given: list[str] | None) -> None:
+def _known_workloads(registry: object, names: tuple[str, ...], given: Sequence[str] | None) -> None:
     from opforge.core.definition.shape_classes import shape_grid
     from opforge.core.language.errors import unknown
     from opforge.registry import Registry

@@ -13,14 +13,17 @@ from opforge.cli.shared import (
     Dtypes,
     Json,
     Names,
+    Shapes,
     device_to_time,
     dtypes,
     exit_code,
     make_host,
+    own_shapes,
     print_json,
     selected,
     settings,
 )
+from opforge.core.definition.own_shapes import operators_of
 from opforge.core.language import units
 from opforge.core.language.errors import Inadequate, OpforgeError, UsageError, all_of
 
@@ -33,11 +36,13 @@ def qualify(
     minutes: Annotated[
         float, typer.Option(min=0.1, help="No operator is begun after this many minutes; run it again to go on.")
     ] = 30.0,
+    shape: Shapes = None,
     json: Json = False,
 ) -> None:
     """Verify and time what `opforge.ops` may choose on this device, most used operators first; all of them where none
     is named.
 
+    With `--shape` it is those shapes alone, for instance the file that `opforge model analyse --workloads` wrote.
     What is believed already is passed over, so that an interrupted call goes on where it ended. Everything is recorded
     as by `opforge bench`. Exit code 1 if any verdict is a failure.
     """
@@ -46,16 +51,18 @@ def qualify(
     from opforge.workbench import bench, steps
 
     registry = settings(context).registry()
+    operators = list(operators or operators_of(shape or ()))
     names = selected(registry, operators, not operators)
     where = device_to_time(device)
     known = dtypes(dtype)
+    own = {name: own_shapes(registry, [name], shape, known) for name in names} if shape else None
     ensure_ceilings(where, partial(typer.echo, err=True))
     began, records, done, left = time.monotonic(), [], 0, 0
     unusable: list[OpforgeError] = []
     host = make_host(False)
     try:
         with settings(context).open_store() as store, Watcher(quiet=False) as watcher:
-            for step in steps(registry, names, known, where, store):
+            for step in steps(registry, names, known, where, store, own):
                 if time.monotonic() - began > minutes * 60:
                     left += 1
                     continue

@@ -54,8 +54,8 @@ Shapes = Annotated[
     typer.Option(
         "--shape",
         metavar="AXIS=SIZE,…",
-        help="A shape of your own: lead=2x3,cols=1000 (parameters too: eps=1e-6), or a .json or .csv file of shapes; "
-        "may be given several times.",
+        help="A shape of your own: lead=2x3,cols=1000 (parameters too: eps=1e-6), or a .json or .csv file of shapes "
+        "(as model analyse --workloads writes it); may be given several times.",
     ),
 ]
 Configs = Annotated[

@@ -39,17 +39,16 @@ class Asked:
     hooks: bool = False
 
 
+SAME = 0.01
+"""Products of matrices may differ by so much of their FLOPs before a note says so."""
+
+
 def with_note(graph: Graph, plain: Graph) -> Graph:
     """An exported graph with a note where a plain call does other work: models may ask whether they are traced."""
-    pairs = [("FLOP in products", graph.products, plain.products), ("bytes", graph.bytes, plain.bytes)]
-    told = [
-        f"{traced / called:.2f} times the {what}"
-        for (what, traced, called), allowed in zip(pairs, (0.01, 0.15), strict=True)
-        if called and abs(traced / called - 1) > allowed
-    ]
-    if not told:
+    if not plain.products or abs(graph.products / plain.products - 1) <= SAME:
         return graph
-    return replace(graph, note=f"traced, it does {' and '.join(told)} of a plain call; --hooks analyses that call")
+    words = f"traced, it does {graph.products / plain.products:.2f} times the FLOP in products of a plain call"
+    return replace(graph, note=f"{words}; --hooks analyses that call")
 
 
 def analyse(asked: Asked, registry: Registry, tell: Callable[[str], None] = lambda _: None) -> Analysis:

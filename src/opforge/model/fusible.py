@@ -332,7 +332,7 @@ def _reach(links: Links, start: int, edges: Any) -> list[int]:
                 product = True
             elif (
                 links.of(one, ON_SCORES)
-                and links.nodes[one].outputs[0].elements >= links.nodes[start].inputs[0].elements
+                and 2 * links.nodes[one].outputs[0].elements > links.nodes[start].inputs[0].elements
             ):
                 found.append(one)
                 front.append(one)

@@ -125,8 +125,3 @@ class Graph:
     def products(self) -> int:
         """The FLOPs of all products of matrices, attention and convolutions included."""
         return sum(node.work.cost.flops for node in self.nodes if node.work.unit == "matrix")
-
-    @property
-    def bytes(self) -> int:
-        """The bytes that all nodes move."""
-        return sum(node.work.cost.bytes for node in self.nodes)

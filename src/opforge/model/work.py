@@ -81,13 +81,12 @@ def _convolution_transposed(given: Arguments, outputs: Sequence[Shape]) -> int:
 
 
 def _convolution_backward(given: Arguments, outputs: Sequence[Shape]) -> int:
+    """A product for the input's slopes and one for the weight's, as far as they are asked for."""
     weight: Shape = given["weight"]
     mask = given["output_mask"]
     each = weight.elements // max(1, weight.sizes[0])
-    slopes: Shape = given["grad_output"]
-    wide: Shape = given["input"] if given.get("transposed") else slopes
-    sums = slopes.elements if mask[2] else 0
-    return 2 * each * wide.elements * (bool(mask[0]) + bool(mask[1])) + sums
+    wide: Shape = given["input"] if given.get("transposed") else given["grad_output"]
+    return 2 * each * wide.elements * (bool(mask[0]) + bool(mask[1]))
 
 
 def seen_scores(rows: int, columns: int, causal: bool) -> int:

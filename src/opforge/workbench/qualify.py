@@ -4,13 +4,14 @@ used operators first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from opforge.backends import Native, backend
 from opforge.backends.shared_code import source_sha256
 from opforge.core.definition.implementation import COMPARED_WITH
 from opforge.core.definition.operator import Operator, Workload
+from opforge.core.definition.own_shapes import workload_named
 from opforge.core.definition.shape_classes import shape_grid
 from opforge.machine import detect
 from opforge.machine.versions import versions
@@ -49,15 +50,23 @@ def main_dtype(device: str) -> str:
 
 
 def steps(
-    registry: Registry, names: Sequence[str], dtypes: Collection[str], device: str, store: Store
+    registry: Registry,
+    names: Sequence[str],
+    dtypes: Collection[str],
+    device: str,
+    store: Store,
+    own: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[Step]:
     """What is left to do, most used operators first. Nothing for what is believed: run again after an interruption, it
     goes on.
+
+    own   shapes of one's own for each operator, instead of those that are timed otherwise
     """
     for operator in sorted(map(registry.operator, names), key=lambda operator: (not operator.used, operator.name)):
         for dtype in operator.dtypes:
             if dtype in (dtypes or (main_dtype(device),)):
-                step = _step(registry, operator, dtype, device, store)
+                wanted = shapes(operator, dtype, device) if own is None else _own(operator, dtype, own[operator.name])
+                step = _step(registry, operator, dtype, device, store, wanted)
                 if step is not None:
                     yield step
 
@@ -71,7 +80,15 @@ def shapes(operator: Operator, dtype: str, device: str) -> tuple[Workload, ...]:
     )
 
 
-def _step(registry: Registry, operator: Operator, dtype: str, device: str, store: Store) -> Step | None:
+def _own(operator: Operator, dtype: str, names: Sequence[str]) -> tuple[Workload, ...]:
+    """Shapes of one's own that an operator takes in a dtype."""
+    found = (workload_named(operator, name) for name in names)
+    return tuple(workload for workload in found if workload is not None and operator.takes(workload, dtype))
+
+
+def _step(
+    registry: Registry, operator: Operator, dtype: str, device: str, store: Store, wanted: Sequence[Workload]
+) -> Step | None:
     items = [
         item
         for item in registry.implementations(operator.name)
@@ -86,7 +103,7 @@ def _step(registry: Registry, operator: Operator, dtype: str, device: str, store
         operator.name, Installation(device=detect(device).name, sources=sources, versions=versions())
     )
     told = {item.workload for item in beliefs.timed() if item.dtype == dtype}
-    left = tuple(workload for workload in shapes(operator, dtype, device) if workload.name not in told)
+    left = tuple(workload for workload in wanted if workload.name not in told)
     if not left:
         return None
     return Step(

@@ -204,7 +204,9 @@ LAYOUTS = ("contiguous", "transposed", "sliced", "strided", "misaligned", "expan
 
 
 def _of_file(operator: Operator, path: Path) -> list[Workload]:
-    """The shapes of a CSV with a column per axis, or of a JSON list of objects or texts."""
+    """The shapes of a CSV with a column per axis, of a JSON list of objects or texts, or of an object with such a list
+    for each operator.
+    """
     text = path.read_text(encoding="utf-8-sig")
     rows: list[Mapping[str, str] | str] = []
     if path.suffix == ".csv":
@@ -215,6 +217,8 @@ def _of_file(operator: Operator, path: Path) -> list[Workload]:
             data = json.loads(text)
         except ValueError as error:
             raise UsageError(f"{path} is no JSON: {error}. {_help_file(operator)}") from None
+        if isinstance(data, dict) and data:
+            data = _of_operator(operator, path, data)
         if not isinstance(data, list) or not all(isinstance(item, dict | str) for item in data):
             raise UsageError(f"{path} holds no list of shapes. {_help_file(operator)}")
         rows = [item if isinstance(item, str) else {key: _as_text(v) for key, v in item.items()} for item in data]
@@ -233,6 +237,32 @@ def _of_file(operator: Operator, path: Path) -> list[Workload]:
         except UsageError as error:
             raise UsageError(f"{path}, shape {number}: {error}") from None
     return shapes
+
+
+def operators_of(given: Iterable[str]) -> tuple[str, ...]:
+    """The operators that files of shapes name, as `opforge model analyse --workloads` writes them: an object with a
+    list of shapes for each. Other values of `--shape` name none.
+    """
+    names: dict[str, None] = {}
+    for text in given:
+        path = Path(text)
+        if path.suffix == ".json" and path.is_file():
+            try:
+                data = json.loads(path.read_text(encoding="utf-8-sig"))
+            except ValueError:
+                continue  # whoever reads its shapes says what is wrong
+            names |= dict.fromkeys(data) if isinstance(data, dict) else {}
+    return tuple(names)
+
+
+def _of_operator(operator: Operator, path: Path, data: Mapping[str, object]) -> object:
+    """An operator's own shapes in a file that has those of several."""
+    if operator.name not in data:
+        raise UsageError(
+            f"{path} has no shapes of {operator.name}. It has those of: {', '.join(data) or 'none'}. Name one of "
+            "them, or leave the name away for all."
+        )
+    return data[operator.name]
 
 
 def _as_text(value: object) -> str:
