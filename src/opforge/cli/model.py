@@ -5,5 +5,7 @@ from __future__ import annotations
 ABOUT = "A whole model: what it is made of, and what opforge can do for it."
 ACTIONS = {
     "analyse": "model_analyse:analyse",
+    "patch": "model_patch:patch",
+    "compare": "model_compare:compare",
 }
 """Each action's module in this room, and its function."""

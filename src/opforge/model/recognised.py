@@ -70,7 +70,7 @@ def recognised(module: torch.nn.Module) -> Kind | str:
     if any(True for _ in module.buffers(recurse=False)):
         return "it has buffers" if norm_like else ""
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.device("cpu"), torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             if triple is not None:
                 return _gated(module, Gated(*triple))
