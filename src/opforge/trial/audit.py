@@ -159,7 +159,7 @@ def audit(
         or understated(candidate, timing)
         or outgrown(candidate, timing)
     )
-    if not reason and not (timed is not None and changing(candidate, last.arena)):
+    if not reason and not (timed is not None and changing(candidate, last.arena, operator)):
         few_looks = timing.median_s >= SLOW_S or last.arena.size >= LARGE
         reason = remembered(candidate, last, FEW_LOOKS if few_looks else LOOKS)
     return Broken(case=last.case, dtype=last.dtype, reason=reason, isolation=isolation) if reason else None

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from opforge.core.definition.operator import Operator
 from opforge.core.evidence.timing import Timing, Untimed
 from opforge.core.evidence.timing_terms import CALL
 from opforge.core.language import spans
@@ -86,7 +87,7 @@ def _timed(setting: Setting, candidates: Sequence[Candidate], plan: Plan, timer:
         setting.prepared.reset()
         for candidate in candidates:
             candidate.watch = lambda: watched(setting.prepared)
-            candidate.spans = turned(setting.prepared.arena)
+            candidate.spans = turned(setting.prepared.arena, setting.cases.operator)
     counter = meter(device) if plan.energy_s > 0 else None
     timings = measure(
         candidates,
@@ -102,11 +103,11 @@ def _timed(setting: Setting, candidates: Sequence[Candidate], plan: Plan, timer:
     return [timings[candidate.name] for candidate in candidates]
 
 
-def turned(arena: Arena) -> Spans:
+def turned(arena: Arena, operator: Operator) -> Spans:
     """The inputs that each turn has in an order of its own; () where a copy of them would take much of a turn, and
     where calls overwrite one.
     """
-    spans = () if any(slot.becomes for slot in arena.slots) else spans_of(arena, CALL)
+    spans = () if any(slot.becomes for slot in arena.slots) else spans_of(arena, CALL, operator)
     return spans if sum(size for _, size, _ in spans) <= TURNED else ()
 
 

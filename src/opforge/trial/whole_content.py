@@ -50,13 +50,13 @@ after a rest each, before anybody is accused. One that takes as long as is claim
 use the processors nobody is."""
 
 
-def changing(candidate: Candidate, arena: Arena) -> Spans:
+def changing(candidate: Candidate, arena: Arena, operator: Operator) -> Spans:
     """The tensors that change as a whole where `whole` asks this candidate; () where it doesn't: by a device's clocks,
     and where a call overwrites an input, which is other content for the next one.
     """
     if candidate.timer != "host" or any(slot.becomes for slot in arena.slots):
         return ()
-    return spans_of(arena, candidate.terms)
+    return spans_of(arena, candidate.terms, operator)
 
 
 def whole(
@@ -71,7 +71,7 @@ def whole(
     whole.
     """
     first = unseen[0]
-    tensors = changing(candidate, first.arena)
+    tensors = changing(candidate, first.arena, operator)
     if not tensors:
         return None
     return _Asked(candidate, timing.median_s, first, timed, tensors, operator, isolation).failure()
