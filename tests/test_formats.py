@@ -180,17 +180,18 @@ def exact(value):
     return type(value).__name__, repr(value)
 
 
+@pytest.mark.parametrize("count", [15, pytest.param(60, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("form", [FLASHINFER, SOL])
 @pytest.mark.parametrize(
     ("noun", "drawn"),
     [(Definition, definitions), (Workload, workloads), (Solution, solutions), (Trace, traces)],
     ids=["definition", "workload", "solution", "trace"],
 )
-def test_documents_are_written_as_they_were_read(form, noun, drawn, tmp_path):
-    """60 files of each kind and form: no key, no null, no order and no type of a number is lost."""
+def test_documents_are_written_as_they_were_read(form, noun, drawn, count, tmp_path):
+    """Files of each kind and form: no key, no null, no order and no type of a number is lost."""
     path = tmp_path / "document.json"
 
-    @FILES
+    @settings(FILES, max_examples=count)
     @given(drawn(form))
     def round_trip(document):
         path.write_text(json.dumps(document))

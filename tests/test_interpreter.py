@@ -24,6 +24,10 @@ NO_OPERATION = {
 """Public names that a kernel calls nothing by, or that no device here has."""
 
 
+# one process interprets for all
+pytestmark = pytest.mark.xdist_group("interpreter")
+
+
 @pytest.fixture(scope="module")
 def found() -> dict[str, str]:
     """What each small kernel gave: interpreting is chosen when Triton is imported, so in a process of its own."""

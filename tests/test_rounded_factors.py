@@ -14,6 +14,8 @@ from opforge.verify import CaseCache
 from opforge.verify.judging import rounded_factors
 from opforge.verify.judging.run_case import judge
 
+# the long case is prepared once
+pytestmark = pytest.mark.xdist_group("rounded factors")
 K = 28672
 
 
