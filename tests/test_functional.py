@@ -24,6 +24,7 @@ SAMPLED = {
     "layer_norm": "nn.functional.layer_norm",
     "rms_norm": "nn.functional.rms_norm",
     "group_norm": "nn.functional.group_norm",
+    "embedding": "nn.functional.embedding",
     "cross_entropy": "nn.functional.cross_entropy",
     "gelu": "nn.functional.gelu",
     "silu": "nn.functional.silu",
@@ -86,6 +87,10 @@ def samples(name, dtype, requires_grad):
         return
     torch.manual_seed(0)
     for sample in info.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+        if name == "embedding":
+            # the samples have the table first
+            yield sample.args[0], (sample.input, *sample.args[1:]), sample.kwargs
+            continue
         yield sample.input, sample.args, sample.kwargs
 
 

@@ -69,6 +69,23 @@ class GroupNorm(torch.nn.GroupNorm):
         return result
 
 
+class Embedding(torch.nn.Embedding):
+    """torch.nn.Embedding on the operator embedding; with max_norm, scale_grad_by_freq or sparse it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """A row of the table for each index."""
+        result: torch.Tensor = functional.embedding(
+            input,
+            self.weight,
+            self.padding_idx,
+            self.max_norm,
+            self.norm_type,
+            self.scale_grad_by_freq,
+            self.sparse,
+        )
+        return result
+
+
 class Softmax(torch.nn.Softmax):
     """torch.nn.Softmax on the operator softmax."""
 

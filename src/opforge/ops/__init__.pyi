@@ -619,6 +619,51 @@ class _dropout(Function):
 
 dropout: _dropout
 
+class _embedding(Function):
+    def __call__(  # type: ignore[override]
+        self, weight: Tensor, indices: Tensor, /, *, padding_idx: int = -1,
+    ) -> Tensor:
+        """A row of a table for each index.
+
+        weight      [vocab, dim] T: the table
+        indices     [*lead] int64: which row is picked; where there is no such row the result is NaN
+        padding_idx -1: the row of this index gets no gradient; -1: there is no such row
+
+        Returns y [*lead, dim] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit.
+
+        More: opforge show embedding
+        """
+    def why(  # type: ignore[override]
+        self, weight: Tensor, indices: Tensor, /, *, padding_idx: int = -1,
+    ) -> Choice: ...
+
+embedding: _embedding
+
+class _embedding_backward(Function):
+    def __call__(  # type: ignore[override]
+        self, weight: Tensor, indices: Tensor, dy: Tensor, /, *, padding_idx: int = -1,
+    ) -> Tensor:
+        """The gradient of an embedding's table.
+
+        weight      [vocab, dim] T: the table, for its shape: its values are not read
+        indices     [*lead] int64: the row that each row of dy is added to; an index of no row adds nothing
+        dy          [*lead, dim] T
+        padding_idx -1: the row of this index gets no gradient; -1: there is no such row
+
+        Returns dweight [vocab, dim] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit.
+
+        More: opforge show embedding_backward
+        """
+    def why(  # type: ignore[override]
+        self, weight: Tensor, indices: Tensor, dy: Tensor, /, *, padding_idx: int = -1,
+    ) -> Choice: ...
+
+embedding_backward: _embedding_backward
+
 class _from_blocked(Function):
     def __call__(  # type: ignore[override]
         self, x: Tensor, /,
