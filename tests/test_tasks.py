@@ -192,6 +192,23 @@ def test_a_task_that_never_ends_is_ended_and_the_next_one_is_answered(tmp_path):
 name_again = name_for
 
 
+def said_by(own, definition):
+    """Whether a task's own reference computes what its definition says; it may round to bfloat16."""
+    space = {}
+    exec(own, space)
+    sizes = {axis: 5 + number for number, axis in enumerate(sorted({a for i in definition.inputs for a in i.axes}))}
+    for expression in space["SUPPORTS"].values():
+        if "==" in expression:
+            axis, _, size = expression.partition(" == ")
+            sizes[axis] = int(size)
+    given = {item.name: torch.randn([sizes[axis] for axis in item.axes]) for item in definition.inputs}
+    results = space["run"](*given.values())
+    results = results if isinstance(results, tuple) else (results,)
+    expected = evaluate(definition.program(), {name: one.double() for name, one in given.items()}, {}).values()
+    pairs = list(zip(results, expected, strict=True))
+    return all(torch.allclose(a.double(), b, rtol=2e-2, atol=2e-2) for a, b in pairs)
+
+
 def test_the_tasks_of_the_sources_are_read():
     """Ten in each format; every one is an operator, what was left out has its reason, solutions that fit came along."""
     families, brought, left_out = [], [], []
@@ -203,8 +220,12 @@ def test_the_tasks_of_the_sources_are_read():
             files = files_of(prepared.definition, more=prepared.more)
             assert all(f'"{name.split(".")[0]}"' in files["op.py"] for name in prepared.more.files)
             families.append(layout_of(prepared.definition.program()).family)
-            brought += prepared.more.files
+            brought += (name for name in prepared.more.files if name != "torch_task.py")
             left_out += prepared.left_out
+            own = prepared.more.files.get("torch_task.py")
+            assert (own is None) == (place == "backendbench"), one.label
+            if own is not None:
+                assert said_by(own, prepared.definition), one.label
     assert {family: families.count(family) for family in families} == {"elementwise": 14, "rows": 11, "product": 5}
     assert sorted(brought) == [
         "torch_relu__default_implementation_v1.py",

@@ -20,6 +20,7 @@ from opforge.forge.program.definition import Definition, NamedWorkload, definiti
 from opforge.forge.program.families import WAY_OUT, layout_of
 from opforge.forge.read.apart import apart
 from opforge.forge.read.traced import fields_from
+from opforge.forge.suites.own_module import asked_elsewhere, module_file
 from opforge.forge.write.torch_files import reference_text
 
 SMALLEST, LARGEST = 33, 24
@@ -31,7 +32,23 @@ LAPTOP = 1 << 20
 
 def read_task(path: Path, name: str) -> Definition:
     """The Definition of a task file, for an operator called `name`. Raises UsageError for what has no formula."""
+    return read_module(path, name)[0]
+
+
+def read_module(path: Path, name: str) -> tuple[Definition, str, str]:
+    """The same, with the file of the task's own module as the operator's baseline, or "" and why there is none."""
     found = apart(task_fields, str(path), name)
+    definition, reason = _definition(found, path, name), found["reason"]
+    if reason:
+        return definition, "", f"the task's own module as baseline: {reason}"
+    inputs = {item.name: found["sources"][item.name] for item in definition.inputs}
+    try:
+        return definition, module_file(path.read_text(encoding="utf-8"), inputs, found["forward"], str(path)), ""
+    except UsageError as error:
+        return definition, "", f"the task's own module as baseline: {error}"
+
+
+def _definition(found: Mapping[str, Any], path: Path, name: str) -> Definition:
     definition = definition_of(found["fields"], name, str(path))
     source = f"KernelBench, {path.parent.name}/{path.name}"
     shapes = [item.axes for item in definition.inputs]
@@ -40,8 +57,8 @@ def read_task(path: Path, name: str) -> Definition:
 
 
 def task_fields(where: str, name: str) -> dict[str, Any]:
-    """What a task file says, for forge.read.apart: "fields" of a definition, "axes" with the task's own sizes, and
-    "about".
+    """What a task file says, for forge.read.apart: "fields" of a definition, "axes" with the task's own sizes, "about";
+    "sources" (traced.fields_from), the arguments of "forward", and the "reason" why the module is no baseline.
 
     Traced on two sets of small sizes: a number that differs between them was a size, and is wrong at any other.
     """
@@ -58,14 +75,16 @@ def task_fields(where: str, name: str) -> dict[str, Any]:
 
     torch.manual_seed(0)
     fields, sources = fields_from(*_made(_shrunk(tree, LARGEST), path), name, where)
-    again, _ = fields_from(*_made(_shrunk(tree, LARGEST + 8), path), name, where)
+    small, example = _made(_shrunk(tree, LARGEST + 8), path)
+    again, _ = fields_from(small, example, name, where)
     if again["formula"] != fields["formula"]:
         raise UsageError(
             f"{path}: a number in its formula changes with its sizes, so it holds for one size alone. {WAY_OUT}"
         )
     with torch.device("meta"):
         large, whole = _made(tree, path)
-        tensors = dict(zip(inspect.signature(large.forward).parameters, whole, strict=False))
+        forward = list(inspect.signature(large.forward).parameters)[: len(whole)]
+        tensors = dict(zip(forward, whole, strict=False))
     tensors |= dict(large.named_parameters()) | dict(large.named_buffers())
     axes: dict[str, int] = {}
     for item, shape in fields["inputs"].items():
@@ -75,7 +94,12 @@ def task_fields(where: str, name: str) -> dict[str, Any]:
                     f"{path}: {item} has sizes that meet in small and not at the task's own. Trace it by hand."
                 )
     about = " ".join((ast.get_docstring(next(_classes(tree))) or "").split("Args:")[0].split())
-    return {"fields": fields, "axes": axes, "about": about}
+    reason = ""
+    try:
+        asked_elsewhere(large, small, example)
+    except UsageError as error:
+        reason = str(error)
+    return {"fields": fields, "axes": axes, "about": about, "sources": sources, "forward": forward, "reason": reason}
 
 
 def with_laptop(found: NamedWorkload, shapes: Sequence[tuple[str, ...]]) -> tuple[NamedWorkload, ...]:

@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from opforge.core.language.errors import UsageError
 from opforge.forge.program.definition import Definition
 from opforge.forge.suites.formats.documents import At
-from opforge.forge.suites.formats.nouns import Solution, functions_of
+from opforge.forge.suites.formats.nouns import BuildSpec, Solution, SourceFile, functions_of
+from opforge.forge.suites.own_module import OWN
+from opforge.forge.suites.source_names import SAID, names_of
 from opforge.forge.suites.task_fields import MOST
 from opforge.forge.suites.traced_tasks import Reading
 from opforge.forge.write.backends import IDEAS
@@ -21,19 +23,34 @@ from opforge.forge.write.definition_file import ODD, Case
 LANGUAGES = {"python": "torch", "pytorch": "torch", "triton": "triton"}
 """Backends of opforge by the languages of solutions that launch themselves from Python."""
 NATIVE = {"cpp": ("cpp", ".cpp"), "cuda": ("cuda", ".cu"), "cuda_cpp": ("cuda", ".cu")}
-SAID = frozenset(
-    """
-    SUPPORTS SPACE LIMITS DEFAULT LAYOUTS DTYPES FLAGS ANY_RANK ARCH NEEDS INACCURATE INACCURATE_COMPILED NOT_CALLED
-    DETERMINISTIC BEST NOT_COMPILED
-    """.split()  # noqa: SIM905
-)
-"""Names by which a file of opforge says something of itself."""
 _INNER = "_solution"
 
 
-def brought_in(solution: Solution, reading: Reading) -> tuple[str, str]:
+def own_reference(reference: str, reading: Reading) -> tuple[Mapping[str, str], tuple[str, ...]]:
+    """The task's own reference as the baseline's file, or why there is none."""
+    solution = Solution(
+        name=OWN.removeprefix("torch_"),
+        definition=reading.definition.name,
+        author="the task",
+        spec=BuildSpec(
+            language="pytorch",
+            target_hardware=("any",),
+            entry_point="reference.py::run",
+            destination_passing_style=False,
+        ),
+        sources=(SourceFile(path="reference.py", content=reference),),
+    )
+    try:
+        name, text = brought_in(solution, reading, baseline=True)
+    except UsageError as error:
+        return {}, (f"the task's own reference as baseline: {error}",)
+    return {name: text}, ()
+
+
+def brought_in(solution: Solution, reading: Reading, *, baseline: bool = False) -> tuple[str, str]:
     """The name and the text of the file that a solution becomes beside the operator of a Reading.
 
+    baseline   whether it is what the others are compared with: compiled too, and timed where it rounds more often
     Raises UsageError with the reason where it fits none of opforge's backends.
     """
     spec = solution.spec
@@ -66,7 +83,7 @@ def brought_in(solution: Solution, reading: Reading) -> tuple[str, str]:
     entry = spec.entry_point.partition("::")[2]
     functions_of(source.content, At(who))
     tree = ast.parse(source.content)
-    names = _names_of(tree)
+    names = names_of(tree)
     if entry not in names:
         raise UsageError(f"{who} has no {entry} at the top level of {source.path}.")
     taken = sorted((names & (SAID | {_INNER, called})) - {entry})
@@ -74,7 +91,9 @@ def brought_in(solution: Solution, reading: Reading) -> tuple[str, str]:
         raise UsageError(f"{who} has a {taken[0]} of its own, which means something in a file of opforge.")
     head = "" if ast.get_docstring(tree) is not None else f'"""{_about(solution)}"""\n\n'
     lines = [f"{_INNER} = {entry}", f"SUPPORTS = {_supports(reading)!r}"]
-    if backend == "torch":
+    if baseline:
+        lines.append('INACCURATE = "it rounds as PyTorch does after every step"')
+    elif backend == "torch":
         lines.append('NOT_COMPILED = "a solution that came with the task is timed as it is"')
     write = _launch if backend == "triton" else _run
     text = f"{head}{source.content.rstrip()}\n\n\n" + "\n".join(lines)
@@ -148,19 +167,6 @@ def _size(definition: Definition, axis: str) -> str:
         if axis in item.axes:
             return f"{item.name}.shape[{item.axes.index(axis)}]"
     raise UsageError(f"The output's axis {axis} stands in no input.")
-
-
-def _names_of(tree: ast.Module) -> set[str]:
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)}
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            found |= {(one.asname or one.name).split(".")[0] for one in node.names}
-    return found
 
 
 def _about(solution: Solution) -> str:

@@ -15,6 +15,7 @@ from opforge.core.evidence.record import Record
 from opforge.core.evidence.verdict import Pass, may_be_timed
 from opforge.core.language.errors import UsageError
 from opforge.forge.generate import generate
+from opforge.forge.suites.own_module import OWN
 from opforge.forge.suites.tasks import Task
 from opforge.registry import load
 from opforge.runner import Host
@@ -78,7 +79,7 @@ def run_task(
     known = prepared.definition.dtypes
     kind = dtype or ("float32" if "float32" in known else known[0])
     options = BenchOptions(device=device, dtypes=(kind,), backends=tuple(backends), effort=QUICK, plan=plan, most=1)
-    solutions = tuple(name.split(".")[0] for name in prepared.more.files)
+    solutions = tuple(file.split(".")[0] for file in prepared.more.files if file != f"{OWN}.py")
     found = judged(task.label, list(bench(registry, [task.name], options, host)), solutions)
     return replace(found, left_out=prepared.left_out)
 

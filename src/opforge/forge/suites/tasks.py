@@ -21,8 +21,9 @@ from opforge.forge.suites.formats.call_lines import (
 from opforge.forge.suites.formats.documents import text_of
 from opforge.forge.suites.formats.files import holds_tasks, task_sets
 from opforge.forge.suites.formats.nouns import BuildSpec, Solution, SourceFile, TaskSet
-from opforge.forge.suites.kernelbench import name_of, read_task
-from opforge.forge.suites.solutions import cases_at, taken_in
+from opforge.forge.suites.kernelbench import name_of, read_module
+from opforge.forge.suites.own_module import OWN
+from opforge.forge.suites.solutions import cases_at, own_reference, taken_in
 from opforge.forge.suites.traced_tasks import Reading, name_for, read_operator, read_task_set
 
 KERNELS = "generated_kernels"
@@ -65,7 +66,7 @@ def tasks_at(place: Path) -> list[Task]:
                 Task(
                     label=place.stem,
                     name=name_of(place),
-                    prepare=lambda name: Prepared(definition=read_task(place, name), more=More()),
+                    prepare=lambda name: _module(place, name),
                 )
             ]
         case ".txt" | ".parquet":
@@ -92,6 +93,12 @@ def one_task(place: Path) -> Task:
     raise unknown(f"task in {file}", wanted, [task.label for task in found])
 
 
+def _module(place: Path, name: str) -> Prepared:
+    definition, own, reason = read_module(place, name)
+    files = {f"{OWN}.py": own} if own else {}
+    return Prepared(definition=definition, more=More(files=files), left_out=(reason,) if reason else ())
+
+
 def _prepared(reading: Reading, solutions: tuple[Solution, ...]) -> Prepared:
     files, reasons = taken_in(solutions, reading)
     return Prepared(
@@ -103,11 +110,15 @@ def _prepared(reading: Reading, solutions: tuple[Solution, ...]) -> Prepared:
 
 def _set(task: TaskSet) -> Task:
     name = task.definition.name
-    return Task(
-        label=name,
-        name=name_for(name),
-        prepare=lambda called: _prepared(read_task_set(task, called), task.solutions),
-    )
+
+    def prepare(called: str) -> Prepared:
+        reading = read_task_set(task, called)
+        found = _prepared(reading, task.solutions)
+        own, reasons = own_reference(task.definition.reference, reading)
+        more = More(files={**own, **found.more.files}, cases=found.more.cases or (cases_at(reading) if own else ()))
+        return Prepared(definition=found.definition, more=more, left_out=(*found.left_out, *reasons))
+
+    return Task(label=name, name=name_for(name), prepare=prepare)
 
 
 def _operator(of: OperatorCalls, file: Path) -> Task:
