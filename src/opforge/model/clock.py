@@ -18,10 +18,12 @@ import torch
 from opforge.model.nodes import Graph
 from opforge.model.recorded import recorded_seconds
 from opforge.model.source import Loaded
-from opforge.model.trace import Program, Step, arguments_of, quietly
+from opforge.model.trace import Program, arguments_of, quietly, step_of
 
 FEWEST, MOST = 3, 50
 """Rounds: so many even where one takes longer than the budget, and no more however short it is."""
+UNSTEADY = 1.25
+"""Nodes one by one lack what a call does besides; where they take so much longer than it, something else ran."""
 SPAN = "opforge node "
 """What a node's span is called in a profile."""
 
@@ -39,6 +41,16 @@ class Measured:
     whole: float
     rounds: int
     how: str
+
+    @property
+    def unsteady(self) -> str:
+        """Why the times mean little, with what to do; "" where they hold together."""
+        if self.computing <= UNSTEADY * self.whole:
+            return ""
+        return (
+            f"unsteady: the nodes took {self.computing / self.whole:.1f} times as long as the whole call, so other "
+            "work had the machine; measure again with a larger --budget, on a quieter machine"
+        )
 
     @property
     def computing(self) -> float:
@@ -120,8 +132,7 @@ def by_profiler(program: Program, device: str) -> list[float]:
 
 def whole_call(loaded: Loaded, *, training: bool) -> Callable[[], None]:
     """The model as a user calls it; of a training step with its backward pass."""
-    step = Step(loaded, training)
-    step.train(training)
+    step = step_of(loaded, training)
     args, named = arguments_of(loaded, training)
     reached = [one for one in step.parameters() if one.requires_grad]
 

@@ -30,6 +30,7 @@ def time_words(analysis: Analysis) -> str:
     return (
         f"measured on {analysis.device.name}, {units.plural(one.rounds, 'round')}, {one.how}: "
         f"{units.seconds(one.whole)} a call, of which {outside} outside of any operator"
+        + (f"; {one.unsteady}" if one.unsteady else "")
     )
 
 

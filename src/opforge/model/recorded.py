@@ -15,10 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
-from opforge.core.language.errors import UsageError
+from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.model.nodes import BACKWARD, FORWARD, RECORDED, Graph, Node
 from opforge.model.source import Loaded, first_line
-from opforge.model.trace import Step, arguments_of, named_arguments, node_of, quietly, shape_of
+from opforge.model.trace import Step, arguments_of, named_arguments, node_of, quietly, shape_of, step_of
 from opforge.model.work import tensors_in
 
 ROOT = "Step.model"
@@ -76,8 +76,7 @@ def recorded(loaded: Loaded, *, training: bool, why: str) -> Graph:
 
     why   what kept torch.export from giving one
     """
-    step = Step(loaded, training)
-    step.train(training)
+    step = step_of(loaded, training)
     classes = {path: type(module).__name__ for path, module in step.named_modules()}
     with quietly(), ModuleTracker() as tracker:
         record = _Record(tracker, classes)
@@ -88,8 +87,7 @@ def recorded(loaded: Loaded, *, training: bool, why: str) -> Graph:
 def recorded_seconds(loaded: Loaded, training: bool, clock: Callable[[], float]) -> list[float]:
     """The time of each node of `recorded`, in its order."""
     seconds: list[float] = []
-    step = Step(loaded, training)
-    step.train(training)
+    step = step_of(loaded, training)
     with quietly():
         _call(step, loaded, training, _Watch(lambda *told: seconds.append(told[-1]), clock))
     return seconds
@@ -103,6 +101,8 @@ def _call(step: Step, loaded: Loaded, training: bool, watch: TorchDispatchMode) 
             if training:
                 reached = [one for one in step.parameters() if one.requires_grad]
                 torch.autograd.grad(returned, reached, allow_unused=True)
+    except OpforgeError:
+        raise
     except Exception as error:  # the user's model runs here
         raise UsageError(
             f"{loaded.name} cannot be called with its inputs: {type(error).__name__}: {first_line(error)}. Call it "

@@ -262,13 +262,22 @@ def _transformers_model(name: str, config: Any, batch: int, length: int, dtype: 
     size = sum(parameter.numel() for parameter in model.parameters())
     return Loaded(
         name=name,
-        about=f"{type(model).__name__}, {size / 1e6:.4g} M parameters in {str(dtype).removeprefix('torch.')}",
+        about=f"{type(model).__name__}, {_counted(size)} parameters in {str(dtype).removeprefix('torch.')}",
         module=model,
         named=inputs,
         fixed=fixed,
         labels=labels,
         meta=where == "meta",
     )
+
+
+def _counted(size: int) -> str:
+    """A number of parameters in words.
+
+    >>> _counted(8_030_261_248), _counted(106_800)
+    ('8.03 B', '0.1068 M')
+    """
+    return f"{size / 1e9:.4g} B" if size >= 1e9 else f"{size / 1e6:.4g} M"
 
 
 def _inputs(

@@ -4,16 +4,20 @@ can be run node by node.
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass, replace
+from threading import get_ident
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.core.language.errors import OpforgeError
-from opforge.model.nodes import BACKWARD, EXPORTED, FORWARD, JOINT, Graph, Node, Shape
+from opforge.core.language.errors import OpforgeError, UsageError
+from opforge.model.nodes import BACKWARD, EXPORTED, FORWARD, JOINT, Graph, Node, Shape, Work
 from opforge.model.source import Loaded, first_line
 from opforge.model.work import tensors_in, work_of
 
@@ -46,24 +50,39 @@ class Step(torch.nn.Module):
 
 
 def first_tensor(value: Any) -> torch.Tensor:
-    """The first floating-point tensor in what a model returned. Raises NotExported where there is none."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value
+    """The first floating-point tensor in what a model returned. Raises UsageError where there is none."""
+    found = next(_tensors_of(value), None)
+    if found is None:
+        raise UsageError(
+            "The model returns no floating-point tensor. Write a factory whose module returns one: "
+            "package.module:factory"
+        )
+    return found
+
+
+def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
+    """Floating-point tensors in order, in lists, mappings and records."""
     if isinstance(value, torch.Tensor):
-        parts: list[Any] = []
-    elif isinstance(value, Mapping):
-        parts = list(value.values())
+        if value.is_floating_point():
+            yield value
+        return
+    if isinstance(value, Mapping):
+        parts: Any = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
     else:
-        parts = list(value) if isinstance(value, list | tuple) else list(vars(value).values())
+        parts = vars(value).values() if hasattr(value, "__dict__") else ()
     for part in parts:
-        if isinstance(part, torch.Tensor | list | tuple | dict):
-            try:
-                return first_tensor(part)
-            except NotExported:
-                continue
-    raise NotExported(
-        "The model returns no floating-point tensor. Write a factory whose module returns one: package.module:factory"
-    )
+        if isinstance(part, torch.Tensor | list | tuple | Mapping):
+            yield from _tensors_of(part)
+
+
+def step_of(loaded: Loaded, training: bool) -> Step:
+    """A model as a Step, in training mode or not; a saved program has one mode, that which it was saved in."""
+    step = Step(loaded, training)
+    with suppress(NotImplementedError):
+        step.train(training)
+    return step
 
 
 def arguments_of(loaded: Loaded, training: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -84,23 +103,41 @@ class Program:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the warnings of libraries that trace: what matters of them is an error."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Without the warnings and logs of libraries that trace: what matters of them is an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+class _OfOthers:
+    """Standard error without what this thread writes: torch.export prints whole graphs where it refuses one."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream, self.own = stream, get_ident()
+
+    def write(self, text: str) -> int:
+        """As a stream's."""
+        return len(text) if get_ident() == self.own else self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
 
 
 def exported(loaded: Loaded, *, training: bool) -> Program:
     """The model's graph by torch.export, of a training step with its backward pass. Raises NotExported."""
     args, named = arguments_of(loaded, training)
-    step = Step(loaded, training)
-    step.train(training)
+    step = step_of(loaded, training)
     try:
-        with quietly():
+        with quietly(), redirect_stderr(_OfOthers(sys.stderr)):
             program = torch.export.export(step, args, named, strict=False)
             flat = tuple(torch.utils._pytree.tree_leaves((args, named)))
             module, inputs = _joint(program.module(), flat) if training else (program.graph_module, None)
-    except NotExported:
+    except OpforgeError:
         raise
     except Exception as error:  # tracing runs the user's model: it fails in as many ways as models do
         raise NotExported(f"{type(error).__name__}: {first_line(error)}") from error
@@ -273,6 +310,10 @@ def node_of(
     """A Node with its work."""
     operator = str(target)
     parts = operator.split(".")
+    base = parts[1] if len(parts) > 1 else operator
+    work = work_of(base, arguments, outputs, alias=is_alias(target, arguments, outputs))
+    if work.cost.bytes and not work.cost.flops:
+        work = _with_parts(work, target, arguments)
     return Node(
         index=index,
         name=name,
@@ -284,13 +325,40 @@ def node_of(
         inputs=tuple(shape for value in arguments.values() for shape in tensors_in(value)),
         sources=tuple(sources),
         outputs=tuple(outputs),
-        work=work_of(
-            parts[1] if len(parts) > 1 else operator,
-            arguments,
-            outputs,
-            alias=is_alias(target, arguments, outputs),
-        ),
+        work=work,
     )
+
+
+class _Parts(TorchDispatchMode):
+    """The work of every operator that a composite one calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.works: list[Work] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        returned = function(*args, **(kwargs or {}))
+        given = {key: shape_of(value) for key, value in named_arguments(function, args, kwargs or {}).items()}
+        outputs = tensors_in([shape_of(one) for one in torch.utils._pytree.tree_leaves(returned)])
+        name = function._schema.name.split("::")[1]
+        self.works.append(work_of(name, given, outputs, alias=is_alias(function, given, outputs)))
+        return returned
+
+
+def _with_parts(work: Work, target: Any, arguments: Mapping[str, Any]) -> Work:
+    """The work of an operator that is made of others, as an LSTM is: their arithmetic, and its own bytes."""
+    name = getattr(getattr(target, "_schema", None), "name", "")
+    composite = "CompositeImplicitAutograd"
+    if not name.startswith("aten::") or not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), composite):
+        return work
+    try:
+        with _Parts() as parts, torch.no_grad():
+            target(**{key: _empty(value) for key, value in arguments.items()})
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        return work
+    flops = sum(one.cost.flops for one in parts.works)
+    unit = "matrix" if any(one.unit == "matrix" for one in parts.works) else "vector"
+    return Work(cost=replace(work.cost, flops=flops), unit=unit)
 
 
 def _values(given: Any) -> Any:
