@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -104,3 +107,49 @@ def test_same_padding_and_pairs_go_to_the_operator(functional):
     for named in ({"padding": "same"}, {"padding": "valid"}, {"stride": (2, 1), "padding": [1], "dilation": (1, 2)}):
         assert functional.conv2d.why(x, w, groups=2, **named).operator == "conv2d"
         torch.testing.assert_close(functional.conv2d(x, w, groups=2, **named), torch_conv2d(x, w, groups=2, **named))
+
+
+def test_gradients_are_those_of_the_definition(front_door):
+    """By the operators that conv2d names, each against PyTorch's formulas, with a bias and without one."""
+    x, w, b = (torch.randn(*sizes, requires_grad=True) for sizes in ((2, 4, 6, 7), (6, 2, 3, 2), (6,)))
+    steps = {"stride_h": 2, "pad_top": 1, "pad_bottom": 1, "pad_left": 1, "pad_right": 1, "dilation_w": 2}
+    theirs = torch_conv2d(x, w, b, stride=(2, 1), padding=1, dilation=(1, 2), groups=2)
+    incoming = torch.randn_like(theirs)
+    for given in ((x, w, b), (x, w)):
+        backward = ops.conv2d.backward_of({**ops.conv2d.operator.scalar_values({}), "has_bias": len(given) == 3})
+        assert len(backward.parts) == len(given), "each gradient has an operator of its own"
+        mine = torch.autograd.grad(ops.conv2d(*given, **steps), given, incoming)
+        again = torch_conv2d(*given, stride=(2, 1), padding=1, dilation=(1, 2), groups=2)
+        torch.testing.assert_close(mine, torch.autograd.grad(again, given, incoming), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.campaign
+def test_a_network_is_compiled_in_one_graph_for_any_batch(functional):
+    """Forward and gradients; a second batch size makes the batch a symbol, a third compiles nothing."""
+    w, b = torch.randn(6, 3, 3, 3, requires_grad=True), torch.randn(6, requires_grad=True)
+
+    def loss(x):
+        return functional.conv2d(x, w, b, padding="same").square().mean()
+
+    torch._dynamo.reset()
+    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (2, 3, 5):
+        x = torch.randn(batch, 3, 5, 6)
+        mine, theirs = (torch.autograd.grad(one(x), (w, b)) for one in (compiled, loss))
+        torch.testing.assert_close(mine, theirs)
+    torch.library.opcheck(torch.ops.opforge.conv2d.default, (torch.randn(2, 3, 5, 6), w, b))
+
+
+@pytest.mark.campaign
+def test_a_small_resnet_learns_as_on_pytorch(front_door):
+    """Steps of training in which every convolution and its gradients are ours, as examples/resnet_training.py shows."""
+    path = Path(__file__).resolve().parent.parent / "examples" / "resnet_training.py"
+    spec = importlib.util.spec_from_file_location("resnet_training", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    torch.manual_seed(0)
+    mine, theirs = example.twins(width=2)
+    given = torch.randn(2, 3, 32, 32), torch.tensor([1, 7])
+    torch.testing.assert_close(
+        example.losses(mine, *given, steps=2), example.losses(theirs, *given, steps=2), rtol=1e-3, atol=1e-3
+    )

@@ -547,6 +547,160 @@ class _conv2d(Function):
 
 conv2d: _conv2d
 
+class _conv2d_act(Function):
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
+        activation: Literal['none', 'relu', 'gelu', 'silu'] = 'none', stride_h: int = 1, stride_w: int = 1,
+        pad_top: int = 0, pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1,
+        dilation_w: int = 1, precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Tensor:
+        """Convolution with bias, residual and activation in one pass: activation(convolution + bias +
+        residual).
+
+        x          [batch, groups*channels, height, width] T: NCHW in its axes, in memory also NHWC
+        w          [groups*filters, channels, kernel_h, kernel_w] T: as torch.nn.Conv2d keeps it
+        bias       [groups*filters] T, or None: added to each filter's outputs
+        residual   [batch, groups*filters, out_h, out_w] T, or None: added before the activation, as in a
+                     residual block
+        activation 'none', one of 'none', 'relu', 'gelu', 'silu': applied to the convolution with its bias
+                     and residual
+        stride_h   1: rows of the image from one output row to the next
+        stride_w   1: columns of the image from one output column to the next
+        pad_top    0: rows of zeros before the image
+        pad_bottom 0: rows of zeros behind it
+        pad_left   0: columns of zeros before the image
+        pad_right  0: columns of zeros behind it
+        dilation_h 1: rows of the image from one tap to the next
+        dilation_w 1: columns of the image from one tap to the next
+        precision  'ieee', one of 'ieee', 'tf32': of float32 factors: ieee keeps all 24 bits, tf32 allows 11
+                     (tensor cores); sums are float32 either way
+
+        Returns y [batch, groups*filters, out_h, out_w] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: steps_go_forward (min(stride_h, stride_w) >= 1 and min(dilation_h, dilation_w) >= 1);
+            padding_adds (min(min(pad_top, pad_bottom), min(pad_left, pad_right)) >= 0); there_is_something
+            (min(kernel_h, kernel_w) >= 1 and min(height, width) >= 1 and min(channels, filters) >= 1 and
+            groups >= 1); kernel_fits_the_image (height + pad_top + pad_bottom > dilation_h * (kernel_h - 1)
+            and width + pad_left + pad_right > dilation_w * (kernel_w - 1)); tf32_is_for_float32 (precision
+            == 'ieee' or dtype == 'float32').
+
+        More: opforge show conv2d_act
+        """
+    def why(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, bias: Tensor | None = None, residual: Tensor | None = None, *,
+        activation: Literal['none', 'relu', 'gelu', 'silu'] = 'none', stride_h: int = 1, stride_w: int = 1,
+        pad_top: int = 0, pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1,
+        dilation_w: int = 1, precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Choice: ...
+
+conv2d_act: _conv2d_act
+
+class _conv2d_bias_grad(Function):
+    def __call__(  # type: ignore[override]
+        self, bias: Tensor, dy: Tensor, /,
+    ) -> Tensor:
+        """Gradient of conv2d for its bias: the sum over images, rows and columns.
+
+        bias [filters] T: its size alone: no value is read
+        dy   [batch, filters, out_h, out_w] T: what arrives for conv2d's output
+
+        Returns dbias [filters] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit.
+
+        More: opforge show conv2d_bias_grad
+        """
+    def why(  # type: ignore[override]
+        self, bias: Tensor, dy: Tensor, /,
+    ) -> Choice: ...
+
+conv2d_bias_grad: _conv2d_bias_grad
+
+class _conv2d_input_grad(Function):
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, dy: Tensor, /, *, stride_h: int = 1, stride_w: int = 1, pad_top: int = 0,
+        pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1, dilation_w: int = 1,
+        precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Tensor:
+        """Gradient of conv2d for its image.
+
+        x          [batch, groups*channels, height, width] T: its sizes alone: no value is read
+        w          [groups*filters, channels, kernel_h, kernel_w] T
+        dy         [batch, groups*filters, out_h, out_w] T: what arrives for conv2d's output
+        stride_h   1: rows of the image from one output row to the next
+        stride_w   1: columns of the image from one output column to the next
+        pad_top    0: rows of zeros before the image
+        pad_bottom 0: rows of zeros behind it
+        pad_left   0: columns of zeros before the image
+        pad_right  0: columns of zeros behind it
+        dilation_h 1: rows of the image from one tap to the next
+        dilation_w 1: columns of the image from one tap to the next
+        precision  'ieee', one of 'ieee', 'tf32': of float32 factors: ieee keeps all 24 bits, tf32 allows 11
+                     (tensor cores); sums are float32 either way
+
+        Returns dx [batch, groups*channels, height, width] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: steps_go_forward (min(stride_h, stride_w) >= 1 and min(dilation_h, dilation_w) >= 1);
+            padding_adds (min(min(pad_top, pad_bottom), min(pad_left, pad_right)) >= 0); there_is_something
+            (min(kernel_h, kernel_w) >= 1 and min(height, width) >= 1 and min(channels, filters) >= 1 and
+            groups >= 1); kernel_fits_the_image (height + pad_top + pad_bottom > dilation_h * (kernel_h - 1)
+            and width + pad_left + pad_right > dilation_w * (kernel_w - 1)); tf32_is_for_float32 (precision
+            == 'ieee' or dtype == 'float32').
+
+        More: opforge show conv2d_input_grad
+        """
+    def why(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, dy: Tensor, /, *, stride_h: int = 1, stride_w: int = 1, pad_top: int = 0,
+        pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1, dilation_w: int = 1,
+        precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Choice: ...
+
+conv2d_input_grad: _conv2d_input_grad
+
+class _conv2d_weight_grad(Function):
+    def __call__(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, dy: Tensor, /, *, stride_h: int = 1, stride_w: int = 1, pad_top: int = 0,
+        pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1, dilation_w: int = 1,
+        precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Tensor:
+        """Gradient of conv2d for its kernel, with the same bits each time.
+
+        x          [batch, groups*channels, height, width] T
+        w          [groups*filters, channels, kernel_h, kernel_w] T: its sizes alone: no value is read
+        dy         [batch, groups*filters, out_h, out_w] T: what arrives for conv2d's output
+        stride_h   1: rows of the image from one output row to the next
+        stride_w   1: columns of the image from one output column to the next
+        pad_top    0: rows of zeros before the image
+        pad_bottom 0: rows of zeros behind it
+        pad_left   0: columns of zeros before the image
+        pad_right  0: columns of zeros behind it
+        dilation_h 1: rows of the image from one tap to the next
+        dilation_w 1: columns of the image from one tap to the next
+        precision  'ieee', one of 'ieee', 'tf32': of float32 factors: ieee keeps all 24 bits, tf32 allows 11
+                     (tensor cores); sums are float32 either way
+
+        Returns dw [groups*filters, channels, kernel_h, kernel_w] T.
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: steps_go_forward (min(stride_h, stride_w) >= 1 and min(dilation_h, dilation_w) >= 1);
+            padding_adds (min(min(pad_top, pad_bottom), min(pad_left, pad_right)) >= 0); there_is_something
+            (min(kernel_h, kernel_w) >= 1 and min(height, width) >= 1 and min(channels, filters) >= 1 and
+            groups >= 1); kernel_fits_the_image (height + pad_top + pad_bottom > dilation_h * (kernel_h - 1)
+            and width + pad_left + pad_right > dilation_w * (kernel_w - 1)); tf32_is_for_float32 (precision
+            == 'ieee' or dtype == 'float32').
+
+        More: opforge show conv2d_weight_grad
+        """
+    def why(  # type: ignore[override]
+        self, x: Tensor, w: Tensor, dy: Tensor, /, *, stride_h: int = 1, stride_w: int = 1, pad_top: int = 0,
+        pad_bottom: int = 0, pad_left: int = 0, pad_right: int = 0, dilation_h: int = 1, dilation_w: int = 1,
+        precision: Literal['ieee', 'tf32'] = 'ieee',
+    ) -> Choice: ...
+
+conv2d_weight_grad: _conv2d_weight_grad
+
 class _cross_entropy(Function):
     def __call__(  # type: ignore[override]
         self, x: Tensor, target: Tensor, /, *, ignore_index: int = -100, label_smoothing: float = 0.0,

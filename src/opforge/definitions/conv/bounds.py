@@ -7,8 +7,9 @@ from typing import Any
 
 from opforge.core.definition.operator import ScalarValue
 from opforge.core.definition.rounding_errors import Errors
-from opforge.definitions.bounds.sums import BEYOND, finite
-from opforge.definitions.conv.taps import out_sizes, patches, taps
+from opforge.definitions.activation import activated, slope
+from opforge.definitions.bounds.sums import BEYOND, few_ulps, finite
+from opforge.definitions.conv.taps import arriving, out_sizes, patches, taps
 from opforge.definitions.precision import matrix_errors
 
 TOGETHER = 1 << 23
@@ -30,6 +31,46 @@ def conv_errors(x: Any, w: Any, bias: Any, scalars: Mapping[str, ScalarValue], d
             lines = part.transpose(-1, -2).reshape(strip.shape[0], w.shape[0], rows.stop - rows.start, out[1])
             whole[images, :, rows] = lines
     return Errors(largest, typical, reached.maximum(_padded_infinities(x, w, out, scalars)))
+
+
+def activated_errors(z: Any, sums: Errors, residual: Any, activation: str) -> Errors:
+    """Of activation(z), where z is a convolution with errors of its own, and a residual (None without one)."""
+    if residual is not None:
+        sums = sums + few_ulps(finite(residual).abs() + finite(z).abs(), 1.0, 0.5)
+    steep = slope(z, activation)
+    if activation == "relu":
+        # what is below 0 by less than its error may come out above
+        steep = (z > -sums.largest).to(z)
+    found = sums.times(finite(steep)) + few_ulps(finite(activated(z, activation)).abs(), 6.0, 3.0)
+    if activation == "gelu":
+        # z/2 and z/2 * erf cancel for negative z: what remains carries the error of both
+        found = found + few_ulps(finite(z).abs(), 6.0, 3.0)
+    if activation == "silu":
+        # below z = -87.3 the sigmoid is smaller than the least normal number, and may be 0: then 1e-36 is lost
+        found = found + Errors(1.5e-36, 1.5e-36)
+    return found
+
+
+def image_gradient_errors(x: Any, w: Any, dy: Any, scalars: Mapping[str, ScalarValue], dtype: str) -> Errors:
+    """Of the gradient of an image: a sum of filters * kernel_h * kernel_w products for each pixel."""
+    channels, groups = w.shape[1], x.shape[1] // w.shape[1]
+    factors = finite(w).reshape(groups, -1, channels, *w.shape[2:]).transpose(1, 2)
+    factors = factors.reshape(groups, channels, -1).transpose(-1, -2)
+    found = matrix_errors(arriving(x, w, finite(dy), scalars), factors, str(scalars["precision"]), dtype)
+    return Errors(*(part.transpose(-1, -2).reshape(x.shape) for part in (found.largest, found.typical, found.reached)))
+
+
+def kernel_gradient_errors(x: Any, w: Any, dy: Any, scalars: Mapping[str, ScalarValue], dtype: str) -> Errors:
+    """Of the gradient of a kernel: a sum of batch * out_h * out_w products for each weight."""
+    batch, channels = x.shape[0], w.shape[1]
+    groups = x.shape[1] // channels
+    read = patches(finite(x), w, scalars, groups).transpose(0, 1).flatten(1, 2)  # [groups, batch * pixels, terms]
+    arrived = finite(dy).reshape(batch, groups, w.shape[0] // groups, -1) if batch else dy.reshape(0, groups, 1, 1)
+    arrived = arrived.permute(1, 2, 0, 3).flatten(2)
+    if not batch:
+        return Errors(w.new_zeros(w.shape), w.new_zeros(w.shape), w.new_zeros(w.shape))
+    found = matrix_errors(arrived, read, str(scalars["precision"]), dtype)
+    return Errors(*(part.reshape(w.shape) for part in (found.largest, found.typical, found.reached)))
 
 
 def _strips(

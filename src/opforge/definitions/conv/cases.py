@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from opforge.core.definition.operator import Case, ScalarValue, Workload
 from opforge.core.definition.shapes import AxisValue
@@ -31,7 +32,7 @@ def axes(
     }
 
 
-def moved(
+def stepping(
     stride: tuple[int, int] = (1, 1),
     pad: tuple[int, int, int, int] = (0, 0, 0, 0),
     dilation: tuple[int, int] = (1, 1),
@@ -45,7 +46,20 @@ def moved(
 
 def around(pad: int) -> dict[str, ScalarValue]:
     """The same padding on all sides, stride 1."""
-    return moved(pad=(pad, pad, pad, pad))
+    return stepping(pad=(pad, pad, pad, pad))
+
+
+Item = TypeVar("Item", Case, Workload)
+
+
+def activated_too(item: Item, activation: str = "relu", residual: bool = False) -> Item:
+    """A case or workload of conv2d for conv2d_act, with an activation and perhaps a residual."""
+    return replace(item, scalars={"has_residual": residual, "activation": activation, **item.scalars})
+
+
+def of_gradient(item: Item) -> Item:
+    """A case or workload of conv2d for an operator of its gradients, which has no bias."""
+    return replace(item, scalars={name: value for name, value in item.scalars.items() if name != "has_bias"})
 
 
 NO_BIAS: dict[str, ScalarValue] = {"has_bias": False}
@@ -66,13 +80,13 @@ CASES = (
     Case(
         name="pointwise_stride",
         axes=axes(1, 16, 32, (9, 8), (1, 1)),
-        scalars={**NO_BIAS, **moved(stride=(2, 2))},
+        scalars={**NO_BIAS, **stepping(stride=(2, 2))},
         why="1 x 1 with stride 2: three of four pixels are never read",
     ),
     Case(
         name="stem_7x7",
         axes=axes(1, 3, 20, (23, 21), (7, 7)),
-        scalars={**NO_BIAS, **moved(stride=(2, 2), pad=(3, 3, 3, 3))},
+        scalars={**NO_BIAS, **stepping(stride=(2, 2), pad=(3, 3, 3, 3))},
         why="ResNet's first layer: three channels, 147 terms, stride 2",
     ),
     Case(
@@ -90,7 +104,7 @@ CASES = (
     Case(
         name="depthwise_two_filters",
         axes=axes(1, 1, 2, (7, 9), (3, 5), groups=5),
-        scalars=moved(stride=(2, 1), pad=(1, 1, 2, 2)),
+        scalars=stepping(stride=(2, 1), pad=(1, 1, 2, 2)),
         why="a channel multiplier of 2",
     ),
     Case(
@@ -102,44 +116,44 @@ CASES = (
     Case(
         name="stride_2",
         axes=axes(1, 8, 16, (12, 10), (3, 3)),
-        scalars=moved(stride=(2, 2), pad=(1, 1, 1, 1)),
+        scalars=stepping(stride=(2, 2), pad=(1, 1, 1, 1)),
         why="even sizes: the last row and column of padding are not read",
     ),
     Case(
         name="dilation_2",
         axes=axes(1, 6, 7, (13, 12), (3, 3)),
-        scalars=moved(pad=(2, 2, 2, 2), dilation=(2, 2)),
+        scalars=stepping(pad=(2, 2, 2, 2), dilation=(2, 2)),
         why="taps two apart",
     ),
     Case(
         name="all_differ",
         axes=axes(2, 3, 5, (17, 14), (2, 5)),
-        scalars=moved(stride=(3, 2), pad=(2, 0, 1, 4), dilation=(2, 1)),
+        scalars=stepping(stride=(3, 2), pad=(2, 0, 1, 4), dilation=(2, 1)),
         why="rows and columns have their own stride, padding, dilation and kernel",
     ),
     Case(
         name="same_even",
         axes=axes(1, 4, 4, (6, 7), (4, 2)),
-        scalars={**NO_BIAS, **moved(pad=(1, 2, 0, 1))},
+        scalars={**NO_BIAS, **stepping(pad=(1, 2, 0, 1))},
         why='"same" for an even kernel: one more zero behind than before',
     ),
     Case(
         name="whole_image",
         axes=axes(3, 6, 5, (4, 5), (6, 5)),
-        scalars=moved(pad=(1, 1, 0, 0)),
+        scalars=stepping(pad=(1, 1, 0, 0)),
         why="the kernel is as large as the padded image: one output",
     ),
     Case(
         name="only_padding",
         axes=axes(1, 2, 3, (2, 2), (1, 1)),
-        scalars=moved(stride=(2, 2), pad=(3, 3, 3, 3)),
+        scalars=stepping(stride=(2, 2), pad=(3, 3, 3, 3)),
         why="outputs that read nothing but zeros are the bias",
     ),
     Case(name="one_pixel", axes=axes(2, 3, 2, (1, 1), (1, 1)), why="one pixel, one tap: a vector times a matrix"),
     Case(
         name="one_row",
         axes=axes(2, 10, 12, (1, 37), (1, 3)),
-        scalars=moved(pad=(0, 0, 1, 1)),
+        scalars=stepping(pad=(0, 0, 1, 1)),
         why="a convolution along one axis, as Whisper's stem",
     ),
     Case(
@@ -148,7 +162,7 @@ CASES = (
         scalars=around(1),
         why="1179 terms, more than one block of any kernel",
     ),
-    Case(name="wide", axes=axes(1, 2, 3, (2, 150), (2, 3)), scalars=moved(pad=(1, 0, 1, 1)), why="long rows"),
+    Case(name="wide", axes=axes(1, 2, 3, (2, 150), (2, 3)), scalars=stepping(pad=(1, 0, 1, 1)), why="long rows"),
     Case(name="no_batch", axes=axes(0, 3, 4, (5, 5), (3, 3)), scalars=around(1), why="a batch of nothing"),
     Case(
         name="integers",
@@ -196,7 +210,7 @@ CASES = (
         name="channels_last_stride",
         axes=axes(1, 3, 5, (9, 12), (3, 4)),
         layout="channels_last",
-        scalars={**NO_BIAS, **moved(stride=(2, 3), pad=(1, 1, 2, 0))},
+        scalars={**NO_BIAS, **stepping(stride=(2, 3), pad=(1, 1, 2, 0))},
         why="NHWC with three channels, which no vector load is aligned to",
     ),
     Case(
@@ -222,6 +236,14 @@ CASES = (
 )
 """Of conv2d, and of what is computed beside it."""
 
+_OF_GRADIENTS = (
+    "same_3x3", "pointwise", "pointwise_stride", "stem_7x7", "depthwise_3x3", "depthwise_two_filters", "groups",
+    "stride_2", "dilation_2", "all_differ", "same_even", "whole_image", "only_padding", "one_pixel", "one_row",
+    "no_batch", "integers", "channels_last", "channels_last_stride", "sliced", "transposed", "misaligned",
+)  # fmt: skip
+GRADIENT_CASES = tuple(of_gradient(case) for case in CASES if case.name in _OF_GRADIENTS)
+"""Of the operators that compute gradients: NaN and infinities are left out, since padding may make NaN of them."""
+
 _RESNET = "ResNet-50 (He et al., arXiv:1512.03385)"
 _CONVNEXT = "ConvNeXt-B (Liu et al., arXiv:2201.03545)"
 _VAE = "the VAE of Stable Diffusion (Rombach et al., arXiv:2112.10752)"
@@ -233,15 +255,15 @@ def _layers(scale: str, batch: int, vae: int) -> tuple[Workload, ...]:
     """Layers of the models, for so many images, and a VAE's image of so many rows."""
     stride, depth = (2, 2), 1 if scale == "laptop" else 2
     rows: tuple[tuple[str, tuple[Any, ...], dict[str, ScalarValue], str, str], ...] = (
-        ("resnet50_stem", (3, 64, (224, 224), (7, 7)), moved(stride=stride, pad=_STEM), _RESNET, "first layer"),
+        ("resnet50_stem", (3, 64, (224, 224), (7, 7)), stepping(stride=stride, pad=_STEM), _RESNET, "first layer"),
         ("resnet50_3x3_56", (64, 64, (56, 56), (3, 3)), around(1), _RESNET, "stage 1, 3 x 3"),
         ("resnet50_1x1_56", (64, 256, (56, 56), (1, 1)), {}, _RESNET, "stage 1, widening 1 x 1"),
-        ("resnet50_1x1_down", (256, 512, (56, 56), (1, 1)), moved(stride=stride), _RESNET, "stage 2, shortcut"),
+        ("resnet50_1x1_down", (256, 512, (56, 56), (1, 1)), stepping(stride=stride), _RESNET, "stage 2, shortcut"),
         ("resnet50_3x3_28", (128, 128, (28, 28), (3, 3)), around(1), _RESNET, "stage 2, 3 x 3"),
         ("resnet50_3x3_14", (256, 256, (14, 14), (3, 3)), around(1), _RESNET, "stage 3, 3 x 3"),
         ("resnet50_3x3_7", (512, 512, (7, 7), (3, 3)), around(1), _RESNET, "stage 4, 3 x 3"),
         ("resnet50_1x1_7", (512, 2048, (7, 7), (1, 1)), {}, _RESNET, "stage 4, widening 1 x 1"),
-        ("convnext_patches", (128, 256, (56, 56), (2, 2)), moved(stride=stride), _CONVNEXT, "downsampling 2 x 2"),
+        ("convnext_patches", (128, 256, (56, 56), (2, 2)), stepping(stride=stride), _CONVNEXT, "downsampling 2 x 2"),
     )
     layers = [
         Workload(
@@ -271,7 +293,7 @@ def _layers(scale: str, batch: int, vae: int) -> tuple[Workload, ...]:
         Workload(
             name="whisper_stem",
             axes=axes(depth, 768, 768, (1, 3000), (1, 3)),
-            scalars=moved(stride=(1, 2), pad=(0, 0, 1, 1)),
+            scalars=stepping(stride=(1, 2), pad=(0, 0, 1, 1)),
             source=f"{_WHISPER}: second convolution, along 3000 frames",
             scale=scale,
         ),
@@ -310,7 +332,7 @@ GRID = (
     Workload(
         name="odd",
         axes=axes(1, 35, 67, (29, 31), (3, 3)),
-        scalars=moved(stride=(2, 2), pad=(1, 1, 1, 1)),
+        scalars=stepping(stride=(2, 2), pad=(1, 1, 1, 1)),
         source="odd sizes, stride 2",
         scale="laptop",
     ),
@@ -339,8 +361,11 @@ GRID = (
     Workload(
         name="odd_channels",
         axes=axes(16, 99, 131, (55, 57), (3, 3)),
-        scalars=moved(stride=(2, 2), pad=(1, 1, 1, 1)),
+        scalars=stepping(stride=(2, 2), pad=(1, 1, 1, 1)),
         source="odd sizes, stride 2",
     ),
 )
 """Shape classes of conv2d."""
+
+GRADIENT_WORKLOADS = tuple(of_gradient(workload) for workload in WORKLOADS)
+GRADIENT_GRID = tuple(of_gradient(workload) for workload in GRID)

@@ -137,3 +137,42 @@ def patches(x: Any, w: Any, steps: Mapping[str, ScalarValue], groups: int) -> An
     for tap in taps(size, kernel, out, steps):
         read[:, :, tap.result[0], tap.result[1], :, tap.r, tap.s] = grouped[(..., *tap.image)].movedim(2, -1)
     return read.flatten(4).flatten(2, 3)
+
+
+def image_gradient(x: Any, w: Any, dy: Any, steps: Mapping[str, ScalarValue]) -> Any:
+    """What the gradient dy of a convolution's output is for its image x, of which only the sizes matter."""
+    batch, size = x.shape[0], tuple(x.shape[2:])
+    channels, kernel = w.shape[1], tuple(w.shape[2:])
+    groups, filters = x.shape[1] // channels, w.shape[0] // (x.shape[1] // channels)
+    weights = w.reshape(groups, filters, channels, *kernel).transpose(1, 2)
+    grouped = dy.reshape(batch, groups, filters, *dy.shape[2:])
+    dx = dy.new_zeros((batch, groups, channels, *size))
+    for tap in taps(size, kernel, tuple(dy.shape[2:]), steps):
+        seen = grouped[(..., *tap.result)]
+        pixels = seen.shape[-2] * seen.shape[-1]
+        added = weights[None, ..., tap.r, tap.s] @ seen.reshape(batch, groups, filters, pixels)
+        dx[(..., *tap.image)] += added.reshape(batch, groups, channels, *seen.shape[-2:])
+    return dx.reshape(x.shape)
+
+
+def kernel_gradient(x: Any, w: Any, dy: Any, steps: Mapping[str, ScalarValue]) -> Any:
+    """What the gradient dy of a convolution's output is for its kernel w, of which only the sizes matter."""
+    channels = w.shape[1]
+    groups, filters = x.shape[1] // channels, w.shape[0] // (x.shape[1] // channels)
+    read = patches(x, w, steps, groups)  # [batch, groups, pixels, terms]
+    arrived = dy.reshape(x.shape[0], groups, filters, dy.shape[2] * dy.shape[3])
+    return (arrived @ read).sum(dim=0).reshape(w.shape)
+
+
+def arriving(x: Any, w: Any, dy: Any, steps: Mapping[str, ScalarValue]) -> Any:
+    """What the gradient of each pixel of an image adds up: [batch, groups, height * width, filters * kernel_h *
+    kernel_w], 0 where a tap has no output over it.
+    """
+    batch, size = x.shape[0], tuple(x.shape[2:])
+    kernel, groups = tuple(w.shape[2:]), x.shape[1] // w.shape[1]
+    filters = w.shape[0] // groups
+    read = dy.new_zeros((batch, groups, *size, filters, *kernel))
+    grouped = dy.reshape(batch, groups, filters, *dy.shape[2:])
+    for tap in taps(size, kernel, tuple(dy.shape[2:]), steps):
+        read[:, :, tap.image[0], tap.image[1], :, tap.r, tap.s] = grouped[(..., *tap.result)].movedim(2, -1)
+    return read.flatten(4).flatten(2, 3)

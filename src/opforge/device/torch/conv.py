@@ -29,6 +29,32 @@ def conv2d_in(precision: str, x: Tensor, w: Tensor, bias: Tensor | None, steps: 
     )
 
 
+def conv2d_gradient(precision: str, place: int, x: Tensor, w: Tensor, dy: Tensor, steps: Mapping[str, int]) -> Tensor:
+    """The gradient of a convolution for x (place 0) or w (place 1)."""
+    top, bottom, left, right = (steps[f"pad_{side}"] for side in ("top", "bottom", "left", "right"))
+    padding, around = [top, left], (0, 0, 0, 0)
+    if top != bottom or left != right:
+        padding, around = [0, 0], (left, right, top, bottom)
+    found = convolving_in(
+        precision,
+        torch.ops.aten.convolution_backward,
+        dy,
+        pad(x, around) if any(around) else x,
+        w,
+        None,
+        [steps["stride_h"], steps["stride_w"]],
+        padding,
+        [steps["dilation_h"], steps["dilation_w"]],
+        False,
+        [0, 0],
+        x.shape[1] // w.shape[1],
+        [place == 0, place == 1, False],
+    )[place]
+    if place == 0 and any(around):
+        found = pad(found, tuple(-side for side in around))
+    return found
+
+
 def convolving_in(precision: str, convolve: Callable[..., Any], *arguments: Any) -> Any:
     """convolve(*arguments), with cuDNN's float32 products in "ieee" or "tf32". Other devices and dtypes have one way to
     multiply.

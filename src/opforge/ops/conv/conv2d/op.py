@@ -72,6 +72,8 @@ operator = Operator(
     ),
     cases=CASES,
     workloads=WORKLOADS,
+    gradient="conv2d_input_grad",
+    further_gradients=("conv2d_weight_grad", "conv2d_bias_grad"),
     implementations=("triton_implicit", "cpp_planes", "torch_eager"),
     like=(Like(function="torch.nn.functional.conv2d", lower=lower),),
     grid=GRID,
