@@ -85,11 +85,6 @@ TO_COME = (
     ),
     ("fleet", "`fleet/`, beside `forge`", "several machines as hosts of workers"),
     (
-        "models",
-        "`model/`, beside `forge`",
-        "a model is analysed, its layers are patched with operators, its time is attributed to them",
-    ),
-    (
         "dashboard",
         "`serve/`, beside `cli`",
         "records, reports and histories in a browser; like `cli` it reads from the rooms below and adds nothing",

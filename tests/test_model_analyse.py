@@ -16,7 +16,7 @@ from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.machine import device_named
 from opforge.model.analyse import with_note
 from opforge.model.analysis import analysis_of, workloads_of
-from opforge.model.clock import Measured, by_clock, by_profiler
+from opforge.model.clock import Measured, by_clock, by_profiler, measured
 from opforge.model.covered import Coverage
 from opforge.model.nodes import BACKWARD
 from opforge.model.page import analysis_page
@@ -214,6 +214,24 @@ def test_shares_are_those_of_a_plain_loop(two):
     # a profiler knows wall time alone: of six passes the least disturbed ones say which node it was
     least = [min(one[place[base]] for one in profiled) for base in ("linear", "cos", "embedding")]
     assert least[0] > 1.5 * least[1] > 0 and least[2] > 0
+
+
+@pytest.mark.gpu
+def test_a_devices_times_belong_to_the_nodes_that_launched_them():
+    """By correlation ids: each product has device time, the wide one most, and all together no more than the call."""
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        loaded = Loaded(
+            name="two",
+            about="",
+            module=Two(),
+            args=(torch.randn(4096, 512), torch.zeros(3, dtype=torch.long)),
+        )
+    program = exported(loaded, training=False)
+    times = measured(loaded, program.graph, program, device="cuda", budget_s=1.0)
+    spent = {node.base: seconds for node, seconds in zip(program.graph.nodes, times.nodes, strict=True)}
+    assert spent["linear"] > spent["embedding"] > 0 and spent["cos"] > 0
+    assert times.computing < times.whole and "correlation" in times.how
 
 
 def test_gains_are_amdahls(two, coverage):

@@ -103,6 +103,11 @@ class Analysis:
     replaceable: Gain
     stretches: tuple[Stretch, ...]
 
+    def without(self, saved_s: float) -> float:
+        """How many times as fast a call would be that took `saved_s` less."""
+        # on a disturbed machine a median of calls may be less than the sum of its nodes' medians
+        return _ratio(max(self.whole_s, self.total_s), saved_s)
+
     @property
     def forward(self) -> tuple[Row, ...]:
         """The rows of the forward pass."""
@@ -145,7 +150,7 @@ def analysis_of(
     # views too: a call that moves nothing takes time all the same
     total = sum(seconds(node) or 0.0 for node in graph.nodes)
     whole = measured.whole if measured is not None else total
-    # on a disturbed machine a median of calls may be less than the sum of its nodes' medians
+    # as in Analysis.without
     base = max(whole, total)
 
     def share(spent: float) -> float:
@@ -285,9 +290,14 @@ def _stretches(graph: Graph, roofs: dict[int, Bound | None], device: DeviceSpec)
 
 
 def workloads_of(analysis: Analysis) -> dict[str, list[str]]:
-    """The shapes in which a model calls opforge's operators, by operator, as `--shape` takes them."""
-    shapes: dict[str, dict[str, None]] = {}
-    for cover in (*(group.cover for group in analysis.groups), *(row.cover for row in analysis.rows)):
+    """The shapes in which a model calls opforge's operators, by operator, as `--shape` takes them; what takes most
+    time first.
+    """
+    shapes: dict[str, dict[str, float]] = {}
+    calls = [(group.cover, group.gain.seconds) for group in analysis.groups]
+    for cover, seconds in (*calls, *((row.cover, row.seconds or 0.0) for row in analysis.rows)):
         if cover.operator and cover.shape:
-            shapes.setdefault(cover.operator, {})[cover.shape] = None
-    return {operator: list(each) for operator, each in sorted(shapes.items())}
+            spent = shapes.setdefault(cover.operator, {})
+            spent[cover.shape] = spent.get(cover.shape, 0.0) + seconds
+    falling = sorted(shapes.items(), key=lambda item: -sum(item[1].values()))
+    return {operator: sorted(each, key=lambda shape: -each[shape]) for operator, each in falling}

@@ -74,26 +74,31 @@ FUSIBLE_TITLES = (
     "time",
     "share",
     "fused roof",
+    "at roof",
     "not moved",
     "opforge has",
 )
 
 
 def fusible_cells(analysis: Analysis) -> list[tuple[str, ...]]:
-    """Groups by their kind as cells of a table: kind, how many, time, share, fused roof, bytes saved, operator."""
+    """Groups by their kind as cells of a table: kind, how many, time, share, fused roof, gain, bytes saved,
+    operator.
+    """
     kinds: dict[tuple[str, str], list[Group]] = {}
     for group in analysis.groups:
         kinds.setdefault((group.fusion.kind, group.cover.operator or "–"), []).append(group)
     lines: list[tuple[str, ...]] = []
     for (kind, operator), found in sorted(kinds.items(), key=lambda item: -sum(one.gain.seconds for one in item[1])):
         spent = sum(group.gain.seconds for group in found)
+        least = sum(group.roof.time_s for group in found if group.roof is not None)
         lines.append(
             (
                 kind,
                 str(len(found)),
                 seconds(spent),
                 units.percent(spent / analysis.total_s) if analysis.total_s else "–",
-                seconds(sum(group.roof.time_s for group in found if group.roof is not None)),
+                seconds(least),
+                ratio(analysis.without(max(0.0, spent - least))),
                 units.size(sum(group.fusion.saved for group in found)),
                 operator,
             )
