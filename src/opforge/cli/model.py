@@ -7,5 +7,6 @@ ACTIONS = {
     "analyse": "model_analyse:analyse",
     "patch": "model_patch:patch",
     "compare": "model_compare:compare",
+    "checklist": "model_checklist:checklist",
 }
 """Each action's module in this room, and its function."""

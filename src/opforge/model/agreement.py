@@ -72,7 +72,7 @@ def forward(model: torch.nn.Module, inputs: Inputs) -> Mapping[str, Tensor]:
     generators are afterwards what they were.
     """
     with _unchanged(model), torch.no_grad():
-        return _tensors(model(*inputs.given, **inputs.named))
+        return tensors_of(model(*inputs.given, **inputs.named))
 
 
 def training_step(model: torch.nn.Module, inputs: Inputs, parameters: Mapping[str, Tensor] | None = None) -> Step:
@@ -86,7 +86,7 @@ def training_step(model: torch.nn.Module, inputs: Inputs, parameters: Mapping[st
             returned = model(*inputs.given, **inputs.named)
         else:
             returned = torch.func.functional_call(model, dict(parameters), inputs.given, dict(inputs.named))
-        outputs = _tensors(returned)
+        outputs = tensors_of(returned)
         loss = _loss(returned, outputs)
         if not wanted or loss is None or not loss.requires_grad:
             return Step(outputs=_detached(outputs), gradients={})
@@ -169,8 +169,8 @@ def _share(expected: Tensor, actual: Tensor, nudges: Sequence[Tensor]) -> float:
     return largest / allowed
 
 
-def _tensors(returned: Any) -> dict[str, Tensor]:
-    """Floating-point tensors of a result, by their place in it."""
+def tensors_of(returned: Any) -> dict[str, Tensor]:
+    """The floating-point tensors of a result, by their place in it."""
     leaves, _ = pytree.tree_flatten_with_path(returned)
     return {
         pytree.keystr(path) or "result": leaf
