@@ -319,3 +319,30 @@ def test_a_new_folder_is_listed_dispatched_and_stands_for_its_function(tmp_path)
         "guest_softsign | it takes two axes | guest_softsign has no torch.float64",
         "grid_odd",
     ], done.stderr
+
+
+def test_what_is_kept_of_a_call_is_asked_again_where_values_gradients_or_strides_differ(functional):
+    """The second call of a class is not lowered anew; a target without a class, a gradient and a transposed matrix are
+    other calls.
+    """
+    scores, target = torch.randn(3, 5), torch.tensor([0, 4, 2])
+    for _ in range(3):
+        torch.testing.assert_close(
+            functional.cross_entropy(scores, target), torch_functional.cross_entropy(scores, target)
+        )
+    with pytest.raises(IndexError):
+        functional.cross_entropy(scores, torch.tensor([0, 5, 2]))
+    x, weight = torch.randn(4, 6), torch.randn(6, 6)
+    for matrix in (weight, weight, weight.T, weight.T):
+        torch.testing.assert_close(functional.linear(x, matrix), torch_functional.linear(x, matrix))
+    for _ in range(2):
+        leaf = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(functional.silu(leaf).sum(), leaf)
+        (expected,) = torch.autograd.grad(torch_functional.silu(leaf).sum(), leaf)
+        torch.testing.assert_close(found, expected)
+        assert not functional.silu(x).requires_grad
+        with torch.no_grad():
+            assert not functional.silu(leaf).requires_grad
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert functional.linear(x, weight).dtype == torch.bfloat16
+    assert functional.linear(x, weight).dtype == torch.float32

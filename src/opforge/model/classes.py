@@ -194,11 +194,20 @@ def _forward(original: type, kind: Kind, site: Site) -> Callable[..., Any]:
     else:
         name = {"rms_norm": "rmsnorm", "layer_norm": "layernorm"}.get(kind.name, kind.name)
         lower = _lower_norm(kind) if isinstance(kind, Norm) else _lower_activation(kind)
+        bias = kind.name == "layer_norm"
         like = Like(function=lower, lower=lower, autocast=False, name=kind.name)
         instead = watched(kind.name, lowered_function(kind.name, _as_it_was(theirs), ((_operator(name), like),)), site)
 
-        def forward(self: Any, x: Tensor) -> Any:
-            return instead(x, self)
+        if isinstance(kind, Norm):
+
+            def forward(self: Any, x: Tensor) -> Any:
+                weight = self.weight + 1.0 if kind.plus_one else self.weight
+                return instead(x, weight, self.bias if bias else None, getattr(self, kind.eps), self)
+
+        else:
+
+            def forward(self: Any, x: Tensor) -> Any:
+                return instead(x, self)
 
     @functools.wraps(theirs)
     def called(self: Any, *given: Any, **named: Any) -> Any:
@@ -207,20 +216,19 @@ def _forward(original: type, kind: Kind, site: Site) -> Callable[..., Any]:
     return called
 
 
-def _as_it_was(theirs: Callable[..., Any]) -> Callable[[Tensor, Any], Any]:
-    return lambda x, module: theirs(module, x)
+def _as_it_was(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda x, *given: theirs(given[-1], x)
 
 
 def _operator(name: str) -> Any:
     return getattr(ops, name).operator
 
 
-def _lower_norm(kind: Norm) -> Callable[[Tensor, Any], Lowered | str]:
-    def lower(x: Tensor, module: Any) -> Lowered | str:
+def _lower_norm(kind: Norm) -> Callable[..., Lowered | str]:
+    def lower(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, module: Any) -> Lowered | str:
         """As the module that was recognised: a norm with its weight, and its epsilon."""
-        weight = module.weight + 1.0 if kind.plus_one else module.weight
-        parameters = (weight, module.bias) if kind.name == "layer_norm" else (weight,)
-        return normalized(x, tuple(weight.shape), parameters, getattr(module, kind.eps))
+        parameters = (weight, bias) if kind.name == "layer_norm" else (weight,)
+        return normalized(x, weight.shape, parameters, eps)
 
     return lower
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from opforge import ops
+from opforge.backends import torch_private
 from opforge.core.definition.gradient import wire
 from opforge.core.definition.operator import Like, Lowered, Operator
 from opforge.core.definition.shapes import Axes
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
     from opforge.dispatch import Choice
 
 _NOT_THERE = object()
+MOST = 1000
+"""Classes of calls that are kept for each function; then all are forgotten."""
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.Size, torch.dtype})
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_any_autocast = torch_private.any_autocast
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,11 +101,40 @@ def lowered_function(
                 reasons.append(reason)
         return None, Lowered(()), "; ".join(reasons)
 
+    # calls that become an operator's with the very tensors: by what a lowering may look at
+    known: dict[tuple[Any, ...], tuple[str, tuple[int, ...], Mapping[str, Any]]] = {}
+    # others: which operator takes them; they are lowered at each call
+    taken: dict[tuple[Any, ...], tuple[Operator, Like]] = {}
+    kept = not any(like.only_kernels for _, like in pairs)
+
     @functools.wraps(pairs[0][1].lower)
     def call(*arguments: Any, **named: Any) -> Any:
-        operator, lowered, _ = route(arguments, named)
-        if operator is None:
-            return instead(*arguments, **named)
+        key = None
+        if kept and not _is_compiling() and not _any_autocast():
+            given = (*arguments, *named.values()) if named else arguments
+            key = _class_of(given, named)
+            if key is not None and (found := known.get(key)) is not None:
+                name, places, scalars = found
+                return getattr(ops, name)(*[given[place] for place in places], **scalars)
+        operator: Operator | None
+        asked: Lowered | str = ""
+        if key is not None and (pair := taken.get(key)) is not None:
+            operator, asked = pair[0], pair[1].lower(*arguments, **named)
+        if isinstance(asked, Lowered):
+            lowered = asked
+        else:
+            operator, lowered, _ = route(arguments, named)
+            if operator is None:
+                return instead(*arguments, **named)
+            if key is not None:
+                if len(known) + len(taken) >= MOST:
+                    known.clear()
+                    taken.clear()
+                if (whole := _places(lowered, given)) is not None:
+                    known[key] = (operator.name, whole, dict(lowered.scalars))
+                else:
+                    taken[key] = next((one, like) for one, like in pairs if one is operator)
+        assert operator is not None  # a call that is lowered has one
         result = getattr(ops, operator.name)(*lowered.tensors, **lowered.scalars)
         return result if lowered.finish is None else lowered.finish(result)
 
@@ -116,6 +152,35 @@ def lowered_function(
     call.operators = tuple(operator.name for operator, _ in pairs)  # type: ignore[attr-defined]
     call.instead = instead  # type: ignore[attr-defined]
     return call
+
+
+def _class_of(given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...] | None:
+    """All that a lowering may look at in a call; None where that is more than shapes, dtypes and plain values.
+
+    A module stands for its class: what is asked of it is given beside it.
+    """
+    key: list[Any] = [_is_grad_enabled(), *named]
+    for one in given:
+        kind = type(one)
+        if kind is Tensor or kind is torch.nn.Parameter:
+            key += (one.shape, one.stride(), one.dtype, one.device, one.requires_grad)
+        elif kind in _PLAIN:
+            key += (kind, one)
+        elif kind is tuple and all(type(each) is int for each in one):
+            key.append(one)
+        elif isinstance(one, torch.nn.Module):
+            key.append(kind)
+        else:
+            return None
+    return tuple(key)
+
+
+def _places(lowered: Lowered, given: Sequence[Any]) -> tuple[int, ...] | None:
+    """Where the tensors of a lowered call stand among the arguments; None where one was made, or a result is."""
+    if lowered.finish is not None or any(isinstance(value, Tensor) for value in lowered.scalars.values()):
+        return None
+    places = [next((at for at, one in enumerate(given) if one is tensor), -1) for tensor in lowered.tensors]
+    return None if -1 in places else tuple(places)
 
 
 def unfit(operator: Operator, like: Like, lowered: Lowered) -> str:
