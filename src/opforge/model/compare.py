@@ -52,8 +52,8 @@ class Measured:
     samples_s   seconds of each call, in the order of the rounds
     first_s     seconds of its first call: compilation, and choosing kernels
     peak_bytes  memory that a call has at most beside what lay there before it; None where it cannot be asked
-    error       the largest difference from the same model in float64, as a share of that output's (or gradient's)
-                largest element
+    error       the largest difference from the same model in float64 (of one in 16 bits, in float32), as a share of
+                that output's (or gradient's) largest element
     against     it against the first variant; None for that one
     """
 
@@ -264,11 +264,15 @@ def peak_bytes(call: Callable[[], None], model: torch.nn.Module) -> int | None:
 
 
 def _exact(model: torch.nn.Module, inputs: Inputs, training: bool) -> Mapping[str, Mapping[str, Tensor]]:
-    """Outputs and gradients of the model in float64, where its own code does not say otherwise."""
-    wide = copy.deepcopy(model).double()
+    """Outputs and gradients of the model in float64, where its own code does not say otherwise; of a model in 16 bits
+    in float32, which is as much wider.
+    """
+    narrow = any(one.element_size() < 4 for one in model.parameters() if one.is_floating_point())
+    dtype = torch.float32 if narrow else torch.float64
+    wide = copy.deepcopy(model).to(dtype)
 
     def widened(value: Any) -> Any:
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
     given = Inputs(given=tuple(map(widened, inputs.given)), named={k: widened(v) for k, v in inputs.named.items()})
     exact = {FORWARD: forward(wide, given)}
