@@ -18,6 +18,7 @@ from opforge.model.analyse import with_note
 from opforge.model.analysis import analysis_of, workloads_of
 from opforge.model.clock import Measured, by_clock, by_profiler, measured
 from opforge.model.covered import Coverage
+from opforge.model.fusible import fusions
 from opforge.model.nodes import BACKWARD
 from opforge.model.page import analysis_page
 from opforge.model.pictures import squarified, treemap
@@ -214,6 +215,26 @@ def test_shares_are_those_of_a_plain_loop(two):
     # a profiler knows wall time alone: of six passes the least disturbed ones say which node it was
     least = [min(one[place[base]] for one in profiled) for base in ("linear", "cos", "embedding")]
     assert least[0] > 1.5 * least[1] > 0 and least[2] > 0
+
+
+class Gelu(torch.nn.Module):
+    """A linear with its bias and its activation: one pass of opforge's linear."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = torch.nn.Linear(8, 24)
+
+    def forward(self, x):
+        return torch.nn.functional.gelu(self.wide(x))
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_linear_with_its_activation_is_one_call_forward_and_training(training, coverage):
+    """Autograd's graph has addmm in a linear's place, whose matrix is the other way round."""
+    graph = exported(Loaded(name="gelu", about="", module=Gelu(), args=(torch.randn(4, 8),)), training=training).graph
+    found = next(one for one in fusions(graph) if one.kind == "linear + bias + gelu")
+    cover = coverage.of_fusion(found)
+    assert (cover.operator, cover.shape) == ("linear", "rows=4,k=8,n=24,activation=gelu")
 
 
 @pytest.mark.gpu

@@ -22,7 +22,8 @@ from opforge.model.nodes import Node, Shape
 from opforge.registry import Registry
 
 CALLED = {
-    "_softmax": "softmax", "_log_softmax": "log_softmax", "native_layer_norm": "layer_norm", "mm": "matmul",
+    "_softmax": "softmax", "_safe_softmax": "softmax",
+    "_log_softmax": "log_softmax", "native_layer_norm": "layer_norm", "mm": "matmul",
     "_fused_rms_norm": "rms_norm", "cross_entropy_loss": "cross_entropy", "convolution": "conv2d",
     "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
     "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",

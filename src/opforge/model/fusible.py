@@ -7,7 +7,7 @@ with the product behind it do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opforge.core.definition.operator import Cost
@@ -261,7 +261,9 @@ def _activated(links: Links) -> Iterator[Found]:
             product = links.nodes[makers[0]]
             tensors, bias = _of_linear(product.arguments)
             words = f"linear + {'bias + ' if bias else ''}{node.base}"
-            yield words, [node.index, product.index], tensors, {"activation": node.base}
+            # gelu by tanh is another function than gelu
+            kind = node.base + ("_tanh" if node.arguments.get("approximate") == "tanh" else "")
+            yield words, [node.index, product.index], tensors, {"activation": kind}
         elif node.base == "add" and len(node.inputs) == 2 and node.inputs[0].sizes == node.inputs[1].sizes:
             at = next((at for at in (0, 1) if links.of(makers[at], LINEAR) and _alone(links, makers[at])), None)
             if at is not None:
@@ -276,7 +278,13 @@ def _alone(links: Links, index: int | None) -> bool:
 
 
 def _of_linear(given: Any) -> tuple[dict[str, Shape], bool]:
+    """What a product of matrices is called with, in a linear layer's words, and whether it has a bias."""
     named = {"x": given.get("input"), "w": given.get("weight"), "bias": given.get("bias")}
+    if "mat2" in given:
+        second = given["mat2"]
+        turned = replace(second, sizes=second.sizes[::-1], strides=second.strides[::-1])
+        bias = given["self"] if "mat1" in given and len(given["self"].sizes) == 1 else None
+        named = {"x": given.get("mat1", given["self"]), "w": turned, "bias": bias}
     tensors = {key: shape for key, shape in named.items() if isinstance(shape, Shape)}
     return tensors, "bias" in tensors
 

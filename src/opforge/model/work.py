@@ -20,7 +20,7 @@ Flops = Callable[[Arguments, Sequence[Shape]], int]
 
 STEPS = {
     "silu": 4, "gelu": 5, "sigmoid": 3, "tanh": 1, "softplus": 3, "hardswish": 4, "mish": 5, "elu": 3, "pow": 1,
-    "softmax": 4, "_softmax": 4, "log_softmax": 4, "_log_softmax": 4, "_softmax_backward_data": 3,
+    "softmax": 4, "_softmax": 4, "_safe_softmax": 4, "log_softmax": 4, "_log_softmax": 4, "_softmax_backward_data": 3,
     "_log_softmax_backward_data": 3, "layer_norm": 7, "native_layer_norm": 7, "native_layer_norm_backward": 12,
     "rms_norm": 4, "_fused_rms_norm": 4, "_fused_rms_norm_backward": 9, "batch_norm": 7, "native_batch_norm": 7,
     "_native_batch_norm_legit_functional": 7, "_native_batch_norm_legit": 7, "cudnn_batch_norm": 7,
