@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from opforge.backends import Missing, backend as find_backend
@@ -46,11 +46,8 @@ def raw_kernel(backend: str, operation: str, name: str = "") -> Callable[..., An
         values = checked_scalars(operator, {**values, **absent})
         axes, dtype = fitting(operator, flat, values)
         outputs = {
-            spec.name: torch.full(
-                full_shape(spec.shape, axes),
-                float("nan"),
-                dtype=getattr(torch, spec.dtype_for(dtype, values)),
-                device=flat[0].device,
+            spec.name: _unwritten(
+                full_shape(spec.shape, axes), getattr(torch, spec.dtype_for(dtype, values)), flat[0].device
             )
             for spec in operator.fresh
         }
@@ -87,3 +84,11 @@ def _interpret(item: Implementation, device: str) -> None:
 
 def _interpretable() -> bool:
     return "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _unwritten(shape: Sequence[int], dtype: Any, device: Any) -> Any:
+    """Memory of NaN, or of the least value of a format that has none."""
+    import torch
+
+    filling = float("nan") if dtype.is_floating_point else 0 if dtype == torch.bool else torch.iinfo(dtype).min
+    return torch.full(tuple(shape), filling, dtype=dtype, device=device)

@@ -1550,6 +1550,61 @@ class _to_blocked(Function):
 
 to_blocked: _to_blocked
 
+class _topk_routing(Function):
+    def __call__(  # type: ignore[override]
+        self, logits: Tensor, /, *, k: int = 2, score: Literal['softmax', 'sigmoid'] = 'softmax',
+        normalise: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """The experts that each token goes to, and their weights.
+
+        logits    [*lead, experts] T
+        k         2: how many experts each token goes to
+        score     'softmax', one of 'softmax', 'sigmoid': over all experts, or of each for itself
+        normalise True: the k weights are divided by their sum
+
+        Returns weights [*lead, places] float32 (in float32 whatever the logits are); chosen [*lead, places]
+            int64 (the expert with the largest logit first).
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: enough_experts (k >= 1 and k <= experts).
+
+        More: opforge show topk_routing
+        """
+    def why(  # type: ignore[override]
+        self, logits: Tensor, /, *, k: int = 2, score: Literal['softmax', 'sigmoid'] = 'softmax',
+        normalise: bool = True,
+    ) -> Choice: ...
+
+topk_routing: _topk_routing
+
+class _topk_routing_backward(Function):
+    def __call__(  # type: ignore[override]
+        self, logits: Tensor, chosen: Tensor, dweights: Tensor, /, *, k: int = 2,
+        score: Literal['softmax', 'sigmoid'] = 'softmax', normalise: bool = True,
+    ) -> Tensor:
+        """The gradient of the weights of routing with respect to the logits.
+
+        logits    [*lead, experts] T
+        chosen    [*lead, places] int64: each expert once in a row
+        dweights  [*lead, places] float32
+        k         2: how many experts each token goes to
+        score     'softmax', one of 'softmax', 'sigmoid': over all experts, or of each for itself
+        normalise True: the k weights are divided by their sum
+
+        Returns dlogits [*lead, experts] T (0 for experts without a part in the weights).
+        T is one dtype of float32, float16, bfloat16.
+        Raises UsageError where shapes, dtypes, devices or parameters do not fit, or a condition does not
+            hold: enough_experts (k >= 1 and k <= experts).
+
+        More: opforge show topk_routing_backward
+        """
+    def why(  # type: ignore[override]
+        self, logits: Tensor, chosen: Tensor, dweights: Tensor, /, *, k: int = 2,
+        score: Literal['softmax', 'sigmoid'] = 'softmax', normalise: bool = True,
+    ) -> Choice: ...
+
+topk_routing_backward: _topk_routing_backward
+
 class _transpose(Function):
     def __call__(  # type: ignore[override]
         self, x: Tensor, /,

@@ -47,12 +47,14 @@ def gradients(subject: Subject) -> str:
     seeds = [
         torch.randn(output.shape, dtype=torch.float64, device=output.device).to(output.dtype) for output in outputs
     ]
-    got = torch.autograd.grad(outputs, leaves, seeds, allow_unused=True)
+    # indices have no gradient, and nothing arrives for them
+    counted = [output.is_floating_point() for output in outputs]
+    got = torch.autograd.grad(_only(outputs, counted), leaves, _only(seeds, counted), allow_unused=True)
     taken, returned, incoming = ([tensor.detach().cpu() for tensor in row] for row in (tensors, outputs, seeds))
     stated = _by_operators(subject, taken, returned, incoming)
     # by differentiating the reference; None where no output depends on an input
     differentiated: tuple[Any, ...] = torch.autograd.grad(
-        followed, wide, [seed.double() for seed in incoming], allow_unused=True
+        _only(followed, counted), wide, [seed.double() for seed in _only(incoming, counted)], allow_unused=True
     )
     names = [spec.name for spec, tensor in zip(subject.operator.inputs, tensors, strict=True) if tensor.requires_grad]
     worst = 0.0
@@ -66,6 +68,10 @@ def gradients(subject: Subject) -> str:
             expectation = stated.get(name) or _of_inputs_alone(subject, name, mine, true)
             worst = max(worst, share_of_bound(mine, expectation, f"the gradient of {name}"))
     return f"within {worst:.0%} of the bounds of gradients in float64"
+
+
+def _only(tensors: Sequence[Any], counted: Sequence[bool]) -> list[Any]:
+    return [tensor for tensor, counts in zip(tensors, counted, strict=True) if counts]
 
 
 def _by_operators(
