@@ -13,6 +13,8 @@ from opforge.core.language.errors import UsageError
 from opforge.model.agreement import inputs_of
 from opforge.model.attribution import attribute, attribute_model, wrong_functions
 from opforge.model.compare import compare_model, rounds, twin, variants_of
+from opforge.model.fusing import backend, fuse
+from opforge.model.patch import patch
 
 pytestmark = pytest.mark.usefixtures("front_door")
 NAMES = ("linear", "rms_norm", "swiglu", "softmax", "cross_entropy")
@@ -120,3 +122,36 @@ def test_a_planted_wrong_function_is_named(monkeypatch):
     monkeypatch.setitem(vars(ops), "gelu", Planted())
     assert real.why(x).operator == "gelu"
     assert list(wrong_functions(model, x)) == ["gelu"]
+
+
+class Fusible(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate = torch.nn.RMSNorm(16, eps=1e-6), torch.nn.Linear(16, 16)
+
+    def forward(self, x, y):
+        total = x + y
+        hidden = self.norm(total)
+        return torch.nn.functional.silu(self.gate(hidden)) * hidden + total
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_neighbours_in_a_compiled_graph_become_one_operator(wanted):
+    """A sum with its norm where no gradient is wanted, a gate in either case; results are what they were."""
+    torch.manual_seed(0)
+    model, x, y = Fusible(), torch.randn(4, 16), torch.randn(4, 16)
+    expected = model(x, y)
+    gradients = torch.autograd.grad(expected.sum(), list(model.parameters()))
+    patch(model, example=(x, y))
+    compile_with = backend("eager")
+    torch._dynamo.reset()
+    with torch.set_grad_enabled(wanted):
+        found = torch.compile(model, backend=compile_with, fullgraph=True)(x, y)
+    assert dict(compile_with.fused) == {"silu_mul": 1} | ({} if wanted else {"add_rmsnorm": 1})
+    torch.testing.assert_close(found, expected)
+    if wanted:
+        for mine, theirs in zip(torch.autograd.grad(found.sum(), list(model.parameters())), gradients, strict=True):
+            torch.testing.assert_close(mine, theirs)
+    sums = torch.fx.symbolic_trace(lambda a, b: torch.nn.functional.silu(a) * b)
+    # nothing is known of shapes here
+    assert not fuse(sums)

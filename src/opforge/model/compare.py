@@ -20,6 +20,7 @@ from torch import Tensor
 from opforge.core.evidence.comparison import Comparison
 from opforge.core.language.errors import EnvironmentLacks, UsageError, unknown
 from opforge.model.agreement import Inputs, forward, training_step
+from opforge.model.fusing import backend
 from opforge.model.patch import patch
 from opforge.model.receipt import Receipt
 from opforge.timing import Rule, compare as compare_pairs
@@ -120,6 +121,8 @@ def _variant(name: str, model: torch.nn.Module, patched: torch.nn.Module) -> Var
     mode = "max-autotune" if name == "max-autotune" else None
     # a twin of its own: torch.compile keeps what it compiled beside the code of forward
     plain = twin(plain)
+    if name == "opforge+compile":
+        return Variant(name=name, model=torch.compile(plain, backend=backend(), fullgraph=True), plain=plain)
     return Variant(name=name, model=torch.compile(plain, mode=mode, fullgraph=True), plain=plain)
 
 
