@@ -109,6 +109,23 @@ def test_same_padding_and_pairs_go_to_the_operator(functional):
         torch.testing.assert_close(functional.conv2d(x, w, groups=2, **named), torch_conv2d(x, w, groups=2, **named))
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_one_axis_one_image_and_the_transposed_way_go_to_the_operators(functional):
+    """conv1d is a convolution of one row; conv_transpose2d is the gradient of conv2d for its image."""
+    native, x, w = torch.nn.functional, torch.randn(4, 6, 7), torch.randn(4, 3, 2, 3)
+    named = {"stride": (2, 1), "padding": 1, "output_padding": (1, 0), "groups": 2, "bias": torch.randn(6)}
+    calls = (
+        ("conv2d", (x, w.transpose(0, 1)), {"padding": "same"}, "conv2d"),
+        ("conv1d", (x, torch.randn(5, 6, 3)), {"stride": 2, "padding": 1, "dilation": 2}, "conv2d"),
+        ("conv1d", (x[0], torch.randn(4, 3, 2)), {"groups": 2}, "conv2d"),
+        ("conv_transpose2d", (x[None], w), named, "conv2d_input_grad"),
+    )
+    for name, given, more, operator in calls:
+        mine = getattr(functional, name)
+        assert mine.why(*given, **more).operator == operator, mine.why(*given, **more)
+        torch.testing.assert_close(mine(*given, **more), getattr(native, name)(*given, **more), rtol=1e-4, atol=1e-4)
+
+
 def test_gradients_are_those_of_the_definition(front_door):
     """By the operators that conv2d names, each against PyTorch's formulas, with a bias and without one."""
     x, w, b = (torch.randn(*sizes, requires_grad=True) for sizes in ((2, 4, 6, 7), (6, 2, 3, 2), (6,)))

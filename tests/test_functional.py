@@ -35,7 +35,9 @@ SAMPLED = {
     "baddbmm": "baddbmm",
     "addmm": "addmm",
     "add": "add",
+    "conv1d": "nn.functional.conv1d",
     "conv2d": "nn.functional.conv2d",
+    "conv_transpose2d": "nn.functional.conv_transpose2d",
     "scaled_dot_product_attention": "nn.functional.scaled_dot_product_attention",
 }
 """The functions and PyTorch's names of their samples."""

@@ -28,6 +28,7 @@ PAIRS = {
     "GELU": ((), {"approximate": "tanh"}, lambda: torch.randn(2, 6)),
     "SiLU": ((), {}, lambda: torch.randn(2, 6)),
     "ReLU": ((), {}, lambda: torch.randn(2, 6)),
+    "Conv1d": ((4, 6, 3), {"stride": 2, "padding": 1}, lambda: torch.randn(2, 4, 9)),
     "Conv2d": ((4, 6, 3), {"padding": "same", "groups": 2}, lambda: torch.randn(2, 4, 5, 7)),
     "Conv2d, its image continued": (
         (3, 5, 3),

@@ -42,6 +42,19 @@ class Conv2d(torch.nn.Conv2d):
         return result
 
 
+class Conv1d(torch.nn.Conv1d):
+    """torch.nn.Conv1d on the operator conv2d; with padding that is not zeros it is PyTorch's."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """The convolution along the last axis."""
+        if self.padding_mode != "zeros":
+            return super().forward(input)
+        result: torch.Tensor = functional.conv1d(
+            input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+        )
+        return result
+
+
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm on the operator rmsnorm."""
 

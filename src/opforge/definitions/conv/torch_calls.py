@@ -16,6 +16,16 @@ def pair(value: Any, name: str) -> tuple[int, int] | str:
     return (values[0], values[-1])
 
 
+def along_columns(value: Any, usual: int) -> Any:
+    """An argument of one axis as that of rows and columns, of which there is one row; a word stays, and another value
+    becomes words.
+    """
+    if isinstance(value, str):
+        return value
+    values = (value,) if isinstance(value, int) else tuple(value) if isinstance(value, Sequence) else ()
+    return (usual, values[0]) if len(values) == 1 else "no number"
+
+
 def steps_of(stride: Any, padding: Any, dilation: Any, kernel: tuple[int, int]) -> dict[str, Any] | str:
     """The parameters of the operator for PyTorch's arguments; what is wrong with them, in words."""
     strides, dilations = pair(stride, "stride"), pair(dilation, "dilation")
@@ -73,6 +83,19 @@ def misfits(x: Any, weight: Any, bias: Any, groups: Any, steps: dict[str, Any]) 
         if size < 1 or size + steps[pads[0]] + steps[pads[1]] <= steps[f"dilation_{way}"] * (taps - 1):
             return "the kernel is larger than the padded image"
     return ""
+
+
+def transposed_sizes(
+    size: tuple[int, int], kernel: tuple[int, int], steps: dict[str, Any], more: tuple[int, int]
+) -> tuple[int, int]:
+    """Rows and columns of a transposed convolution's output: of the image whose convolution has `size`, with `more` of
+    them behind, as PyTorch's output_padding says.
+    """
+    rows, columns = (
+        (count - 1) * steps[f"stride_{way}"] - 2 * steps[pad] + steps[f"dilation_{way}"] * (taps - 1) + behind + 1
+        for way, pad, count, taps, behind in zip("hw", ("pad_top", "pad_left"), size, kernel, more, strict=True)
+    )
+    return rows, columns
 
 
 def channels_last(x: Any) -> bool:

@@ -5,7 +5,7 @@ from opforge.core.operator import Operator, TensorSpec, Tolerance
 from opforge.definitions.conv.bounds import conv_errors
 from opforge.definitions.conv.cases import CASES, GRID, WORKLOADS
 from opforge.definitions.conv.taps import FITS, OUT_H, OUT_W, STEPS, convolved
-from opforge.definitions.conv.torch_calls import misfits, precision_of, steps_of
+from opforge.definitions.conv.torch_calls import along_columns, misfits, precision_of, steps_of
 from opforge.definitions.precision import COMPUTE_DTYPE, FACTORS_HAVE_FLOAT32, PRECISION
 
 
@@ -27,16 +27,33 @@ def rounded(inputs, outputs, scalars):
 
 
 def lower(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    """As torch.nn.functional.conv2d, of a batch of images; padding may be "same" or "valid"."""
+    """As torch.nn.functional.conv2d, of images in a batch or of one; padding may be "same" or "valid"."""
     if getattr(weight, "ndim", 0) != 4:
         return "a kernel has filters, channels, rows and columns"
     steps = steps_of(stride, padding, dilation, tuple(weight.shape[2:]))
     if isinstance(steps, str):
         return steps
-    if reason := misfits(input, weight, bias, groups, steps):
+    alone = getattr(input, "ndim", 0) == 3
+    images = input.unsqueeze(0) if alone else input
+    if reason := misfits(images, weight, bias, groups, steps):
         return reason
     given = {} if bias is None else {"bias": bias}
-    return Lowered((input, weight), {**steps, **given, "precision": precision_of(input)})
+    finish = (lambda y: y.squeeze(0)) if alone else None
+    return Lowered((images, weight), {**steps, **given, "precision": precision_of(images)}, finish)
+
+
+def lower_1d(input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    """As torch.nn.functional.conv1d: a convolution of images of one row."""
+    if getattr(input, "ndim", 0) not in (2, 3) or getattr(weight, "ndim", 0) != 3:
+        return "a batch has channels and places, a kernel filters, channels and taps"
+    ways = [along_columns(value, usual) for value, usual in ((stride, 1), (padding, 0), (dilation, 1))]
+    if any(isinstance(way, str) and way not in ("same", "valid") for way in ways):
+        return "an argument is no number"
+    found = lower(input.unsqueeze(-2), weight.unsqueeze(-2), bias, *ways, groups)
+    if isinstance(found, str):
+        return found
+    last = found.finish
+    return found._replace(finish=lambda y: (y if last is None else last(y)).squeeze(-2))
 
 
 operator = Operator(
@@ -75,7 +92,10 @@ operator = Operator(
     gradient="conv2d_input_grad",
     further_gradients=("conv2d_weight_grad", "conv2d_bias_grad"),
     implementations=("triton_implicit", "cpp_planes", "torch_eager"),
-    like=(Like(function="torch.nn.functional.conv2d", lower=lower),),
+    like=(
+        Like(function="torch.nn.functional.conv2d", lower=lower),
+        Like(function="torch.nn.functional.conv1d", lower=lower_1d),
+    ),
     grid=GRID,
     used=("vision models",),
 )
