@@ -141,6 +141,7 @@ def test_neighbours_of_a_llama_are_found_with_their_operators(step, coverage):
         "rms_norm": 3,
         "add + rms_norm": 2,
         "rotary": 2,
+        "rotary of queries and keys": 1,
         "silu · mul": 1,
         "linear + silu": 1,
         "linear + residual": 2,
@@ -150,6 +151,11 @@ def test_neighbours_of_a_llama_are_found_with_their_operators(step, coverage):
     assert found["rms_norm"][0].cover.operator == "rmsnorm" and found["rms_norm"][0].cover.shape == "lead=2x16,cols=32"
     assert found["silu · mul"][0].cover.shape == "shape=2x16x64"
     assert found["add + rms_norm"][0].cover.operator == "add_rmsnorm"
+    assert found["cross_entropy"][0].cover.operator == "cross_entropy"
+    rotary = found["rotary of queries and keys"][0].cover
+    assert rotary.operator == "rotary" and "batch=2,tokens=16,heads=4,dim=8,kv_heads=2" in rotary.shape
+    shown = {row.node.base: row.cover.operator for row in analysis.rows}
+    assert shown["embedding"] == "embedding"
     assert all(group.fusion.saved > 0 for groups in found.values() for group in groups)
     # what is written down is what bench reads
     shapes = workloads_of(analysis)

@@ -56,6 +56,7 @@ IN_ONE_PASS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "linear + bias + gelu": ("linear", ("x", "w", "bias")),
     "linear + bias + silu": ("linear", ("x", "w", "bias")),
     "linear + bias + relu": ("linear", ("x", "w", "bias")),
+    "rotary of queries and keys": ("rotary", ("q", "k", "cos", "sin")),
     "linear + residual": ("linear_add", ("x", "w", "bias", "residual")),
 }
 """Groups that no function of PyTorch's has: an operator, and what it takes of the group's tensors."""
@@ -95,6 +96,8 @@ class Coverage:
         """The operator for one call."""
         name = CALLED.get(node.base, node.base)
         pairs = self._likes.get(name, [])
+        if node.arguments.get("transposed"):
+            return Cover(operator="", shape="", dtype="", reason="a transposed convolution is another operator")
         function = GRADIENTS.get(name)
         if function is not None:
             return self._gradient(function, node)
@@ -154,9 +157,11 @@ def _lowered(like: Like, arguments: Mapping[Any, Any]) -> Lowered | str:
         for name, one in inspect.signature(like.lower).parameters.items()
         if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
     ]
+    # tensors with names of the schema's alone take the function's first names that the schema has not
+    free = iter(name for name in names if name not in arguments)
     named: dict[str, Any] = {}
-    for at, (key, value) in enumerate(arguments.items()):
-        name = key if key in names else names[at] if isinstance(value, Shape) and at < len(names) else None
+    for key, value in arguments.items():
+        name = key if key in names else next(free, None) if isinstance(value, Shape) else None
         if name is None:
             continue
         if name == "reduction" and isinstance(value, int):

@@ -6,8 +6,10 @@ with the product behind it do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from opforge.core.definition.operator import Cost
@@ -316,6 +318,27 @@ def _rotary(links: Links) -> Iterator[Found]:
                 yield "rotary", [one for one in members if one is not None], {"x": node.outputs[0]}, {}
 
 
+def _rotary_pairs(links: Links) -> Iterator[Found]:
+    """Queries and keys that are turned by the same angles, in one module."""
+    found = list(_rotary(links))
+    for (_, queries, q, _), (_, keys, k, _) in pairwise(found):
+        shapes = [one["x"].sizes for one in (q, k)]
+        modules = {links.nodes[members[0]].module for members in (queries, keys)}
+        if any(len(sizes) != 4 for sizes in shapes) or len(modules) > 1 or shapes[0][2:] != shapes[1][2:]:
+            continue
+        # an operator takes tokens before heads, and a table of angles for half a head
+        turned = [_contiguous(q["x"], (sizes[0], sizes[2], sizes[1], sizes[3])) for sizes in shapes]
+        table = _contiguous(q["x"], (shapes[0][2], shapes[0][3] // 2), dtype="float32")
+        tensors = {"q": turned[0], "k": turned[1], "cos": table, "sin": table}
+        yield "rotary of queries and keys", [*queries, *keys], tensors, {}
+
+
+def _contiguous(like: Shape, sizes: tuple[int, ...], dtype: str = "") -> Shape:
+    strides = [math.prod(sizes[at + 1 :]) for at in range(len(sizes))]
+    itemsize = 4 if dtype else like.itemsize
+    return Shape(sizes=sizes, strides=tuple(strides), dtype=dtype or like.dtype, itemsize=itemsize)
+
+
 def _attention(links: Links) -> Iterator[Found]:
     """Products around a softmax, with what is done to the scores between them."""
     for node in links.nodes:
@@ -364,7 +387,8 @@ def _losses(links: Links) -> Iterator[Found]:
             members.append(at)
             at = links.makers[at][0] if links.makers[at] else None
         if len(members) > 1 and any(links.of(one, ("log_softmax", "_log_softmax")) for one in members):
-            yield "cross_entropy", list(members), {"x": links.nodes[members[-1]].inputs[0]}, {}
+            tensors = {"x": links.nodes[members[-1]].inputs[0], "target": node.inputs[1]}
+            yield "cross_entropy", list(members), tensors, {}
         if links.of(at, LINEAR):
             assert at is not None
             yield "linear + cross_entropy", [*members, at], _of_linear(links.nodes[at].arguments)[0], {}
@@ -410,5 +434,6 @@ def _chains(links: Links) -> Iterator[Found]:
 
 
 FINDERS: tuple[Callable[[Links], Iterator[Found]], ...] = (
-    _norms, _whole_norms, _gates, _activated, _rotary, _attention, _losses, _convolutions, _siblings, _chains,
+    _norms, _whole_norms, _gates, _activated, _rotary, _rotary_pairs, _attention, _losses, _convolutions, _siblings,
+    _chains,
 )  # fmt: skip
