@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from opforge.cli.app import command_line
 from opforge.core.evidence.verdict import Inaccurate, Pass
-from opforge.core.language.errors import UsageError
+from opforge.core.language.errors import Inadequate, UsageError
 from opforge.definitions.bounds.formulas import formula_errors
 from opforge.forge import files_of, from_formula, generate, read_definition
 from opforge.forge.program.definition import definition_of
@@ -438,6 +438,13 @@ def test_nothing_is_left_where_generation_fails(tmp_path):
     with pytest.raises(UsageError, match="There is an operator 'softmax' already"):
         generate(load(), from_formula("softmax", "y = exp(x)"), home)
     assert sorted(path.name for path in home.iterdir()) == ["norm"]
+
+
+def test_an_operator_that_accepts_impostors_is_not_written(tmp_path):
+    """Results that are 0 everywhere: the bound can refuse nothing, and every verdict would be worth nothing."""
+    with pytest.raises(Inadequate, match=r"flat was not written, since .* accepts 'one percent too large'"):
+        generate(load(), from_formula("flat", "y = floor(sigmoid(x))"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_shows_writes_and_says_what_is_next(tmp_path):

@@ -46,8 +46,13 @@ def optimize(
     device: Device = "",
     rounds: Annotated[int, typer.Option(min=1, max=100, help="Rounds at most.")] = 5,
     target: Annotated[
-        float, typer.Option(min=0.0, help="Ends when the best is so many times as fast as the baseline.")
-    ] = 1.2,
+        float | None,
+        typer.Option(
+            min=0.0,
+            help="Ends when the best is so many times as fast as the baseline. Default: the target of the folder's "
+            "NAME_performance.py, which a task book gives; else none, and it goes on to the roof.",
+        ),
+    ] = None,
     baseline: Annotated[
         str, typer.Option(help="What the target is over: an implementation; start: what the loop began with.")
     ] = "torch_eager",
@@ -85,6 +90,7 @@ def optimize(
     from opforge.forge.loop.choices import has_rules
     from opforge.forge.loop.model_client import endpoint_from
     from opforge.forge.loop.optimize import LoopOptions, optimize as run_loop, replaced
+    from opforge.forge.write.four_files import target_of
     from opforge.machine import ensure_ceilings
     from opforge.report.optimization_log import LANGUAGES, optimization_log
 
@@ -110,6 +116,7 @@ def optimize(
     if baseline not in ("start", "torch_eager"):
         registry.implementation(name, baseline)
     ensure_ceilings(where, partial(typer.echo, err=True))
+    wanted = target if target is not None or definition.folder is None else target_of(definition.folder)
     host = make_host(in_process=False)
     found = []
     try:
@@ -117,7 +124,7 @@ def optimize(
             recorded = _recorded(store, name, chosen.name, run) if engine == "replay" else []
             options = LoopOptions(
                 rounds=rounds,
-                target=target,
+                target=math.inf if wanted is None else wanted,
                 baseline="" if baseline == "start" else baseline,
                 device=where,
                 limit_s=limit or None,

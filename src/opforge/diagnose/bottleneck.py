@@ -133,7 +133,10 @@ def _class(subject: Subject, fraction: float | None) -> tuple[str, str]:
             told += f"; likely {known.cause}"
         return (UNKNOWN if allowed else WRONG), told
     if fraction is not None and fraction >= NEAR_ROOF:
-        return ROOF, f"{units.percent(fraction)} of the roofline bound is reached: at most {1 / fraction:.2f}x is left"
+        told = f"{units.percent(fraction)} of the roofline bound is reached"
+        if fraction > 1:
+            return ROOF, f"{told}: the caches gave more than memory does, so this bound says nothing of what is left"
+        return ROOF, f"{told}: at most {1 / fraction:.2f}x is left"
     if (spilled := _spills(subject)) > 0:
         return SPILLS, f"{spilled} bytes a thread go to memory for want of registers"
     call = subject.device.ceiling("call" if subject.device.kind == "cpu" else "launch")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from opforge.core.language.errors import Inadequate
 from opforge.forge.program.analysis import analysed, described
 from opforge.forge.program.definition import Definition
 from opforge.forge.program.families import layout_of
@@ -18,7 +19,8 @@ from opforge.forge.write.document import document
 from opforge.forge.write.four_files import four_files
 from opforge.forge.write.new import checked_folder
 from opforge.machine import descriptors
-from opforge.registry import Registry
+from opforge.registry import Registry, load
+from opforge.trial import ensure_adequate
 
 BROUGHT_IN = "a solution that came with the task, as it is"
 OWN_TASK = {"torch_task": "the task's own PyTorch, as it stands: the baseline of a speed-up"}
@@ -74,7 +76,8 @@ def generate(
 
     language   of the definition document: "en" or "zh"
     backends   what is written beside PyTorch, Triton and C++: names of ON_REQUEST
-    Raises UsageError when the name is none for an operator or taken, or no family generates the formula.
+    Raises UsageError when the name is none for an operator or taken, or no family generates the formula; Inadequate
+    where the operator's bound would accept a wrong answer, with which nothing could be verified.
     """
     folder = checked_folder(registry, definition.name, home)
     files = files_of(definition, language, more, backends)
@@ -85,6 +88,14 @@ def generate(
         making.mkdir()
         for name, text in files.items():
             (making / name).write_text(text, encoding="utf-8")
+        try:
+            ensure_adequate(load((Path(scratch),)).operator(definition.name))
+        except Inadequate as error:
+            found = str(error).split(". Narrow")[0].removeprefix(f"{definition.name}: ")
+            raise Inadequate(
+                f"{definition.name} was not written, since nothing could be verified by its bound: {found}. Write a "
+                "formula whose results tell more inputs apart, or the operator by hand: opforge new NAME"
+            ) from error
         making.rename(folder)
     return tuple(sorted(folder / name for name in files))
 

@@ -150,7 +150,7 @@ def _round(one: OptimizationRound, before: OptimizationRound, words: Mapping[str
         f"- {words['number']}: {one.implementation} {version}",
         f"- {words['shape']}: {one.workload}, {one.dtype}",
         f"- {words['speedup']}: {_speedup(before if one.stage == ROUND else one, words)}",
-        f"- {words['target']}: {dict(one.options).get('target', '')}",
+        *(f"- {words['target']}: {target}" for target in (dict(one.options).get("target", ""),) if target != "inf"),
         "",
         f"### {words['bottleneck']}",
         f"{words['analysis']}:",
@@ -219,7 +219,11 @@ def _result(one: OptimizationRound, words: Mapping[str, str], language: str) -> 
         f"### {words['result']}",
         f"- {words['new']}: {_speedup(one, words)}",
         f"- {words['gain']}: {gain}",
-        f"- {words['reached']}: {words['yes'] if ratio is not None and ratio >= target else words['no']}",
+        *(
+            [f"- {words['reached']}: {words['yes'] if ratio is not None and ratio >= target else words['no']}"]
+            if target != float("inf")
+            else []
+        ),
         f"- {words['decision']}: {decision}; {one.reason}",
         *(f"- {part}" for part in spent),
     ]

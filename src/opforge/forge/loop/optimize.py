@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import math
 import os
 import tempfile
 import time
@@ -46,7 +47,7 @@ MakeEngine = Callable[[Path], Engine]
 class LoopOptions:
     """What is asked of an optimisation.
 
-    rounds      at most; target: times as fast as `baseline` (an implementation; "": the start) at which it ends
+    rounds      at most; target: times as fast as `baseline` (an implementation; "": the start); inf: none
     limit_s     seconds for all of it; no round is begun after them. None: no limit
     write       whether the best replaces the implementation's file
     named       what the engine was given, by name: rounds go on only under the same
@@ -56,7 +57,7 @@ class LoopOptions:
     """
 
     rounds: int = 5
-    target: float = 1.2
+    target: float = math.inf
     baseline: str = EAGER
     device: str = "cpu"
     limit_s: float | None = None
@@ -229,8 +230,7 @@ class _Loop:
         if self.engine.name == Replay.name:
             return None
         done = [one for one in self.rounds if one.stage == ROUND]
-        ratio = self.over_baseline if self.baseline is not None else self.over_start
-        if ratio is not None and ratio >= self.options.target:
+        if (ratio := (self.over_baseline if self.baseline else self.over_start) or 0.0) >= self.options.target:
             over = self.baseline.implementation.name if self.baseline is not None else "the start"
             return f"the target is reached: {ratio:.2f} times as fast as {over}, {self.options.target:g} was wanted"
         if len(done) >= self.options.rounds:

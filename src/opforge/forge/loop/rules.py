@@ -7,6 +7,7 @@ seeds' fixed one (block size, pipeline depth, warps, memory access, grid), and a
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,17 @@ TUNABLES: Mapping[str, tuple[str, ...]] = {
     GRID: ("GRAIN", "SHARE", "GRID", "PERSISTENT", "GROUP", "CLUSTER", "SPLIT"),
 }
 HYPOTHESES = {
-    BLOCK: "larger pieces cost fewer indices and starts; smaller ones leave more to run side by side",
-    DEPTH: "more sums or stages under way hide the latency of one",
-    WARPS: "another number of warps fits the registers and the width of a row better",
-    ACCESS: "wider accesses move more bytes an instruction; stores past the caches spare reading what is overwritten",
-    GRID: "the work is spread over the processors at another grain",
-    OTHER: "a tunable of its own",
+    BLOCK: ("larger pieces cost fewer indices and starts", "smaller pieces leave more to run side by side"),
+    DEPTH: ("more under way hides the latency of one", "less under way leaves registers and code to the rest"),
+    WARPS: ("more warps hide the latency of a row", "fewer warps have more registers each"),
+    ACCESS: ("wide accesses and stores past the caches move more bytes", "plain accesses suit what is small or kept"),
+    GRID: ("fewer, larger shares cost less to hand out", "more, smaller shares keep all processors busy"),
+    OTHER: ("a tunable of its own, upwards", "a tunable of its own, downwards"),
 }
+"""Why a tunable's larger values may help, and why its smaller ones."""
+PIECES = ("SPLIT", "GRID", "CLUSTER")
+"""Tunables that count pieces: more of them are smaller shares."""
+_STEP = re.compile(r"(\S+) (\S+) → (\S+)")
 FIRST: Mapping[str, tuple[str, ...]] = {
     INDEXING: (BLOCK, ACCESS, GRID),
     SCALAR: (ACCESS, BLOCK, DEPTH),
@@ -87,10 +92,9 @@ class Rules:
             seen = {*situation.seen(again=again), situation.text}
             variants = list(itertools.islice(self._variants(start, names, seen, situation), self.most))
             if variants:
-                told = ", ".join(names)
                 return Proposal(
                     strategy=strategy,
-                    hypothesis=f"{HYPOTHESES[strategy]} ({told}); the bottleneck is {situation.diagnosis.bottleneck}",
+                    hypothesis=f"{reasons(strategy, variants)}; the bottleneck is {situation.diagnosis.bottleneck}",
                     expected=expected(situation.past, situation.family, situation.diagnosis.bottleneck, strategy),
                     variants=_given(variants),
                 )
@@ -155,6 +159,30 @@ class Rules:
                 continue
             changed = ", ".join(f"{name} {now[name]} → {value}" for name, value in point.items() if value != now[name])
             yield Variant(text=text, change=changed, claims=LOGIC if start.opened else PARAMETERS)
+
+
+def reasons(strategy: str, variants: Sequence[Variant]) -> str:
+    """Why these changes may help: a reason for each direction that they take, and the changes.
+
+    >>> reasons(DEPTH, [Variant(text="", change="SUMS 4 → 1", claims=PARAMETERS)])
+    'less under way leaves registers and code to the rest (SUMS 4 → 1)'
+    """
+    upwards, downwards = HYPOTHESES[strategy]
+    ways: dict[str, list[str]] = {}
+    for step in dict.fromkeys(step for variant in variants for step in variant.change.split(", ")):
+        match = _STEP.fullmatch(step)
+        if match is not None:
+            up = _larger(match[3], match[2]) != (match[1] in PIECES)
+            ways.setdefault(upwards if up else downwards, []).append(step)
+    return "; ".join(f"{reason} ({', '.join(steps)})" for reason, steps in ways.items())
+
+
+def _larger(after: str, before: str) -> bool:
+    numbers = {"False": "0", "True": "1"}
+    try:
+        return float(numbers.get(after, after)) > float(numbers.get(before, before))
+    except ValueError:
+        return after > before
 
 
 def _place(start: Start, name: str) -> int:

@@ -1,8 +1,11 @@
-"""The four files that people know from templates: NAME_triton.py, NAME_baseline.py, NAME_accuracy.py and
-NAME_performance.py. Each runs on its own, and is thin: it stands on the workbench.
+"""The files that people know from templates: NAME_triton.py, NAME_baseline.py, NAME_accuracy.py, NAME_performance.py,
+and NAME_test.py, which asks the last two. Each runs on its own, and is thin: it stands on the workbench.
 """
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 from opforge.forge.program.definition import Definition
 from opforge.forge.program.ir import Program
@@ -25,8 +28,18 @@ def four_files(definition: Definition, program: Program, implementations: tuple[
             definition, program, "torch_eager", "in PyTorch", "What the Triton kernel is compared with."
         ),
         f"{name}_accuracy.py": _accuracy(name),
-        f"{name}_performance.py": _performance(name, native),
+        f"{name}_performance.py": _performance(name, native, definition.target),
+        f"{name}_test.py": _test(name),
     }
+
+
+def target_of(folder: Path) -> float | None:
+    """The speed-up that a generated folder asks for: TARGET of its NAME_performance.py; None where it says none."""
+    path = folder / f"{folder.name}_performance.py"
+    if not path.is_file():
+        return None
+    match = re.search(r"^TARGET(?:: float \| None)? = (\d+(?:\.\d+)?)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return float(match[1]) if match else None
 
 
 def _function(definition: Definition, program: Program, kernel: str, where: str, note: str) -> str:
@@ -111,21 +124,33 @@ def _accuracy(name: str) -> str:
     )
 
 
-def _performance(name: str, native: str) -> str:
+def _performance(name: str, native: str, target: float | None) -> str:
     return (
         f'"""Is {name} faster than its baseline? Both are verified first, then timed in turns.\n\n'
         f"    python {name}_performance.py --dtype float32 --budget 2\n\n"
         "takes the options of `opforge compare`. On a CPU Triton is interpreted and never timed: the C++ kernel takes\n"
-        'its place there, and the first line says so.\n"""\n\nimport sys\nfrom pathlib import Path\n\nimport torch\n\n'
+        "its place there, and the first line says so. The last line says whether TARGET is reached; exit code 1 where\n"
+        'it is not.\n"""\n\nimport sys\nfrom pathlib import Path\n\nimport torch\n\n'
         f"import {name}_baseline\nimport {name}_triton\n\n"
-        "from opforge.cli.app import main\n\nFOLDER = Path(__file__).resolve().parent\n"
-        f'ON_A_CPU = "{native}"\n\n\n'
-        "def performance(options: list[str]) -> None:\n"
-        '    """Compare, print a sentence for each workload and dtype, and end with the exit code."""\n'
+        "from opforge.cli.folder_files import performance as measured\n\nFOLDER = Path(__file__).resolve().parent\n"
+        f'ON_A_CPU = "{native}"\n'
+        "# times as fast as the baseline; `opforge optimize` ends there\n"
+        f"TARGET: float | None = {target!r}\n\n\n"
+        "def performance(options: list[str]) -> int:\n"
+        '    """Compare, print a sentence for each workload and dtype, and what became of the target."""\n'
         f"    candidate = {name}_triton.KERNEL if torch.accelerator.is_available() else ON_A_CPU\n"
         f'    sides = [f"{{FOLDER.name}}:{{kernel}}" for kernel in (candidate, {name}_baseline.KERNEL)]\n'
         '    print(f"{sides[0]} against {sides[1]}", flush=True)\n'
-        '    sys.argv = ["opforge", "--home", str(FOLDER.parent), "compare", *sides, *options]\n'
-        "    main()\n\n\n"
-        'if __name__ == "__main__":\n    performance(sys.argv[1:])\n'
+        "    return measured(FOLDER.parent, sides[0], sides[1], TARGET, options)\n\n\n"
+        'if __name__ == "__main__":\n    sys.exit(performance(sys.argv[1:]))\n'
+    )
+
+
+def _test(name: str) -> str:
+    return (
+        f'"""Accuracy of {name}, then its performance, then PASSED or NOT PASSED with an exit code.\n\n'
+        f"    python {name}_test.py --dtype float32\n\n"
+        "takes the options that `opforge verify` and `opforge compare` have in common.\n"
+        '"""\n\nimport sys\nfrom pathlib import Path\n\nfrom opforge.cli.folder_files import tested\n\n'
+        'if __name__ == "__main__":\n    sys.exit(tested(Path(__file__).resolve().parent, sys.argv[1:]))\n'
     )
