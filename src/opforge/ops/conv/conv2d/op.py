@@ -91,7 +91,7 @@ operator = Operator(
     workloads=WORKLOADS,
     gradient="conv2d_input_grad",
     further_gradients=("conv2d_weight_grad", "conv2d_bias_grad"),
-    implementations=("triton_implicit", "cpp_planes", "torch_eager"),
+    implementations=("triton_implicit", "cpp_planes", "torch_definition", "torch_eager"),
     like=(
         Like(function="torch.nn.functional.conv2d", lower=lower),
         Like(function="torch.nn.functional.conv1d", lower=lower_1d),

@@ -108,7 +108,7 @@ operator = Operator(
         for workload in WORKLOADS
         if "whisper" not in workload.name
     ),
-    implementations=("triton_implicit", "cpp_planes", "torch_eager"),
+    implementations=("triton_implicit", "cpp_planes", "torch_definition", "torch_eager"),
     grid=tuple(activated_too(workload) for workload in GRID),
     used=("vision models",),
 )
