@@ -53,6 +53,7 @@ def test_every_item_has_its_number_its_outcome_and_its_evidence():
     assert "fail" in summary(whole)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("fault", "number"), [("nan", "7.2.1.2.4"), ("threads", "7.2.1.3.4")])
 def test_a_planted_fault_fails_its_item(fault, number):
     assert asked(fault, calls=20)[number].outcome is Outcome.FAIL

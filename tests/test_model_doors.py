@@ -18,7 +18,9 @@ def made(config, attention):
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
-@pytest.mark.parametrize(("kind", "usual"), [("LlamaConfig", "sdpa"), ("GptOssConfig", "eager")])
+@pytest.mark.parametrize(
+    ("kind", "usual"), [("LlamaConfig", "sdpa"), pytest.param("GptOssConfig", "eager", marks=pytest.mark.campaign)]
+)
 def test_generation_by_opforges_attention_gives_the_same_tokens(kind, usual):
     """With padding on the left, a cache of keys, and GPT-OSS's sinks, of which PyTorch's function knows nothing."""
     doors.register_attention()

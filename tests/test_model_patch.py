@@ -175,6 +175,25 @@ def test_a_wrong_operator_is_found_by_the_check(model, monkeypatch):
     assert everything(model) == before
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_stands_over_a_model_is_seen_through_or_said(model):
+    """torch.compile before the patch, a forward that is set on a module, a compiled TorchScript module."""
+    expected = model(X)
+    compiled = torch.compile(model, backend="eager")
+    opforge.patch(compiled, example=X)
+    assert {line.path for line in compiled.receipt().replaced} >= {"_orig_mod.first", "_orig_mod.linear", "_orig_mod"}
+    torch.testing.assert_close(compiled(X), expected)
+    opforge.unpatch(compiled)
+    assert type(model.first) is Norm
+    model.odd = torch.jit.script(torch.nn.Linear(8, 8))
+    theirs = model.linear.forward
+    model.linear.forward = lambda x: theirs(x)
+    opforge.patch(model, example=X)
+    why = {line.path: line.why for line in model.receipt().refused}
+    assert "set on the module itself" in why["linear"]
+    assert "before torch.jit.script" in why["odd"]
+
+
 def test_llama_is_patched_by_what_its_modules_compute():
     """Its norm and its feed-forward layer call no function of PyTorch's that would be found by name."""
     transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'opforge[models]'")

@@ -12,6 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -170,8 +171,9 @@ def _renamed(base: type, body: dict[str, Any]) -> type:
 
 def place_of(original: type, function: str) -> Site:
     """Where a class's forward stands."""
-    forward = inspect.unwrap(original.forward)  # type: ignore[attr-defined]
-    code = getattr(forward, "__code__", None)
+    forward = inspect.getattr_static(original, "forward", None)
+    # a compiled TorchScript module answers no questions about its forward
+    code = getattr(inspect.unwrap(forward), "__code__", None) if isinstance(forward, FunctionType) else None
     if code is None:
         return Site(function, "", 0, original.__qualname__)
     return Site(function, code.co_filename, code.co_firstlineno, code.co_qualname)

@@ -178,7 +178,9 @@ def _receipt(
     if inputs is None:
         return Receipt(model=name, ran=(), lines=(*lines_of(model, None), *stay))
     ran = ["forward"]
-    with watching(model, targets(names)) as watch:
+    # what is compiled already would be watched while it is traced, and not while it runs
+    eagerly = torch.compiler.set_stance("force_eager")
+    with eagerly, watching(model, targets(names)) as watch:
         watch.phase = "forward"
         outputs = forward(model, inputs)
         if train:

@@ -49,7 +49,7 @@ class Site:
     of: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.function} at {self.file.rsplit('/', 1)[-1]}:{self.line}"
+        return f"{self.function} at {self.file.rsplit('/', 1)[-1]}:{self.line}" if self.file else self.function
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -131,7 +132,9 @@ def watching(model: torch.nn.Module, targets: Mapping[Any, str]) -> Iterator[Wat
         hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True))
         _watch = watch
         try:
-            with _Missed(watch, targets):
+            with _Missed(watch, targets), warnings.catch_warnings():
+                # a compiled model is run as it is: the hooks of this watch are called
+                warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when")
                 yield watch
         finally:
             _watch = None
