@@ -440,6 +440,22 @@ def test_nothing_is_left_where_generation_fails(tmp_path):
     assert sorted(path.name for path in home.iterdir()) == ["norm"]
 
 
+def test_results_are_named_on_the_command_line():
+    def shown(*words):
+        formula = "s = x[*lead, cols] + z[*lead, cols]; y = s * rsqrt(mean(square(s)) + 1e-6)"
+        return CliRunner().invoke(command_line(["new"]), ["new", "made", "--formula", formula, "--show-ir", *words])
+
+    both = shown("--output", "y", "--output", "s")
+    assert both.exit_code == 0, both.output
+    assert [line.split("[")[0].split()[1] for line in both.stdout.splitlines() if line.startswith("write")] == [
+        "y",
+        "s",
+    ]
+    assert "No result of the formula named 'q'" in str(shown("--output", "q").exception)
+    alone = CliRunner().invoke(command_line(["new"]), ["new", "made", "--output", "y"])
+    assert "--output belongs to --formula" in str(alone.exception)
+
+
 def test_an_operator_that_accepts_impostors_is_not_written(tmp_path):
     """Results that are 0 everywhere: the bound can refuse nothing, and every verdict would be worth nothing."""
     with pytest.raises(Inadequate, match=r"flat was not written, since .* accepts 'one percent too large'"):

@@ -56,6 +56,10 @@ def new(
     parameter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=NUMBER", help="A parameter of the formula with its default.")
     ] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A result of the formula that is returned. Default: the last one."),
+    ] = None,
     ask: Annotated[
         str | None,
         typer.Option(
@@ -94,6 +98,8 @@ def new(
     left_out: tuple[str, ...] = ()
     if example and not like:
         raise UsageError("--example belongs to --like. A formula says its axes, not their sizes.")
+    if output and (formula is None or definition is not None):
+        raise UsageError("--output belongs to --formula. A definition file has its own field: outputs.")
     if yes and ask is None:
         raise UsageError("--yes belongs to --ask. Without a model nothing is asked.")
     if ask is not None:
@@ -125,7 +131,7 @@ def new(
         left_out = prepared.left_out
         definition = None
     else:
-        asked = _definition(name, formula, definition, parameter or [])
+        asked = _definition(name, formula, definition, parameter or [], output or [])
     backends = tuple(checked("backend", backend or [], ON_REQUEST))
     if show_ir:
         if asked is None:
@@ -156,7 +162,9 @@ def new(
     typer.echo(f"next: opforge --home {shlex.quote(str(folder))} bench {name}")
 
 
-def _definition(name: str, formula: str | None, file: Path | None, parameters: list[str]) -> Definition | None:
+def _definition(
+    name: str, formula: str | None, file: Path | None, parameters: list[str], outputs: list[str]
+) -> Definition | None:
     """What is asked for; None for the plain folder."""
     from opforge.forge import from_formula, number_of, read_definition, read_linalg
     from opforge.forge.read.documents import read_document
@@ -179,7 +187,7 @@ def _definition(name: str, formula: str | None, file: Path | None, parameters: l
         if not sign or not key.strip():
             raise UsageError(f"--parameter {one!r} has no name and number. Write: --parameter eps=1e-5")
         values[key.strip()] = number_of(key.strip(), value.strip())
-    return from_formula(name, formula, values)
+    return from_formula(name, formula, values, outputs)
 
 
 def _asked(name: str, sentence: str, *, quiet: bool) -> Definition:

@@ -87,6 +87,7 @@ def optimize(
     replaces the file, and optimization_log.md is written beside it.
     """
     from opforge.cli.progress import telling
+    from opforge.core.evidence.comparison import FASTER
     from opforge.forge.loop.choices import has_rules
     from opforge.forge.loop.model_client import endpoint_from
     from opforge.forge.loop.optimize import LoopOptions, optimize as run_loop, replaced
@@ -160,7 +161,9 @@ def optimize(
         what = fact.strategy or fact.diagnosis.bottleneck
         typer.echo(f"{told}: {what}: {fact.decision or ratio} {fact.reason}".strip())
     over = f", {last.over_baseline:.2f}x {last.baseline}" if last.over_baseline is not None else ""
-    typer.echo(f"{name}/{chosen.name}: {last.over_start or 0:.2f}x the start{over}; run {last.run}")
+    sure = last.comparison is None or last.comparison.outcome == FASTER
+    gain = f"{last.over_start or 0:.2f}x the start{over}" if sure else "not surely faster than the start"
+    typer.echo(f"{name}/{chosen.name}: {gain}; run {last.run}")
     typer.echo(f"the log: opforge log {name}")
 
 

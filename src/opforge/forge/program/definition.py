@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,11 @@ class Definition:
         )
 
 
-def from_formula(name: str, text: str, parameters: Mapping[str, float] | None = None) -> Definition:
-    """The Definition that a formula alone gives: inputs are the names that nothing computes, in order of appearance.
+def from_formula(
+    name: str, text: str, parameters: Mapping[str, float] | None = None, outputs: Sequence[str] = ()
+) -> Definition:
+    """The Definition that a formula alone gives: inputs are the names that nothing computes, in order of appearance;
+    outputs those that are named, else the last result.
 
     Axes are said beside names (`x[*lead, cols]`). Where no name has any, and nothing is reduced or
     multiplied by @, all have the same shape.
@@ -124,14 +127,17 @@ def from_formula(name: str, text: str, parameters: Mapping[str, float] | None = 
             f"{example}; or make it a parameter: --parameter {first}=1.0"
         )
     inputs = tuple(Input(name=one, axes=_axes(one, formula.shapes.get(one, ("*shape",)))) for one in names)
-    last = formula.statements[-1].target.name
-    output = formula.shapes.get(last)
+    results = tuple(dict.fromkeys(outputs)) or (formula.statements[-1].target.name,)
+    strange = [one for one in results if one not in targets]
+    if strange:
+        raise unknown("result of the formula", strange[0], sorted(targets))
+    shapes = {one: formula.shapes.get(one) for one in results}
     return _checked(
         Definition(
             name=name,
             formula=formula,
             inputs=inputs,
-            outputs={last: None if output is None else _axes(last, output)},
+            outputs={one: None if shape is None else _axes(one, shape) for one, shape in shapes.items()},
             parameters=given,
         )
     )
