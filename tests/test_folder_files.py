@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from opforge.cli import folder_files
+from opforge.core.evidence.comparison import Comparison
 from opforge.core.evidence.optimization import PARAMETERS
+from opforge.core.evidence.record import to_json
 from opforge.forge import files_of
 from opforge.forge.loop.engine import Variant
 from opforge.forge.loop.rules import ACCESS, DEPTH, GRID, reasons
@@ -45,7 +48,27 @@ def test_the_workloads_that_the_text_uses_stand_in_its_table():
 
 
 def compared(ratio, outcome):
-    return {"ratio": ratio, "outcome": outcome}
+    return Comparison(
+        a="made:cpp_simd", b="made:torch_eager", workload="laptop", dtype="float32", outcome=outcome, ratio=ratio,
+        low=ratio, high=ratio, band=0.01, confidence=0.99, p=0.0, rank_p=0.0, samples_a_s=(ratio,), samples_b_s=(1.0,),
+        spent_s=1.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "code", "last"), [(1.2, 0, "target 1.2: reached"), (3.0, 1, "not reached")])
+def test_performance_reads_what_compare_writes(target, code, last, tmp_path, monkeypatch, capsys):
+    written = to_json({"comparisons": [compared(0.5, "FASTER")], "mean": None, "not_compared": {"large float32": "no"}})
+
+    def run(words, **_):
+        assert words[-1] == "--json"
+        return SimpleNamespace(returncode=0, stdout=json.dumps(written))
+
+    monkeypatch.setattr(folder_files, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
+    assert folder_files.performance(tmp_path, "made:cpp_simd", "made:torch_eager", target, []) == code
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("laptop float32: FASTER: made:cpp_simd takes 0.500 times as long")
+    assert second == "large float32: no"
+    assert last in third
 
 
 @pytest.mark.parametrize(

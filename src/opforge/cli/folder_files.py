@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
+
+from opforge.core.evidence.comparison import UNSURE, Comparison
 
 
 def performance(home: Path, candidate: str, baseline: str, target: float | None, options: Sequence[str]) -> int:
@@ -26,31 +27,32 @@ def performance(home: Path, candidate: str, baseline: str, target: float | None,
     done = subprocess.run([*asked, "--json"], check=False, stdout=subprocess.PIPE, text=True)
     if done.returncode or not done.stdout.strip():
         return done.returncode
+    from opforge.core.evidence.record import from_json
+
     found = json.loads(done.stdout)
-    for line in told(found):
+    comparisons = [from_json(one) for one in found["comparisons"]]
+    for line in told(comparisons, found["not_compared"]):
         typer.echo(line)
-    line, reached = verdict(found["comparisons"], target)
+    line, reached = verdict(comparisons, target)
     typer.echo(line)
     return 0 if reached else 1
 
 
-def told(found: Mapping[str, Any]) -> list[str]:
+def told(comparisons: Sequence[Comparison], not_compared: Mapping[str, str]) -> list[str]:
     """A sentence for each comparison, and what kept others from one."""
-    from opforge.core.evidence.comparison import Comparison
     from opforge.timing import sentence
 
-    lines = [f"{one['workload']} {one['dtype']}: {sentence(Comparison(**one))}" for one in found["comparisons"]]
-    return [*lines, *(f"{where}: {reason}" for where, reason in found["not_compared"].items())]
+    lines = [f"{one.workload} {one.dtype}: {sentence(one)}" for one in comparisons]
+    return [*lines, *(f"{where}: {reason}" for where, reason in not_compared.items())]
 
 
-def verdict(comparisons: Sequence[Mapping[str, Any]], target: float | None) -> tuple[str, bool]:
+def verdict(comparisons: Sequence[Comparison], target: float | None) -> tuple[str, bool]:
     """Whether the target is reached, in words and as a fact: by the geometric mean, where no comparison is unsure."""
-    speed_up = math.exp(-sum(math.log(one["ratio"]) for one in comparisons) / max(1, len(comparisons)))
-    unsure = any(one["outcome"] == "UNSURE" for one in comparisons)
+    speed_up = math.exp(-sum(math.log(one.ratio) for one in comparisons) / max(1, len(comparisons)))
     told_of = f"{speed_up:.2f} times as fast, the geometric mean of {len(comparisons)}"
     if target is None:
         return f"{told_of}; no target was given", True
-    if unsure:
+    if any(one.outcome == UNSURE for one in comparisons):
         return f"target {target:g}: unsure ({told_of}, and not all are sure); repeat it with a larger --budget", False
     reached = bool(comparisons) and speed_up >= target
     return f"target {target:g}: {'reached' if reached else 'not reached'} ({told_of})", reached
