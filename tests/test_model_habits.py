@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from tests.model_families import FAMILIES
@@ -9,6 +13,7 @@ from tests.model_families import FAMILIES
 import opforge
 from opforge.core.language.errors import UsageError
 
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "patched_llama.py"
 pytestmark = [pytest.mark.usefixtures("front_door"), pytest.mark.campaign]
 
 
@@ -131,3 +136,12 @@ def test_sharded_layers_stay_patched(llama, tmp_path):
             model.unpatch()
     finally:
         distributed.destroy_process_group()
+
+
+def test_the_example_does_what_it_says():
+    """Same tokens, undone bit for bit, and an end-to-end comparison, as examples/patched_llama.py prints them."""
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'opforge[models]'")
+    said = subprocess.run([sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=600)
+    assert said.returncode == 0, said.stderr[-2000:]
+    for words in ("agree with the unpatched model", "same tokens: True", "bit for bit: True", "training step, opforge"):
+        assert words in said.stdout
