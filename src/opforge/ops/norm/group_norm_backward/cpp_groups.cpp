@@ -2,6 +2,7 @@
 //
 // moves     3 * elements * itemsize bytes while a group of x and dy fits the cache
 // limits    groups are spread over the threads: a single group runs on one
+#include <algorithm>
 #include <vector>
 
 #include "opforge/norm/groups.h"
@@ -13,6 +14,29 @@ namespace {
 struct ChannelSums {
   float level, slope;
 };
+
+/// Both sums in one pass. What is not there counts as 0: dy there is 0.
+template <typename T>
+ChannelSums channel_sums(const T* x, const T* dy, int64_t positions, float mean, float scale) {
+  constexpr int64_t kStep = 2 * opforge::detail::kLanes, kBlock = 4096;
+  ChannelSums sums{0.0f, 0.0f};
+  // a block's sums are added up for themselves, so that a rounding error grows with few terms
+  for (int64_t block = 0; block < positions; block += kBlock) {
+    const int64_t end = std::min(positions, block + kBlock);
+    opforge::detail::Wide level = {}, slope = {};
+    const auto add = [&](const opforge::detail::Wide& v, const opforge::detail::Wide& d) {
+      opforge::detail::add_to(level, d);
+      opforge::detail::add_to(slope, {d.first * ((v.first - mean) * scale), d.second * ((v.second - mean) * scale)});
+    };
+    int64_t i = block;
+    for (; i + kStep <= end; i += kStep) add(opforge::detail::widen(x + i), opforge::detail::widen(dy + i));
+    if (i < end) add(opforge::detail::widen_part(x + i, end - i), opforge::detail::widen_part(dy + i, end - i));
+    const auto both = [](const opforge::detail::Floats& a, const opforge::detail::Floats& b) { return a + b; };
+    sums.level += opforge::detail::across(level.first + level.second, both);
+    sums.slope += opforge::detail::across(slope.first + slope.second, both);
+  }
+  return sums;
+}
 
 template <typename T>
 void gradients(const T* x, const T* weight, const T* dy, T* dx, T* dweight, T* dbias, const opforge::GroupShape& shape, float eps) {
@@ -32,9 +56,7 @@ void gradients(const T* x, const T* weight, const T* dy, T* dx, T* dweight, T* d
         const float d = opforge::load_as_float(given[0]);
         mine[c] = {d, d * ((opforge::load_as_float(values[0]) - mean) * scale)};
       } else {
-        mine[c].level = opforge::sum_map(positions, [](float d) { return d; }, given);
-        // what is not there counts as 0: dy there is 0
-        mine[c].slope = opforge::sum_map(positions, [mean, scale](float d, float v) { return d * ((v - mean) * scale); }, given, values);
+        mine[c] = channel_sums(values, given, positions, mean, scale);
       }
       const float w = opforge::load_as_float(weights[c]);
       level += w * mine[c].level;
