@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from family_words import FAMILIES, words_of
 from opforge.cli.app import command_line
+from opforge.core.definition.own_shapes import shapes_of
 from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.machine import device_named
 from opforge.model.analyse import with_note
@@ -377,6 +378,30 @@ def test_the_verb_writes_what_it_says(llama, tmp_path):
     assert sum(row["share"] for row in told["nodes"]) == pytest.approx(1.0)
 
 
+def test_a_training_step_of_shapes_alone_has_its_backward_pass(llama, step, tmp_path):
+    """Tensors on "meta" gave the forward pass alone, and the analysis called it a training step."""
+    words = [
+        "model",
+        "analyse",
+        "LlamaConfig",
+        *fields(LLAMA),
+        "--length",
+        "16",
+        "--batch",
+        "2",
+        "--training",
+        "--meta",
+    ]
+    run = CliRunner().invoke(command_line(["model"]), [*words, "--device", "h200", "--json"])
+    assert run.exit_code == 0, run.output
+    rows = json.loads(run.stdout)["nodes"]
+    products = sum(row["flops"] for row in rows if row["operator"] == "aten.mm.default")
+    assert products == sum(node.work.cost.flops for node in step.graph.nodes if node.base == "mm")
+    frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+    with pytest.raises(NotExported):
+        exported(Loaded(name="frozen", about="", module=frozen, args=(torch.ones(1, 2),)), training=True)
+
+
 def test_the_page_is_whole_and_shows_no_markup_of_the_model(two, coverage):
     """Each picture is well-formed, nothing is loaded from elsewhere, and a model's name is text."""
     graph = exported(two, training=False).graph
@@ -452,3 +477,5 @@ def test_a_family_is_analysed_forward_and_training(family, coverage):
             placed = sum(bool(row.node.module) for row in analysis.rows if row.node.phase == BACKWARD)
             assert 0.75 < placed / backward <= 1.0
         assert "<svg" in analysis_page(analysis, when="")
+        for operator, shapes in workloads_of(analysis).items():
+            assert len(shapes_of(coverage.registry.unasked(operator), shapes)) == len(shapes)

@@ -66,7 +66,7 @@ def analyse(
     from opforge.model.analyse import Asked, analyse as analyse_model
     from opforge.model.analysis import workloads_of
 
-    checked("dtype", [dtype], DTYPES)
+    checked("dtype", [dtype], [name for name in DTYPES if name.startswith(("float16", "float32", "float64", "bfloat"))])
     if workloads is not None and workloads.suffix != ".json":
         raise UsageError(f"{workloads} is no name for shapes: give one that ends with .json, as in out.json")
     where, spec, here = _device(device, meta)

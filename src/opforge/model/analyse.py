@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from opforge.core.definition.device import DeviceSpec
 from opforge.model.analysis import Analysis, analysis_of
@@ -58,15 +61,18 @@ def analyse(asked: Asked, registry: Registry, tell: Callable[[str], None] = lamb
     """
     meta = asked.device == "meta"
     tell(f"makes {asked.model}")
-    loaded = load_model(
-        asked.model,
-        asked.fields,
-        batch=asked.batch,
-        length=asked.length,
-        dtype=asked.dtype,
-        device="cpu" if meta else asked.device,
-        meta=meta,
-    )
+    # of tensors on "meta" AOTAutograd makes no backward pass; fake ones say that they lie on a processor
+    faked = meta and asked.training and not asked.model.endswith(".pt2")
+    with FakeTensorMode(allow_non_fake_inputs=True) if faked else nullcontext():
+        loaded = load_model(
+            asked.model,
+            asked.fields,
+            batch=asked.batch,
+            length=asked.length,
+            dtype=asked.dtype,
+            device="cpu" if meta else asked.device,
+            meta=meta and not faked,
+        )
     program: Program | None = None
     tell("traces its graph")
     try:

@@ -142,6 +142,8 @@ def exported(loaded: Loaded, *, training: bool) -> Program:
     except Exception as error:  # tracing runs the user's model: it fails in as many ways as models do
         raise NotExported(f"{type(error).__name__}: {first_line(error)}") from error
     nodes, places = _nodes(module.graph)
+    if training and not any(node.phase == BACKWARD for node in nodes):
+        raise NotExported("AOTAutograd's graph has no backward pass")
     return Program(
         graph=Graph(nodes=nodes, route=JOINT if training else EXPORTED, why="", training=training),
         module=module,
