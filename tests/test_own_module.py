@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from types import SimpleNamespace
 
@@ -109,7 +110,9 @@ def test_a_suite_is_told_against_the_better_of_both():
     "body", ["elu(x)", "selu(x)", "softplus(x)", "mish(x)", "hardsigmoid(x)", "hardtanh(x)", "softmax(x, -1)"]
 )
 def test_the_baseline_takes_as_long_as_the_own_call(body, tmp_path):
-    """Formulas written out took 1.8 to 4 times as long. Interleaved; the best of three, since others run beside it."""
+    """Formulas written out took 1.8 to 4 times as long. Interleaved, by the processor's time, which other processes
+    lengthen less than the clock's; the best of three.
+    """
     run = loaded(prepared(tmp_path, PLAIN.replace("BODY", body)).more.files["torch_task.py"])
     space = {}
     exec(PLAIN.replace("BODY", body), space)
@@ -120,10 +123,10 @@ def test_the_baseline_takes_as_long_as_the_own_call(body, tmp_path):
         for turn in range(16):
             # who comes second finds other caches
             for function, times in list(samples.items())[:: 1 if turn % 2 else -1]:
-                begin = time.perf_counter()
+                begin = time.process_time()
                 function(x)
-                times.append(time.perf_counter() - begin)
-        return min(samples[run]) / min(samples[own])
+                times.append(time.process_time() - begin)
+        return statistics.median(samples[run]) / statistics.median(samples[own])
 
     ratios = [ratio() for _ in range(3)]
     assert min(ratios) <= 1.05, ratios
