@@ -75,4 +75,6 @@ def erfc(x: Any) -> Any:
     for factor in (-0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368):
         p = p * t + T.float32(factor)
     y = t * T.exp(p * t + T.float32(-1.26551223) - z * z)
-    return T.if_then_else(x < T.float32(0), T.float32(2) - y, y)
+    # near zero the terms of the exponent cancel, and all results would be off by the same
+    far = T.if_then_else(x < T.float32(0), T.float32(2) - y, y)
+    return T.if_then_else(z < T.float32(0.5), T.float32(1) - T.erf(x), far)

@@ -69,4 +69,6 @@ def erfc(x):
     p = p * t + 1.00002368
     p = p * t - 1.26551223
     y = t * tl.exp(p - z * z)
-    return tl.where(x < 0.0, 2.0 - y, y)
+    far = tl.where(x < 0.0, 2.0 - y, y)
+    # near zero the terms of the exponent cancel, and all results would be off by the same
+    return tl.where(z < 0.5, 1.0 - tl.erf(x), far)
