@@ -50,7 +50,7 @@ def environment_as_found(private_folders):
     import os
 
     def own():
-        return {name: value for name, value in os.environ.items() if name.startswith(("OPFORGE_", "XDG_"))}
+        return {name: value for name, value in os.environ.items() if name.startswith(("OPFORGE_", "XDG_", "OMP_"))}
 
     before = own()
     yield

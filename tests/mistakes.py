@@ -151,22 +151,21 @@ DEFINITIONS = (
     _op(
         "a default that is no choice",
         REFERENCE,
-        REFERENCE + '    scalars=(__import__("opforge").Scalar(name="mode", default="fast", choices=("slow",)),),\n',
+        REFERENCE + '    scalars=(Scalar(name="mode", default="fast", choices=("slow",)),),\n',
         "squares: mode = 'fast' by default",
         "Choose one",
     ),
     _op(
         "a parameter that the reference does not take",
         REFERENCE,
-        REFERENCE + '    scalars=(__import__("opforge").Scalar(name="eps", default=1.0),),\n',
+        REFERENCE + '    scalars=(Scalar(name="eps", default=1.0),),\n',
         "the reference takes (x), and is given (x, eps)",
         "Let them agree",
     ),
     _op(
         "a constraint over an unknown axis",
         REFERENCE,
-        REFERENCE
-        + '    constraints=(__import__("opforge").Constraint(name="c", expression="cols > 2", about="a"),),\n',
+        REFERENCE + '    constraints=(Constraint(name="c", expression="cols > 2", about="a"),),\n',
         "constraint 'c'",
         "Write it with these",
     ),

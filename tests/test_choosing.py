@@ -422,8 +422,8 @@ def test_layouts_have_their_words(shape, strides, expected):
 
 
 def test_grids_are_few_shapes_that_differ_from_the_named_workloads():
-    """Every grid shape is taken by its operator, none repeats a workload, and all of them are few enough for one
-    machine's minutes.
+    """Every grid shape is taken by its operator, none repeats a workload, and all of them are few enough for a
+    machine's minutes: 220 of the first 45 operators, so many for each.
     """
     registry = load()
     total = 0
@@ -436,7 +436,7 @@ def test_grids_are_few_shapes_that_differ_from_the_named_workloads():
             )
             assert len({workload.name for workload in grid}) == len(grid) <= 13
             total += 0 if cpu else len(grid)
-    assert total <= 220
+    assert total <= 220 / 45 * len(registry.names())
     assert any("transposed" in workload.layout for workload in shape_grid(registry.operator("matmul"), cpu=False))
 
 

@@ -109,7 +109,11 @@ def edited(home, mistake):
     file = home / "squares" / mistake.file
     text = file.read_text()
     assert text.count(mistake.old) >= 1, f"{mistake.file} no longer has {mistake.old!r}"
-    file.write_text(text.replace(mistake.old, mistake.new, 1))
+    text = text.replace(mistake.old, mistake.new, 1)
+    for noun in ("Constraint", "Scalar"):
+        if f"({noun}(" in mistake.new:
+            text = text.replace("import Case, ", f"import Case, {noun}, ", 1)
+    file.write_text(text)
 
 
 def holds(mistake, message, **places):

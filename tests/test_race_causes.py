@@ -84,8 +84,10 @@ def judged(home, file, text):
     return verdict
 
 
-def test_right_with_one_thread_and_wrong_with_two_is_a_race(tmp_path):
+@pytest.mark.own_servers
+def test_right_with_one_thread_and_wrong_with_two_is_a_race(tmp_path, monkeypatch):
     """The pattern of the wrong elements called it a mask of the last block."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
     verdict = judged(tmp_path, "cpp_shared.cpp", SHARED_BY_THREADS)
     assert isinstance(verdict, Mismatch) and "a race" in verdict.cause, verdict
 

@@ -14,7 +14,7 @@ DEFINITION = """
 from opforge.core.operator import Case, Operator, TensorSpec
 operator = Operator(name="doubled", about="y = 2 x", inputs=(TensorSpec(name="x", shape="n"),),
     outputs=(TensorSpec(name="y", shape="n"),), reference=lambda x: 2 * x, flops="n", dtypes=("float32",),
-    cases=(Case(name="small", axes={"n": 7}, why="small"), Case(name="plain", axes={"n": 4001}, why="plain")))
+    cases=(Case(name="small", axes={"n": 7}, why="small"), Case(name="plain", axes={"n": 60001}, why="plain")))
 """
 CPP = """// twice, through scratch memory
 #include "opforge/host.h"

@@ -128,7 +128,8 @@ class Team:
         import torch
 
         # tiny tensors: a pool of threads that spin costs more than it brings, the more so on a busy machine
-        os.environ["OMP_NUM_THREADS"] = "1"
+        self.environment = patch.dict(os.environ, {"OMP_NUM_THREADS": "1"})
+        self.environment.start()
         torch.set_num_threads(1)
         self.device = device
         self.registry: Registry = load([home])
@@ -141,6 +142,7 @@ class Team:
         return self.hosts[guards]
 
     def close(self) -> None:
+        self.environment.stop()
         for host in self.hosts.values():
             host.close()
         self.hosts.clear()

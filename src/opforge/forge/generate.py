@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from opforge.core.definition.operator import Operator
 from opforge.core.language.errors import Inadequate
 from opforge.forge.program.analysis import analysed, described
 from opforge.forge.program.definition import Definition
@@ -21,6 +22,7 @@ from opforge.forge.write.new import checked_folder
 from opforge.machine import descriptors
 from opforge.registry import Registry, load
 from opforge.trial import ensure_adequate
+from opforge.verify.extra.adequacy import QUICK_ELEMENTS, adequacy
 
 BROUGHT_IN = "a solution that came with the task, as it is"
 OWN_TASK = {"torch_task": "the task's own PyTorch, as it stands: the baseline of a speed-up"}
@@ -28,10 +30,13 @@ OWN_TASK = {"torch_task": "the task's own PyTorch, as it stands: the baseline of
 
 @dataclass(frozen=True, kw_only=True)
 class More:
-    """What a folder gets beside what is generated: implementations as texts by file name, and cases."""
+    """What a folder gets beside what is generated: implementations as texts by file name, and cases. `silent` are
+    generated cases that it does not get: there rounding is as large as the results, and any answer would pass.
+    """
 
     files: Mapping[str, str] = field(default_factory=dict)
     cases: tuple[Case, ...] = ()
+    silent: frozenset[str] = frozenset()
 
 
 def files_of(
@@ -56,8 +61,8 @@ def files_of(
     return {
         "definition.md": document(definition, triton, list(descriptors().values()), language),
         **four_files(definition, program, generated),
-        "op.py": op_text(definition, program, layout, implementations, more.cases),
-        "README.md": _readme(definition, implementations),
+        "op.py": op_text(definition, program, layout, implementations, more.cases, more.silent),
+        "README.md": _readme(definition, implementations, more.silent),
         **kernels,
         **beside,
         **more.files,
@@ -80,24 +85,42 @@ def generate(
     where the operator's bound would accept a wrong answer, with which nothing could be verified.
     """
     folder = checked_folder(registry, definition.name, home)
+    more = more or More()
     files = files_of(definition, language, more, backends)
     home.mkdir(parents=True, exist_ok=True)
     # beside its place, so that one rename puts it there
     with tempfile.TemporaryDirectory(prefix=f".{definition.name}-", dir=home) as scratch:
         making = Path(scratch) / definition.name
         making.mkdir()
-        for name, text in files.items():
-            (making / name).write_text(text, encoding="utf-8")
-        try:
-            ensure_adequate(load((Path(scratch),)).operator(definition.name))
-        except Inadequate as error:
-            found = str(error).split(". Narrow")[0].removeprefix(f"{definition.name}: ")
-            raise Inadequate(
-                f"{definition.name} was not written, since nothing could be verified by its bound: {found}. Write a "
-                "formula whose results tell more inputs apart, or the operator by hand: opforge new NAME"
-            ) from error
+        _write(making, files)
+        silent = _silent(load((Path(scratch),)).operator(definition.name))
+        if silent:
+            files = files_of(definition, language, replace(more, silent=silent), backends)
+            _write(making, files)
         making.rename(folder)
     return tuple(sorted(folder / name for name in files))
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _silent(operator: Operator) -> frozenset[str]:
+    """The cases of unusual values whose bound accepts a wrong answer. Raises Inadequate where others' does."""
+    try:
+        ensure_adequate(operator)
+        return frozenset()
+    except Inadequate as error:
+        unusual = {case.name for case in operator.cases if case.distribution != "normal"}
+        accepting = {one.situation for one in adequacy(operator, most_elements=QUICK_ELEMENTS).accepted}
+        if accepting <= unusual:
+            return frozenset(accepting)
+        found = str(error).split(". Narrow")[0].removeprefix(f"{operator.name}: ")
+        raise Inadequate(
+            f"{operator.name} was not written, since nothing could be verified by its bound: {found}. Write a "
+            "formula whose results tell more inputs apart, or the operator by hand: opforge new NAME"
+        ) from error
 
 
 def explained(definition: Definition) -> str:
@@ -111,7 +134,7 @@ def explained(definition: Definition) -> str:
     return "\n".join([*lines, described(analysed(program), axes, descriptors().values())])
 
 
-def _readme(definition: Definition, implementations: tuple[str, ...]) -> str:
+def _readme(definition: Definition, implementations: tuple[str, ...], silent: Collection[str] = ()) -> str:
     analysis = analysed(definition.program())
     formula = "".join(f"    {line}\n" for line in definition.formula.text.splitlines())
     ideas = {**IDEAS, **OWN_TASK}
@@ -120,5 +143,12 @@ def _readme(definition: Definition, implementations: tuple[str, ...]) -> str:
         f"# {definition.name}\n\n{definition.about or one_line(definition)}\n\n{formula}\n"
         f"Generated by `opforge new` from this formula. Growth {analysis.growth}; {analysis.flops} FLOPs, each input "
         "read and each output written once; the analysis: [definition.md](definition.md).\n\n"
-        "| version | idea |\n|---|---|\n" + rows
+        "| version | idea |\n|---|---|\n"
+        + rows
+        + (
+            f"\nNot asked: {', '.join(sorted(silent))}. There rounding in float32 may be as large as what is computed, "
+            "so that a wrong answer would pass.\n"
+            if silent
+            else ""
+        )
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from opforge.core.definition.shapes import AxisValue
 from opforge.core.language.expr import evaluate
@@ -35,8 +35,11 @@ def op_text(
     layout: Layout,
     implementations: tuple[str, ...],
     more: Sequence[Case] = (),
+    silent: Collection[str] = (),
 ) -> str:
-    """`op.py` as text; `more` are cases beside those that every generated operator gets."""
+    """`op.py` as text; `more` are cases beside those that every generated operator gets, `silent` names those that it
+    does not get.
+    """
     name = definition.name
     about = definition.about or one_line(definition)
     nouns = ["Case", *(["Constraint"] if _constraints(definition, program) else []), "Operator"]
@@ -66,6 +69,7 @@ def op_text(
         [
             _case(case, case[3] == "special" and bool(program.along))
             for case in (*cases(definition, program, layout), *more)
+            if case[0] not in silent
         ],
     )
     fields += _tuple("workloads", _workloads(definition, program))
