@@ -107,14 +107,18 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _silent(operator: Operator) -> frozenset[str]:
-    """The cases of unusual values whose bound accepts a wrong answer. Raises Inadequate where others' does."""
+    """The cases of unusual values whose bound accepts a wrong answer that it refuses among ordinary ones. Raises
+    Inadequate where ordinary cases accept one, or none of them refuses it.
+    """
     try:
         ensure_adequate(operator)
         return frozenset()
     except Inadequate as error:
         unusual = {case.name for case in operator.cases if case.distribution != "normal"}
-        accepting = {one.situation for one in adequacy(operator, most_elements=QUICK_ELEMENTS).accepted}
-        if accepting <= unusual:
+        result = adequacy(operator, most_elements=QUICK_ELEMENTS)
+        accepting = {one.situation for one in result.accepted}
+        refused = {one.name for one in result.impostors if one.outcome == "rejected" and one.situation not in unusual}
+        if accepting <= unusual and {one.name for one in result.accepted} <= refused:
             return frozenset(accepting)
         found = str(error).split(". Narrow")[0].removeprefix(f"{operator.name}: ")
         raise Inadequate(
