@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from opforge.backends.cpp import host_compiler
 from opforge.core.evidence.verdict import Broken, Mismatch
 from opforge.registry import load
 from opforge.runner import Isolated
@@ -64,7 +65,7 @@ def searched(folder: Path, limit: str, smallest: int = 0) -> tuple:
 def own_folders(tmp_path, monkeypatch):
     """Journals and compiled code of these searches alone."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPFORGE_CACHE", str(tmp_path / "cache"))
 
 
 def test_a_space_without_a_legal_point_keeps_the_default_and_counts_the_rest(tmp_path):
@@ -83,13 +84,14 @@ def test_a_limit_that_lies_costs_the_points_that_it_let_through(tmp_path):
 
 
 def test_a_compiler_that_dies_at_every_third_point_leaves_the_others(tmp_path, monkeypatch):
-    """Killed, without a word: those points have failed, with the compiler's end as the reason, and nothing hangs."""
-    wrapper = tmp_path / "bin" / "g++"
+    """Ended as by SIGSEGV, without a word: those points have failed, with the compiler's end as the reason, and nothing
+    hangs.
+    """
+    name = host_compiler()
+    wrapper = tmp_path / "bin" / name
     wrapper.parent.mkdir()
-    real = shutil.which("g++")
-    wrapper.write_text(
-        f'#!/bin/sh\ncase "$* " in *"REPEATS=1 "*|*"REPEATS=40 "*) kill -SEGV $$ ;; esac\nexec {real} "$@"\n'
-    )
+    real = shutil.which(name)
+    wrapper.write_text(f'#!/bin/sh\ncase "$* " in *"REPEATS=1 "*|*"REPEATS=40 "*) exit 139 ;; esac\nexec {real} "$@"\n')
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
     found, trials = searched(tmp_path, 'fine = "REPEATS > 0"')
