@@ -41,7 +41,7 @@ def digest(path: Path) -> str:
 
 
 def manifest(root: Path) -> dict[str, dict[str, Any]]:
-    """`kept` (path in the tree → sum, size, use) and `artefacts` (name → sum, size, day, command that renews it)."""
+    """`kept` (path in the tree: sum, size, use) and `artefacts` (name: sum, size, day, command that renews it)."""
     known: dict[str, dict[str, Any]] = json.loads((root / MANIFEST).read_text(encoding="utf-8"))
     return known
 
@@ -75,7 +75,7 @@ def check(root: Path, listed: set[str]) -> list[str]:
         elif digest(root / name) != entry["sha256"]:
             wrong.append(f"{name} has changed. Renewed: python scripts/results.py pack {name} --keep '{entry['use']}'")
     for name in sorted(listed - set(known["kept"])):
-        wrong.append(f"{name} is in git and not in the manifest. Move it out: python scripts/results.py pack {name} …")
+        wrong.append(f"{name} is in git and not in the manifest. Move it out: python scripts/results.py pack {name}")
     for name in sorted(table_inputs(root) - set(known["kept"])):
         wrong.append(f"{name} is a table's input and not in the manifest: pack {name} --keep tables")
     for name, entry in known["artefacts"].items():

@@ -193,3 +193,7 @@ def test_a_compiler_that_fails_at_random_is_asked_once_more(places, monkeypatch)
     fake.write_text("#!/bin/sh\nexit 137\n")
     with pytest.raises(NotNow, match="was killed twice"):
         native.compile_with([str(fake), "-o", str(places / "build" / "k.so")])
+    # that is the host's harm, and this the source's
+    fake.write_text("#!/bin/sh\nexit 139\n")
+    with pytest.raises(native.CompilationFailed, match="crashed with SIGSEGV, twice"):
+        native.compile_with([str(fake), "-o", str(places / "build" / "k.so")])

@@ -15,17 +15,17 @@ from opforge.cli.app import command_line
 from opforge.core.definition.own_shapes import shapes_of
 from opforge.core.language.errors import OpforgeError, UsageError
 from opforge.machine import device_named
-from opforge.model.analyse import with_note
+from opforge.model.analyse import with_note, with_uncounted
 from opforge.model.analysis import analysis_of, workloads_of
 from opforge.model.clock import Measured, by_clock, by_profiler, measured
 from opforge.model.covered import Coverage
 from opforge.model.fusible import fusions
-from opforge.model.nodes import BACKWARD
+from opforge.model.nodes import BACKWARD, Graph, Shape
 from opforge.model.page import analysis_page
 from opforge.model.pictures import squarified, treemap
 from opforge.model.recorded import recorded
 from opforge.model.source import Loaded, load_model
-from opforge.model.trace import NotExported, exported
+from opforge.model.trace import NotExported, exported, node_of
 from opforge.registry import load
 
 LLAMA = {
@@ -479,3 +479,17 @@ def test_a_family_is_analysed_forward_and_training(family, coverage):
         assert "<svg" in analysis_page(analysis, when="")
         for operator, shapes in workloads_of(analysis).items():
             assert len(shapes_of(coverage.registry.unasked(operator), shapes)) == len(shapes)
+
+
+def test_arithmetic_that_is_not_counted_is_said():
+    """kron without its second factor cannot be called, so that its parts are not known."""
+    one = Shape(sizes=(2, 2), strides=(2, 1), dtype="float32", itemsize=4)
+    known = {"module": "", "module_class": "", "phase": "forward", "outputs": (one,), "sources": (None,)}
+    lost = node_of(index=0, name="lost", target=torch.ops.aten.kron.default, arguments={"self": one}, **known)
+    whole = node_of(
+        index=1, name="whole", target=torch.ops.aten.kron.default, arguments={"self": one, "other": one}, **known
+    )
+    assert "other" in lost.uncounted and not whole.uncounted and whole.work.cost.flops == 16
+    graph = Graph(nodes=(lost, whole), route="", why="", training=False, note="a note")
+    note = with_uncounted(graph).note
+    assert note.startswith("a note; the arithmetic of 1 of the nodes is not counted, first of aten.kron.default (")

@@ -239,7 +239,7 @@ class RotaryEmbedding(torch.nn.Module):
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """q: (…, tokens, heads, head_dim), k: (…, tokens, key heads, head_dim), positions: (…, tokens); both turned."""
+        """q: (…, tokens, heads, head_dim), k: (…, tokens, key heads, head_dim), positions: (…, tokens). Both turned."""
         result: tuple[torch.Tensor, torch.Tensor] = ops.rotary(
             q, k, self.cos, self.sin, positions, interleaved=self.interleaved
         )

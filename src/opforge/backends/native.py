@@ -15,6 +15,7 @@ import math
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,8 @@ MOST_BOUND = 12
 SOURCES = (".cpp", ".cu", ".cc", ".c")
 OWN_FAULT, KILLED = 4, 128
 """What g++ ends with when it fails itself; from which number on a status is a signal. Either is tried once more."""
+CRASHED = {KILLED + one: one.name for one in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}
+"""Statuses of a compiler that fell over a source by itself. Other signals come from outside, or of memory's end."""
 UNREADABLE = ("Permission denied", "Error: file not found", "Error: can't open")
 NOT_COVERED = (
     "A compiler reads its toolchain, opforge's headers and those that the kernel's hash covers. Write "
@@ -220,7 +223,7 @@ def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
             took = time.perf_counter() - started
             if done.returncode < KILLED and done.returncode != OWN_FAULT:
                 break
-            if last and done.returncode >= KILLED:
+            if last and done.returncode >= KILLED and done.returncode not in CRASHED:
                 raise NotNow(
                     f"it could not be compiled here ({Path(arguments[0]).name} was killed twice, status "
                     f"{done.returncode}). Free some memory, and run it again."
@@ -236,8 +239,9 @@ def compile_with(arguments: Sequence[str]) -> tuple[str, float]:
     if done.returncode != 0:
         complaint = (done.stderr or done.stdout).strip()
         hint = f"\n{NOT_COVERED}" if any(word in complaint for word in UNREADABLE) else ""
+        what = f"crashed with {CRASHED[done.returncode]}, twice" if done.returncode in CRASHED else "refused the source"
         raise CompilationFailed(
-            f"The compiler refused the source: {first_error(complaint)}{hint}\nRun this to see it whole:\n  "
+            f"The compiler {what}: {first_error(complaint)}{hint}\nRun this to see it whole:\n  "
             f"{' '.join(arguments)}\n{complaint[-3000:]}"
         )
     if output is not None and not output.is_file():

@@ -42,7 +42,7 @@ def compare(
     """Compare a model as it is with the model patched, eager and in torch.compile: time in interleaved rounds, peak
     memory, and the error against float64.
 
-    All variants share their parameters. FASTER, SLOWER, SAME or UNSURE is said of a variant against the first one.
+    All variants share their parameters. Each is FASTER or SLOWER than the first one, the SAME, or UNSURE.
     """
     from opforge.model.attribution import attribute_model, wrong_functions
     from opforge.model.compare import USUAL, compare_model

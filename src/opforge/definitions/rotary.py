@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opforge.core.definition.operator import Case, Constraint, Scalar, Tolerance, Workload
+from opforge.core.definition.operator import Case, Constraint, Scalar, TensorSpec, Tolerance, Workload
 
 SOURCE = "Su et al., RoFormer, arXiv:2104.09864, 2021; halves as in GPT-NeoX and Llama, interleaved as in GPT-J"
 
@@ -24,6 +24,18 @@ CONSTRAINTS = (
         name="has_the_places",
         expression="places >= 1 and (has_positions or tokens <= places)",
         about="without positions token t stands at place t",
+    ),
+)
+ANGLES = (
+    TensorSpec(name="cos", shape="places half", dtype="float32", about="of the angles of each place"),
+    TensorSpec(name="sin", shape="places half", dtype="float32"),
+    TensorSpec(
+        name="positions",
+        shape="*batch tokens",
+        dtype="int64",
+        below="places",
+        optional=True,
+        about="the place of each token; where there is no such place its rotated elements are NaN",
     ),
 )
 FLOPS = "6 * prod(batch) * tokens * (heads + kv_heads) * half"

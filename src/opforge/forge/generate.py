@@ -25,7 +25,7 @@ from opforge.trial import ensure_adequate
 from opforge.verify.extra.adequacy import QUICK_ELEMENTS, adequacy
 
 BROUGHT_IN = "a solution that came with the task, as it is"
-OWN_TASK = {"torch_task": "the task's own PyTorch, as it stands: the baseline of a speed-up"}
+OWN_TASK = {"torch_task": "the task's own PyTorch, unchanged: the baseline of a speed-up"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,11 +167,13 @@ def _function(file: str, tree: ast.Module, name: str) -> Signature | None:
 
 
 def _declared(tree: ast.Module) -> Declaration | None:
-    """What `operator = Operator(...)` says in literals."""
+    """What `operator = Operator(...)` says in literals; None also where its tensors or parameters are not all there."""
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             fields = {keyword.arg: keyword.value for keyword in node.value.keywords if keyword.arg}
             if "inputs" in fields and "outputs" in fields:
+                if any(_elsewhere(fields.get(name)) for name in ("inputs", "outputs", "scalars")):
+                    return None
                 scalars = [
                     ({key.arg: key.value for key in one.keywords}) for one in _items(fields.get("scalars"), "Scalar")
                 ]
@@ -196,6 +198,11 @@ def _items(node: ast.expr | None, called: str) -> list[ast.Call]:
         for one in elements
         if isinstance(one, ast.Call) and isinstance(one.func, ast.Name) and one.func.id == called
     ]
+
+
+def _elsewhere(node: ast.expr | None) -> bool:
+    """Whether some of its elements come from another file: `*ANGLES`."""
+    return isinstance(node, ast.Tuple | ast.List) and any(isinstance(one, ast.Starred) for one in node.elts)
 
 
 def _named(call: ast.Call) -> str:

@@ -54,6 +54,17 @@ def with_note(graph: Graph, plain: Graph) -> Graph:
     return replace(graph, note=f"{words}; --hooks analyses that call")
 
 
+def with_uncounted(graph: Graph) -> Graph:
+    """A graph with a note where the arithmetic of an operator is not counted."""
+    lost = [node for node in graph.nodes if node.uncounted]
+    if not lost:
+        return graph
+    words = (
+        f"the arithmetic of {len(lost)} of the nodes is not counted, first of {lost[0].operator} ({lost[0].uncounted})"
+    )
+    return replace(graph, note="; ".join(filter(None, (graph.note, words))))
+
+
 def analyse(asked: Asked, registry: Registry, tell: Callable[[str], None] = lambda _: None) -> Analysis:
     """The Analysis. Raises UsageError, EnvironmentLacks.
 
@@ -84,6 +95,7 @@ def analyse(asked: Asked, registry: Registry, tell: Callable[[str], None] = lamb
     except NotExported as error:
         tell(f"records a call of it: torch.export has no graph ({error})")
         graph = recorded(loaded, training=asked.training, why=str(error))
+    graph = with_uncounted(graph)
     times = None
     if asked.measure:
         tell("times its nodes")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from opforge.core.evidence.comparison import FASTER, SAME
 from opforge.core.language import units
-from opforge.core.language.errors import OpforgeError
+from opforge.core.language.errors import OpforgeError, first_line
 from opforge.model.agreement import Inputs, agreement, before, forward, inputs_of, tensors_of, training_step
 from opforge.model.compare import FORWARD, Compared, compare_model, twin
 from opforge.model.patch import patch
@@ -314,7 +314,7 @@ def _odd(inputs: Inputs) -> list[tuple[str, Inputs]]:
 def _refusal(model: torch.nn.Module, inputs: Inputs) -> str:
     try:
         _plain(model, inputs)
-    except Exception as error:  # noqa: BLE001 - whatever a model raises for what it does not take
+    except Exception as error:  # noqa: BLE001 - whatever a model raises for what it does not take: it is what is asked
         return type(error).__name__
     return ""
 
@@ -329,7 +329,7 @@ def _threads(patched: torch.nn.Module, inputs: Inputs) -> Item:
                 with torch.no_grad():
                     found = tensors_of(patched(*inputs.given, **inputs.named))
             except Exception as error:  # noqa: BLE001 - whatever it is, the first thread did not meet it
-                apart.append(type(error).__name__)
+                apart.append(f"{type(error).__name__}: {first_line(error)}")
                 continue
             # products share their sums among threads by their number: the last bits may differ
             same = found.keys() == expected.keys() and all(

@@ -63,6 +63,7 @@ class Node:
     inputs        the tensors among them, in order
     sources       indices of the nodes that made those, None for parameters and inputs of the model
     outputs       what it returns
+    uncounted     why its arithmetic is not counted, "" where it is
     """
 
     index: int
@@ -76,6 +77,7 @@ class Node:
     sources: tuple[int | None, ...]
     outputs: tuple[Shape, ...]
     work: Work
+    uncounted: str = ""
 
     @property
     def base(self) -> str:
@@ -112,7 +114,7 @@ class Graph:
 
     route   EXPORTED, JOINT or RECORDED
     why     why it was not exported, "" where it was
-    note    how its work differs from that of a plain call of the model, "" where it does not
+    note    how its work differs from that of a plain call of the model, and whose is not counted; "" for neither
     """
 
     nodes: tuple[Node, ...]

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as torch_functional
 
+from opforge.core.language.errors import first_line
+
 AGREES = 1e-5
 """Float32 formulas written in another order differ by some 1e-7 of the result; an epsilon of 1e-6 in the place of 1e-5
 shows as 0.1 in a row of squares of 1e-6, and weight + 1 in the place of weight as 1.
@@ -78,7 +80,8 @@ def recognised(module: torch.nn.Module) -> Kind | str:
                 return _norm(module)
             return _activation(module)
     except Exception as error:  # noqa: BLE001 - whatever a stranger's forward raises when it is given rows of numbers
-        words = f"it raised {type(error).__name__} when it was given random rows to see what it computes"
+        words = f"given random rows to see what it computes, it raised {type(error).__name__}: {first_line(error)}"
+        # any module that takes one tensor is asked; one that looks like none of these has refused nothing
         return words if norm_like or triple else ""
 
 

@@ -15,9 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.module_tracker import ModuleTracker
 
-from opforge.core.language.errors import OpforgeError, UsageError
+from opforge.core.language.errors import OpforgeError, UsageError, first_line
 from opforge.model.nodes import BACKWARD, FORWARD, RECORDED, Graph, Node
-from opforge.model.source import Loaded, first_line
+from opforge.model.source import Loaded
 from opforge.model.trace import Step, arguments_of, named_arguments, node_of, quietly, shape_of, step_of
 from opforge.model.work import tensors_in
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from opforge.core.language.errors import EnvironmentLacks, UsageError, unknown
+from opforge.core.language.errors import EnvironmentLacks, UsageError, first_line, unknown
 
 FORMS = (
     "Give package.module:factory, a configuration of transformers with its fields (LlamaConfig num_hidden_layers=2), a "
@@ -25,8 +25,6 @@ FORMS = (
 )
 INSTALL = "pip install 'transformers>=5.24,<6'"
 SEED = 0
-LONGEST = 240
-"""So many characters of another library's message are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +36,7 @@ class Loaded:
     fixed    arguments that are no tensors, the same in every call
     labels   what a loss is asked with, of a model that computes its own; None where it has none
     meta     whether its tensors have shapes alone
+    saved    whether it is a saved program, which stays in the mode, training or not, that it was saved in
     """
 
     name: str
@@ -48,6 +47,7 @@ class Loaded:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     labels: torch.Tensor | None = None
     meta: bool = False
+    saved: bool = False
 
 
 def load_model(
@@ -102,7 +102,9 @@ def _saved(name: str, meta: bool) -> Loaded:
     if program.example_inputs is None:
         raise UsageError(f"{name} was saved without its example inputs. Export it again with this torch, and save it.")
     args, named = program.example_inputs
-    return Loaded(name=name, about=f"a saved program, {name}", module=program.module(), args=args, named=named)
+    return Loaded(
+        name=name, about=f"a saved program, {name}", module=program.module(), args=args, named=named, saved=True
+    )
 
 
 def _of_factory(name: str, dtype: torch.dtype, where: str) -> Loaded:
@@ -310,9 +312,3 @@ def _inputs(
         f"{type(model).__name__} wants {model.main_input_name}, which cannot be made here. Write a factory that "
         "returns the module and its inputs: package.module:factory"
     )
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, on one line of bounded length and without a full stop."""
-    words = " ".join(str(error).split()) or type(error).__name__
-    return (words if len(words) <= LONGEST else f"{words[:LONGEST]} …").rstrip(".")

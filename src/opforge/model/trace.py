@@ -8,7 +8,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, replace
 from threading import get_ident
 from typing import Any
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.core.language.errors import OpforgeError, UsageError
+from opforge.core.language.errors import OpforgeError, UsageError, first_line
 from opforge.model.nodes import BACKWARD, EXPORTED, FORWARD, JOINT, Graph, Node, Shape, Work
-from opforge.model.source import Loaded, first_line
+from opforge.model.source import Loaded
 from opforge.model.work import tensors_in, work_of
 
 VIEWS_SOMETIMES = ("to", "_to_copy", "type_as")
@@ -80,9 +80,7 @@ def _tensors_of(value: Any) -> Iterator[torch.Tensor]:
 def step_of(loaded: Loaded, training: bool) -> Step:
     """A model as a Step, in training mode or not; a saved program has one mode, that which it was saved in."""
     step = Step(loaded, training)
-    with suppress(NotImplementedError):
-        step.train(training)
-    return step
+    return step if loaded.saved else step.train(training)
 
 
 def arguments_of(loaded: Loaded, training: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -244,6 +242,7 @@ def is_alias(target: Any, arguments: Mapping[str, Any], outputs: Sequence[Shape]
         given = {key: _empty(value) for key, value in arguments.items()}
         made = target(**given)
     except (RuntimeError, TypeError, ValueError):
+        # not without contents: it is taken for a copy, whose bytes count
         return False
     source = next(one for one in given.values() if isinstance(one, torch.Tensor))
     return bool(made.untyped_storage()._cdata == source.untyped_storage()._cdata)
@@ -313,9 +312,9 @@ def node_of(
     operator = str(target)
     parts = operator.split(".")
     base = parts[1] if len(parts) > 1 else operator
-    work = work_of(base, arguments, outputs, alias=is_alias(target, arguments, outputs))
+    work, uncounted = work_of(base, arguments, outputs, alias=is_alias(target, arguments, outputs)), ""
     if work.cost.bytes and not work.cost.flops:
-        work = _with_parts(work, target, arguments)
+        work, uncounted = _with_parts(work, target, arguments)
     return Node(
         index=index,
         name=name,
@@ -328,6 +327,7 @@ def node_of(
         sources=tuple(sources),
         outputs=tuple(outputs),
         work=work,
+        uncounted=uncounted,
     )
 
 
@@ -347,20 +347,22 @@ class _Parts(TorchDispatchMode):
         return returned
 
 
-def _with_parts(work: Work, target: Any, arguments: Mapping[str, Any]) -> Work:
-    """The work of an operator that is made of others, as an LSTM is: their arithmetic, and its own bytes."""
+def _with_parts(work: Work, target: Any, arguments: Mapping[str, Any]) -> tuple[Work, str]:
+    """The work of an operator that is made of others, as an LSTM is: their arithmetic, and its own bytes; and why it
+    could not be counted, "" where it was.
+    """
     name = getattr(getattr(target, "_schema", None), "name", "")
     composite = "CompositeImplicitAutograd"
     if not name.startswith("aten::") or not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), composite):
-        return work
+        return work, ""
     try:
         with _Parts() as parts, torch.no_grad():
             target(**{key: _empty(value) for key, value in arguments.items()})
-    except (RuntimeError, TypeError, ValueError, NotImplementedError):
-        return work
+    except (RuntimeError, TypeError, ValueError) as error:
+        return work, f"{type(error).__name__}: {first_line(error)}"
     flops = sum(one.cost.flops for one in parts.works)
     unit = "matrix" if any(one.unit == "matrix" for one in parts.works) else "vector"
-    return Work(cost=replace(work.cost, flops=flops), unit=unit)
+    return Work(cost=replace(work.cost, flops=flops), unit=unit), ""
 
 
 def _values(given: Any) -> Any:

@@ -7,6 +7,9 @@ from difflib import get_close_matches
 
 from opforge.core.language.dtype_names import ALSO_CALLED
 
+LONGEST_LINE = 240
+"""So many characters of another library's message are shown."""
+
 
 class OpforgeError(Exception):
     """Anything opforge refuses to do. `exit_code` is what the command line returns for it."""
@@ -87,3 +90,9 @@ def unknown(kind: str, name: str, known: Iterable[str], hint: str = "") -> Usage
     if hint:
         parts.append(hint)
     return UsageError(" ".join(parts))
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, on one line of bounded length and without a full stop."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    return (words if len(words) <= LONGEST_LINE else f"{words[:LONGEST_LINE]} …").rstrip(".")

@@ -8,12 +8,12 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from opforge.core.language.errors import UsageError
+from opforge.core.language.errors import UsageError, first_line
 from opforge.forge.suites.source_names import SAID, names_of
 
 OWN = "torch_task"
 """The file's name, without its suffix."""
-ABOUT = "The task's own PyTorch, as it stands: the baseline"
+ABOUT = "The task's own PyTorch, unchanged: the baseline"
 _TAKEN = frozenset({*SAID, "run", "_opforge_torch", "_opforge_module", "_MODULE", "_PLACES"}) - {"BEST"}
 
 
@@ -33,7 +33,7 @@ def asked_elsewhere(large: Any, small: Any, example: Sequence[Any]) -> None:
             found = torch.func.functional_call(large.eval(), held, tuple(given))
     except Exception as error:
         # whatever the user's own module raises at other sizes: it is told, not swallowed
-        raise UsageError(f"it holds for its own sizes alone ({type(error).__name__}).") from error
+        raise UsageError(f"it holds for its own sizes alone ({type(error).__name__}: {first_line(error)}).") from error
     pairs = zip(*((one if isinstance(one, tuple | list) else (one,)) for one in (expected, found)), strict=True)
     if not all(
         isinstance(a, torch.Tensor) and a.device == b.device and torch.allclose(a, b, equal_nan=True) for a, b in pairs

@@ -2,6 +2,7 @@
 
 from opforge.core.operator import Law, Operator, TensorSpec
 from opforge.definitions.rotary import (
+    ANGLES,
     BYTES_READ,
     CASES,
     CONSTRAINTS,
@@ -33,16 +34,7 @@ operator = Operator(
     inputs=(
         TensorSpec(name="dq_out", shape="*batch tokens heads dim"),
         TensorSpec(name="dk_out", shape="*batch tokens kv_heads dim"),
-        TensorSpec(name="cos", shape="places half", dtype="float32", about="of the angles of each place"),
-        TensorSpec(name="sin", shape="places half", dtype="float32"),
-        TensorSpec(
-            name="positions",
-            shape="*batch tokens",
-            dtype="int64",
-            below="places",
-            optional=True,
-            about="the place of each token; where there is no such place its rotated elements are NaN",
-        ),
+        *ANGLES,
     ),
     outputs=(
         TensorSpec(name="dq", shape="*batch tokens heads dim"),
