@@ -30,10 +30,10 @@ packed::Side side_of(const TensorView& t) {
   return {t.data_ptr(), t.stride(0), t.stride(1), t.stride(2), vectors};
 }
 
-void attention_varlen_backward(TensorView q, TensorView k, TensorView v, TensorView out, TensorView lse, TensorView dout,
-                               TensorView dlse, TensorView cu_seqlens_q, TensorView cu_seqlens_k, TensorView dq,
-                               TensorView dk, TensorView dv, double scale, bool causal, int64_t window_left,
-                               int64_t window_right, int64_t alignment, double softcap) {
+void attention_varlen_backward(TensorView q, TensorView k, TensorView v, TensorView out, TensorView lse,
+                               TensorView dout, TensorView dlse, TensorView cu_seqlens_q, TensorView cu_seqlens_k,
+                               TensorView dq, TensorView dk, TensorView dv, double scale, bool causal,
+                               int64_t window_left, int64_t window_right, int64_t alignment, double softcap) {
   OPFORGE_CHECK_NDIM(q, 3);
   OPFORGE_CHECK_NDIM(k, 3);
   OPFORGE_CHECK_NDIM(v, 3);
@@ -77,9 +77,12 @@ void attention_varlen_backward(TensorView q, TensorView k, TensorView v, TensorV
     narrow ? packed::launch<T, 64>(call, stream) : packed::launch<T, 128>(call, stream);
   };
   switch (opforge::float_kind(q.dtype())) {
-    case opforge::FloatKind::kFloat16: return run(opforge::half_t());
-    case opforge::FloatKind::kBFloat16: return run(opforge::bfloat16_t());
-    default: opforge::raise("TypeError", "q must be float16 or bfloat16 (got ", opforge::dtype_name(q.dtype()), ")");
+    case opforge::FloatKind::kFloat16:
+      return run(opforge::half_t());
+    case opforge::FloatKind::kBFloat16:
+      return run(opforge::bfloat16_t());
+    default:
+      opforge::raise("TypeError", "q must be float16 or bfloat16 (got ", opforge::dtype_name(q.dtype()), ")");
   }
 }
 

@@ -8,8 +8,9 @@ layouts = ["contiguous", "rows", "strided"]
 
 namespace {
 
-void rotary(opforge::TensorView q, opforge::TensorView k, opforge::TensorView cos, opforge::TensorView sin, std::optional<opforge::TensorView> positions,
-            opforge::TensorView q_out, opforge::TensorView k_out, bool interleaved) {
+void rotary(opforge::TensorView q, opforge::TensorView k, opforge::TensorView cos, opforge::TensorView sin,
+            std::optional<opforge::TensorView> positions, opforge::TensorView q_out, opforge::TensorView k_out,
+            bool interleaved) {
   opforge::rotate(q, k, cos, sin, positions, q_out, k_out, interleaved, 1.0f);
 }
 

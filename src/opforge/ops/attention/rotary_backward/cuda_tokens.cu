@@ -9,8 +9,9 @@ layouts = ["contiguous", "rows", "strided"]
 
 namespace {
 
-void rotary_backward(opforge::TensorView q, opforge::TensorView k, opforge::TensorView cos, opforge::TensorView sin, std::optional<opforge::TensorView> positions,
-                     opforge::TensorView q_out, opforge::TensorView k_out, bool interleaved) {
+void rotary_backward(opforge::TensorView q, opforge::TensorView k, opforge::TensorView cos, opforge::TensorView sin,
+                     std::optional<opforge::TensorView> positions, opforge::TensorView q_out, opforge::TensorView k_out,
+                     bool interleaved) {
   opforge::rotate<THREADS, UNROLL>(q, k, cos, sin, positions, q_out, k_out, interleaved, -1.0f);
 }
 

@@ -24,10 +24,11 @@ namespace {
 
 using Given = std::optional<opforge::TensorView>;
 
-void conv2d(opforge::TensorView x, opforge::TensorView w, Given bias, opforge::TensorView y, int64_t stride_h, int64_t stride_w, int64_t pad_top, int64_t pad_bottom,
-            int64_t pad_left, int64_t pad_right, int64_t dilation_h, int64_t dilation_w, int64_t) {
-  const opforge::conv::Shape shape =
-      opforge::conv::shape_of(x, w, y, {stride_h, pad_top, pad_bottom, dilation_h}, {stride_w, pad_left, pad_right, dilation_w});
+void conv2d(opforge::TensorView x, opforge::TensorView w, Given bias, opforge::TensorView y, int64_t stride_h,
+            int64_t stride_w, int64_t pad_top, int64_t pad_bottom, int64_t pad_left, int64_t pad_right,
+            int64_t dilation_h, int64_t dilation_w, int64_t) {
+  const opforge::conv::Shape shape = opforge::conv::shape_of(x, w, y, {stride_h, pad_top, pad_bottom, dilation_h},
+                                                             {stride_w, pad_left, pad_right, dilation_w});
   OPFORGE_DISPATCH_DTYPE(x, T, (opforge::conv::convolve<ISA, T>(x, w, bias, y, shape, opforge::conv::Unchanged())));
 }
 

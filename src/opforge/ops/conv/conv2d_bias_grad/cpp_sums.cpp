@@ -14,7 +14,8 @@ constexpr int64_t kParts = 32;
 
 template <typename T>
 void sums(const opforge::TensorView& dy, const opforge::TensorView& dbias) {
-  const int64_t images = dy.size(0), filters = dy.size(1), rows = dy.size(2), columns = dy.size(3), pixels = images * rows * columns;
+  const int64_t images = dy.size(0), filters = dy.size(1), rows = dy.size(2), columns = dy.size(3),
+                pixels = images * rows * columns;
   T* out = opforge::data<T>(dbias);
   const int64_t grain = 1 + 65536 / (pixels + 1);
   opforge::parallel_for(0, filters, dy.stride(1) == 1 && grain < 16 ? 16 : grain, [&](int64_t first, int64_t last) {
@@ -34,7 +35,8 @@ void sums(const opforge::TensorView& dy, const opforge::TensorView& dbias) {
         }
         for (int64_t f = 0; f < own; ++f) {
           const T* source = row + f * dy.stride(1);
-          for (int64_t q = 0; q < columns; ++q) parts[(at + q) % kParts * own + f] += opforge::load_as_float(source[q * dy.stride(3)]);
+          for (int64_t q = 0; q < columns; ++q)
+            parts[(at + q) % kParts * own + f] += opforge::load_as_float(source[q * dy.stride(3)]);
         }
         at += columns;
       }

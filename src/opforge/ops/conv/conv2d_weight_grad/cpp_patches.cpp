@@ -23,10 +23,11 @@ ISA = 0
 
 namespace {
 
-void conv2d_weight_grad(opforge::TensorView x, opforge::TensorView w, opforge::TensorView dy, opforge::TensorView dw, int64_t stride_h, int64_t stride_w, int64_t pad_top,
-          int64_t pad_bottom, int64_t pad_left, int64_t pad_right, int64_t dilation_h, int64_t dilation_w, int64_t) {
-  const opforge::conv::Shape shape =
-      opforge::conv::shape_of(x, w, dy, {stride_h, pad_top, pad_bottom, dilation_h}, {stride_w, pad_left, pad_right, dilation_w});
+void conv2d_weight_grad(opforge::TensorView x, opforge::TensorView w, opforge::TensorView dy, opforge::TensorView dw,
+                        int64_t stride_h, int64_t stride_w, int64_t pad_top, int64_t pad_bottom, int64_t pad_left,
+                        int64_t pad_right, int64_t dilation_h, int64_t dilation_w, int64_t) {
+  const opforge::conv::Shape shape = opforge::conv::shape_of(x, w, dy, {stride_h, pad_top, pad_bottom, dilation_h},
+                                                             {stride_w, pad_left, pad_right, dilation_w});
   OPFORGE_CHECK_SAME_SHAPE(w, dw);
   OPFORGE_CHECK_SAME_DTYPE(w, dw);
   OPFORGE_DISPATCH_DTYPE(x, T, (opforge::conv::kernel_gradient<opforge::gemm::Tuned, T>(x, dy, dw, shape)));

@@ -11,7 +11,8 @@ layouts = ["contiguous", "rows"]
 namespace {
 
 template <typename T>
-void choose(const opforge::Rows<const T>& logits, float* weights, int64_t* chosen, int64_t k, bool sigmoid, bool normalise) {
+void choose(const opforge::Rows<const T>& logits, float* weights, int64_t* chosen, int64_t k, bool sigmoid,
+            bool normalise) {
   opforge::parallel_for(0, logits.rows, opforge::rows_for_a_thread(4 * logits.cols), [&](int64_t first, int64_t last) {
     std::vector<float> best(k), wide(logits.cols);
     std::vector<int64_t> places(k);
@@ -32,10 +33,12 @@ void choose(const opforge::Rows<const T>& logits, float* weights, int64_t* chose
   });
 }
 
-void topk_routing(opforge::TensorView logits, opforge::TensorView weights, opforge::TensorView chosen, int64_t k, int64_t score, bool normalise) {
+void topk_routing(opforge::TensorView logits, opforge::TensorView weights, opforge::TensorView chosen, int64_t k,
+                  int64_t score, bool normalise) {
   opforge::check_routing({"logits", logits}, {"weights", weights}, {"chosen", chosen}, k);
   OPFORGE_DISPATCH_DTYPE(logits, T,
-                         choose(opforge::as_rows<const T>(logits), opforge::data<float>(weights), opforge::data<int64_t>(chosen), k, score == 1, normalise));
+                         choose(opforge::as_rows<const T>(logits), opforge::data<float>(weights),
+                                opforge::data<int64_t>(chosen), k, score == 1, normalise));
 }
 
 }  // namespace

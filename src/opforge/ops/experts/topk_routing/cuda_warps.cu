@@ -12,7 +12,8 @@ like = "opforge/experts/routing_device.h"
 namespace {
 
 template <typename T, int Per>
-__global__ void __launch_bounds__(THREADS) choose(opforge::Rows<const T> logits, float* weights, int64_t* chosen, opforge::Routing routing) {
+__global__ void __launch_bounds__(THREADS) choose(opforge::Rows<const T> logits, float* weights, int64_t* chosen,
+                                                  opforge::Routing routing) {
   constexpr int kWarp = opforge::kWarpSize;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (THREADS / kWarp) + threadIdx.x / kWarp;
   // whole warps leave together
@@ -38,7 +39,8 @@ __global__ void __launch_bounds__(THREADS) choose(opforge::Rows<const T> logits,
     for (int step = kWarp / 2; step > 0; step /= 2) {
       const float other = __shfl_xor_sync(opforge::kFullMask, best, step);
       const int other_at = __shfl_xor_sync(opforge::kFullMask, at, step);
-      if (other_at != 0x7fffffff && (at == 0x7fffffff || other > best || (!(best > other) && other_at < at))) best = other, at = other_at;
+      if (other_at != 0x7fffffff && (at == 0x7fffffff || other > best || (!(best > other) && other_at < at)))
+        best = other, at = other_at;
     }
     // of NaN lanes may differ: the first lane decides
     at = __shfl_sync(opforge::kFullMask, at, 0);
@@ -53,16 +55,19 @@ __global__ void __launch_bounds__(THREADS) choose(opforge::Rows<const T> logits,
   chosen[row * routing.k + lane] = place;
 }
 
-void topk_routing(opforge::TensorView logits, opforge::TensorView weights, opforge::TensorView chosen, int64_t k, int64_t score, bool normalise) {
+void topk_routing(opforge::TensorView logits, opforge::TensorView weights, opforge::TensorView chosen, int64_t k,
+                  int64_t score, bool normalise) {
   opforge::check_routing({"logits", logits}, {"weights", weights}, {"chosen", chosen}, k);
   opforge::check_device({"logits", logits});
   OPFORGE_CHECK(k <= opforge::kWarpSize && logits.size(1) <= 1024, ValueError, "a warp has 32 places and 1024 experts");
   if (logits.size(0) == 0) return;
   const opforge::Routing routing{static_cast<int>(k), score == 1, normalise};
   OPFORGE_DISPATCH_DTYPE(logits, T, opforge::for_experts(logits.size(1), [&](auto per) {
-    OPFORGE_LAUNCH((choose<T, decltype(per)::value>), opforge::routing_grid(logits.size(0), THREADS), THREADS, 0, opforge::current_stream(logits),
-                   opforge::as_rows<const T>(logits), opforge::data<float>(weights), opforge::data<int64_t>(chosen), routing);
-  }));
+                           OPFORGE_LAUNCH((choose<T, decltype(per)::value>),
+                                          opforge::routing_grid(logits.size(0), THREADS), THREADS, 0,
+                                          opforge::current_stream(logits), opforge::as_rows<const T>(logits),
+                                          opforge::data<float>(weights), opforge::data<int64_t>(chosen), routing);
+                         }));
 }
 
 }  // namespace

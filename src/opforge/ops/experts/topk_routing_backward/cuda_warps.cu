@@ -12,7 +12,8 @@ like = "opforge/experts/routing_device.h"
 namespace {
 
 template <typename T, int Per>
-__global__ void __launch_bounds__(THREADS) spread(opforge::Rows<const T> logits, opforge::Rows<const int64_t> chosen, opforge::Rows<const float> dweights, T* dlogits,
+__global__ void __launch_bounds__(THREADS) spread(opforge::Rows<const T> logits, opforge::Rows<const int64_t> chosen,
+                                                  opforge::Rows<const float> dweights, T* dlogits,
                                                   opforge::Routing routing) {
   constexpr int kWarp = opforge::kWarpSize;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * (THREADS / kWarp) + threadIdx.x / kWarp;
@@ -31,7 +32,8 @@ __global__ void __launch_bounds__(THREADS) spread(opforge::Rows<const T> logits,
   const int64_t place = lane < routing.k ? chosen.data[row * chosen.stride + lane] : -1;
   // a place of no expert has no part
   const bool there = place >= 0 && place < experts;
-  const float mine = there ? opforge::load_as_float(from[place]) : 0.0f, given = there ? dweights.data[row * dweights.stride + lane] : 0.0f;
+  const float mine = there ? opforge::load_as_float(from[place]) : 0.0f,
+              given = there ? dweights.data[row * dweights.stride + lane] : 0.0f;
   const float own = opforge::weight_of(mine, there, routing, top, total);
   const float sum = opforge::warp_reduce_sum(own * given), level = routing.sigmoid && !routing.normalise ? 0.0f : sum;
 #pragma unroll
@@ -45,8 +47,8 @@ __global__ void __launch_bounds__(THREADS) spread(opforge::Rows<const T> logits,
   if (there) to[place] = opforge::store_from_float<T>(own * rest * (given - level));
 }
 
-void topk_routing_backward(opforge::TensorView logits, opforge::TensorView chosen, opforge::TensorView dweights, opforge::TensorView dlogits, int64_t k, int64_t score,
-                           bool normalise) {
+void topk_routing_backward(opforge::TensorView logits, opforge::TensorView chosen, opforge::TensorView dweights,
+                           opforge::TensorView dlogits, int64_t k, int64_t score, bool normalise) {
   opforge::check_routing({"logits", logits}, {"dweights", dweights}, {"chosen", chosen}, k);
   opforge::check_same_rows({{"logits", logits}, {"dlogits", dlogits}});
   OPFORGE_CHECK_CONTIGUOUS(dlogits);
@@ -55,9 +57,12 @@ void topk_routing_backward(opforge::TensorView logits, opforge::TensorView chose
   if (logits.size(0) == 0) return;
   const opforge::Routing routing{static_cast<int>(k), score == 1, normalise};
   OPFORGE_DISPATCH_DTYPE(logits, T, opforge::for_experts(logits.size(1), [&](auto per) {
-    OPFORGE_LAUNCH((spread<T, decltype(per)::value>), opforge::routing_grid(logits.size(0), THREADS), THREADS, 0, opforge::current_stream(logits),
-                   opforge::as_rows<const T>(logits), opforge::as_rows<const int64_t>(chosen), opforge::as_rows<const float>(dweights), opforge::data<T>(dlogits), routing);
-  }));
+                           OPFORGE_LAUNCH((spread<T, decltype(per)::value>),
+                                          opforge::routing_grid(logits.size(0), THREADS), THREADS, 0,
+                                          opforge::current_stream(logits), opforge::as_rows<const T>(logits),
+                                          opforge::as_rows<const int64_t>(chosen),
+                                          opforge::as_rows<const float>(dweights), opforge::data<T>(dlogits), routing);
+                         }));
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ void pick(const opforge::TensorView& weight, const int64_t* indices, T* y, int64
 
 void embedding(opforge::TensorView weight, opforge::TensorView indices, opforge::TensorView y, int64_t) {
   opforge::check_embedding({"weight", weight}, {"indices", indices}, {"y", y});
-  OPFORGE_DISPATCH_DTYPE(weight, T, pick<T>(weight, opforge::data<const int64_t>(indices), opforge::data<T>(y), indices.numel()));
+  OPFORGE_DISPATCH_DTYPE(weight, T,
+                         pick<T>(weight, opforge::data<const int64_t>(indices), opforge::data<T>(y), indices.numel()));
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ UNROLL = 2
 namespace {
 
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) pick(const T* weight, const int64_t* indices, T* y, int64_t vectors, unsigned units, int64_t vocab, int64_t stride) {
+__global__ void __launch_bounds__(THREADS) pick(const T* weight, const int64_t* indices, T* y, int64_t vectors,
+                                                unsigned units, int64_t vocab, int64_t stride) {
   const int64_t first = static_cast<int64_t>(blockIdx.x) * (THREADS * UNROLL) + threadIdx.x;
   opforge::Vec<T, N> values[UNROLL];
 #pragma unroll
@@ -42,8 +43,9 @@ template <typename T, int N>
 void launch(const opforge::TensorView& weight, const opforge::TensorView& indices, const opforge::TensorView& y) {
   const int64_t vectors = y.numel() / N, blocks = opforge::ceil_div(vectors, int64_t(THREADS) * UNROLL);
   OPFORGE_CHECK(blocks < (int64_t(1) << 31), ValueError, "there are too many rows for one launch");
-  OPFORGE_LAUNCH((pick<T, N>), static_cast<unsigned>(blocks), THREADS, 0, opforge::current_stream(y), opforge::data<const T>(weight), opforge::data<const int64_t>(indices),
-                 opforge::data<T>(y), vectors, static_cast<unsigned>(weight.size(1) / N), weight.size(0), weight.stride(0));
+  OPFORGE_LAUNCH((pick<T, N>), static_cast<unsigned>(blocks), THREADS, 0, opforge::current_stream(y),
+                 opforge::data<const T>(weight), opforge::data<const int64_t>(indices), opforge::data<T>(y), vectors,
+                 static_cast<unsigned>(weight.size(1) / N), weight.size(0), weight.stride(0));
 }
 
 void embedding(opforge::TensorView weight, opforge::TensorView indices, opforge::TensorView y, int64_t) {
@@ -52,7 +54,8 @@ void embedding(opforge::TensorView weight, opforge::TensorView indices, opforge:
   if (y.numel() == 0) return;
   OPFORGE_DISPATCH_DTYPE(weight, T, {
     constexpr int N = opforge::kVecSize<T>;
-    const bool vectors = opforge::can_vectorize(opforge::data<const T>(weight), weight.size(1)) && opforge::can_vectorize(opforge::data<const T>(y), y.size(1)) &&
+    const bool vectors = opforge::can_vectorize(opforge::data<const T>(weight), weight.size(1)) &&
+                         opforge::can_vectorize(opforge::data<const T>(y), y.size(1)) &&
                          (weight.size(0) <= 1 || weight.stride(0) % N == 0);
     if (vectors) {
       launch<T, N>(weight, indices, y);

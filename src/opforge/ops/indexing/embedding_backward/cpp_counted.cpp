@@ -11,7 +11,8 @@
 namespace {
 
 template <typename T>
-void add(const int64_t* indices, int64_t count, const T* dy, T* dweight, int64_t vocab, int64_t dim, int64_t padding_idx) {
+void add(const int64_t* indices, int64_t count, const T* dy, T* dweight, int64_t vocab, int64_t dim,
+         int64_t padding_idx) {
   const auto there = [&](int64_t index) { return index >= 0 && index < vocab && index != padding_idx; };
   // row r has terms ends[r] up to ends[r + 1] once they are placed
   std::vector<int64_t> ends(vocab + 2, 0), terms(count);
@@ -42,13 +43,14 @@ void add(const int64_t* indices, int64_t count, const T* dy, T* dweight, int64_t
   });
 }
 
-void embedding_backward(opforge::TensorView weight, opforge::TensorView indices, opforge::TensorView dy, opforge::TensorView dweight, int64_t padding_idx) {
+void embedding_backward(opforge::TensorView weight, opforge::TensorView indices, opforge::TensorView dy,
+                        opforge::TensorView dweight, int64_t padding_idx) {
   opforge::check_embedding({"dweight", dweight}, {"indices", indices}, {"dy", dy});
   OPFORGE_CHECK_SAME_SHAPE(weight, dweight);
   OPFORGE_CHECK_CONTIGUOUS(dweight);
   OPFORGE_DISPATCH_DTYPE(dy, T,
-                         add(opforge::data<const int64_t>(indices), indices.numel(), opforge::data<const T>(dy), opforge::data<T>(dweight), dweight.size(0),
-                             dweight.size(1), padding_idx));
+                         add(opforge::data<const int64_t>(indices), indices.numel(), opforge::data<const T>(dy),
+                             opforge::data<T>(dweight), dweight.size(0), dweight.size(1), padding_idx));
 }
 
 }  // namespace

@@ -91,7 +91,8 @@ __global__ void __launch_bounds__(kSide) place_terms(Indices indices, const int*
 
 // A block takes a row of the table.
 template <typename T, int N>
-__global__ void __launch_bounds__(THREADS) add_terms(const T* dy, const int* terms, const int* ends, T* dweight, int64_t dim) {
+__global__ void __launch_bounds__(THREADS) add_terms(const T* dy, const int* terms, const int* ends, T* dweight,
+                                                     int64_t dim) {
   const int64_t row = blockIdx.x;
   const int first = ends[row], end = ends[row + 1];
   for (int64_t c = static_cast<int64_t>(threadIdx.x) * N; c < dim; c += THREADS * N) {
@@ -107,30 +108,36 @@ __global__ void __launch_bounds__(THREADS) add_terms(const T* dy, const int* ter
   }
 }
 
-void embedding_backward(opforge::TensorView weight, opforge::TensorView indices, opforge::TensorView dy, opforge::TensorView dweight, int64_t padding_idx) {
+void embedding_backward(opforge::TensorView weight, opforge::TensorView indices, opforge::TensorView dy,
+                        opforge::TensorView dweight, int64_t padding_idx) {
   opforge::check_embedding({"dweight", dweight}, {"indices", indices}, {"dy", dy});
   OPFORGE_CHECK_SAME_SHAPE(weight, dweight);
   OPFORGE_CHECK_CONTIGUOUS(dweight);
   opforge::check_device({"dy", dy});
   const int64_t vocab = dweight.size(0), dim = dweight.size(1), count = indices.numel();
-  OPFORGE_CHECK(vocab < (int64_t(1) << 31) - kScan && count <= 65536, ValueError, "there are too many rows, or more than 65536 indices");
+  OPFORGE_CHECK(vocab < (int64_t(1) << 31) - kScan && count <= 65536, ValueError,
+                "there are too many rows, or more than 65536 indices");
   if (vocab * dim == 0) return;
   const auto stream = opforge::current_stream(dy);
   const opforge::Scratch scratch((2 * vocab + 1 + 2 * count) * sizeof(int), stream);
   int* counts = static_cast<int*>(scratch.data());
   int *ends = counts + vocab, *ranks = ends + vocab + 1, *terms = ranks + count;
-  OPFORGE_LAUNCH(clear, static_cast<unsigned>(opforge::ceil_div(vocab, kScan)), kScan, 0, stream, counts, static_cast<int>(vocab));
+  OPFORGE_LAUNCH(clear, static_cast<unsigned>(opforge::ceil_div(vocab, kScan)), kScan, 0, stream, counts,
+                 static_cast<int>(vocab));
   const Indices given{opforge::data<const int64_t>(indices), static_cast<int>(count), vocab, padding_idx};
   const unsigned blocks = static_cast<unsigned>(opforge::ceil_div(count, kSide));
   if (count > 0) OPFORGE_LAUNCH(rank_indices, blocks, kSide, 0, stream, given, ranks, counts);
   OPFORGE_LAUNCH(sum_counts, 1, kScan, 0, stream, static_cast<const int*>(counts), ends, static_cast<int>(vocab));
-  if (count > 0) OPFORGE_LAUNCH(place_terms, blocks, kSide, 0, stream, given, static_cast<const int*>(ranks), static_cast<const int*>(ends), terms);
+  if (count > 0)
+    OPFORGE_LAUNCH(place_terms, blocks, kSide, 0, stream, given, static_cast<const int*>(ranks),
+                   static_cast<const int*>(ends), terms);
   OPFORGE_DISPATCH_DTYPE(dy, T, {
     const auto add = [&](auto kernel) {
-      OPFORGE_LAUNCH(kernel, static_cast<unsigned>(vocab), THREADS, 0, stream, opforge::data<const T>(dy), static_cast<const int*>(terms), static_cast<const int*>(ends),
-                     opforge::data<T>(dweight), dim);
+      OPFORGE_LAUNCH(kernel, static_cast<unsigned>(vocab), THREADS, 0, stream, opforge::data<const T>(dy),
+                     static_cast<const int*>(terms), static_cast<const int*>(ends), opforge::data<T>(dweight), dim);
     };
-    const bool vectors = opforge::can_vectorize(opforge::data<const T>(dy), dim) && opforge::can_vectorize(opforge::data<const T>(dweight), dim);
+    const bool vectors = opforge::can_vectorize(opforge::data<const T>(dy), dim) &&
+                         opforge::can_vectorize(opforge::data<const T>(dweight), dim);
     add(vectors ? add_terms<T, opforge::kVecSize<T>> : add_terms<T, 1>);
   });
 }

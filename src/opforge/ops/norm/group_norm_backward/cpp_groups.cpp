@@ -39,7 +39,8 @@ ChannelSums channel_sums(const T* x, const T* dy, int64_t positions, float mean,
 }
 
 template <typename T>
-void gradients(const T* x, const T* weight, const T* dy, T* dx, T* dweight, T* dbias, const opforge::GroupShape& shape, float eps) {
+void gradients(const T* x, const T* weight, const T* dy, T* dx, T* dweight, T* dbias, const opforge::GroupShape& shape,
+               float eps) {
   const int64_t length = shape.length, each = shape.each, positions = shape.positions;
   std::vector<ChannelSums> sums(shape.batch * shape.channels);
   opforge::for_each_row(length == 0 ? 0 : shape.batch * shape.groups, length, [&](int64_t group) {
@@ -65,13 +66,17 @@ void gradients(const T* x, const T* weight, const T* dy, T* dx, T* dweight, T* d
     level /= length;
     slope /= length;
     if (positions == 1) {
-      opforge::map_row(each, to, [=](float v, float d, float w) { return (d * w - level - (v - mean) * scale * slope) * scale; }, from, arrived, weights);
+      opforge::map_row(
+          each, to, [=](float v, float d, float w) { return (d * w - level - (v - mean) * scale * slope) * scale; },
+          from, arrived, weights);
       return;
     }
     for (int64_t c = 0; c < each; ++c) {
       const float w = opforge::load_as_float(weights[c]);
-      opforge::map_row(positions, to + c * positions, [=](float v, float d) { return (d * w - level - (v - mean) * scale * slope) * scale; }, from + c * positions,
-                       arrived + c * positions);
+      opforge::map_row(
+          positions, to + c * positions,
+          [=](float v, float d) { return (d * w - level - (v - mean) * scale * slope) * scale; }, from + c * positions,
+          arrived + c * positions);
     }
   });
   for (int64_t c = 0; c < shape.channels; ++c) {
@@ -85,12 +90,15 @@ void gradients(const T* x, const T* weight, const T* dy, T* dx, T* dweight, T* d
   }
 }
 
-void group_norm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy, opforge::TensorView dx, opforge::TensorView dweight,
-                         opforge::TensorView dbias, int64_t groups, double eps) {
-  const opforge::GroupShape shape = opforge::check_groups({{"x", x}, {"dy", dy}, {"dx", dx}}, {{"weight", weight}, {"dweight", dweight}, {"dbias", dbias}}, groups);
+void group_norm_backward(opforge::TensorView x, opforge::TensorView weight, opforge::TensorView dy,
+                         opforge::TensorView dx, opforge::TensorView dweight, opforge::TensorView dbias, int64_t groups,
+                         double eps) {
+  const opforge::GroupShape shape = opforge::check_groups(
+      {{"x", x}, {"dy", dy}, {"dx", dx}}, {{"weight", weight}, {"dweight", dweight}, {"dbias", dbias}}, groups);
   OPFORGE_DISPATCH_DTYPE(x, T,
-                         gradients(opforge::data<const T>(x), opforge::data<const T>(weight), opforge::data<const T>(dy), opforge::data<T>(dx),
-                                   opforge::data<T>(dweight), opforge::data<T>(dbias), shape, static_cast<float>(eps)));
+                         gradients(opforge::data<const T>(x), opforge::data<const T>(weight),
+                                   opforge::data<const T>(dy), opforge::data<T>(dx), opforge::data<T>(dweight),
+                                   opforge::data<T>(dbias), shape, static_cast<float>(eps)));
 }
 
 }  // namespace

@@ -77,7 +77,8 @@ __device__ __forceinline__ void store_floats(const float (&values)[N], T* at) {
 // A unit is what a thread takes at a time: the vectors of both halves, a vector of pairs, or a vector of what is copied.
 // N == 1: a pair, or an element; strides are any there.
 template <typename T, int N, bool kPairs, int Threads, int Unroll>
-__global__ void __launch_bounds__(Threads) rotate_tokens(TurnedHeads<T> q, TurnedHeads<T> k, Angles angles, unsigned tokens, int dim, int half) {
+__global__ void __launch_bounds__(Threads) rotate_tokens(TurnedHeads<T> q, TurnedHeads<T> k, Angles angles,
+                                                         unsigned tokens, int dim, int half) {
   constexpr bool kInside = kPairs && N > 1;  // both of a pair lie in one vector
   const int64_t row = blockIdx.x, batch = blockIdx.x / tokens, token = blockIdx.x % tokens;
   int64_t place = token;
@@ -105,7 +106,10 @@ __global__ void __launch_bounds__(Threads) rotate_tokens(TurnedHeads<T> q, Turne
       const int64_t step = N > 1 ? 1 : keys ? k.element : q.element;
       out[u] = keys ? k.y + (row * k.heads + head) * dim : q.y + (row * q.heads + head) * dim;
       const bool turns = unit[u] < turning;
-      const int at = kInside ? unit[u] * N : !turns ? 2 * half + (unit[u] - turning) * N : kPairs ? 2 * unit[u] : unit[u] * N;
+      const int at = kInside  ? unit[u] * N
+                     : !turns ? 2 * half + (unit[u] - turning) * N
+                     : kPairs ? 2 * unit[u]
+                              : unit[u] * N;
       a[u] = load_once<T, N>(x + at * step);
       if (!kInside && turns) b[u] = load_once<T, N>(x + (at + (kPairs ? 1 : half)) * step);
       out[u] += at;
@@ -156,27 +160,30 @@ inline bool heads_are_vectors(const TensorView& x) {
 }
 
 inline bool angles_are_vectors(const TensorView& table) {
-  return reinterpret_cast<uintptr_t>(table.data_ptr()) % 16 == 0 && table.stride(1) == 1 && (table.size(0) <= 1 || table.stride(0) % 4 == 0);
+  return reinterpret_cast<uintptr_t>(table.data_ptr()) % 16 == 0 && table.stride(1) == 1 &&
+         (table.size(0) <= 1 || table.stride(0) % 4 == 0);
 }
 
 template <typename T>
 inline TurnedHeads<T> turned_heads(const TensorView& x, const TensorView& y) {
-  return {data<const T>(x), data<T>(y), x.stride(0), x.stride(1), x.stride(2), x.stride(3), static_cast<int>(x.size(2))};
+  return {data<const T>(x),           data<T>(y), x.stride(0), x.stride(1), x.stride(2), x.stride(3),
+          static_cast<int>(x.size(2))};
 }
 
 template <int Threads, int Unroll, typename T>
-inline void rotate_as(const TensorView& q, const TensorView& k, const TensorView& q_out, const TensorView& k_out, const TensorView& cos, const TensorView& sin,
-                      const Angles& angles, bool interleaved) {
+inline void rotate_as(const TensorView& q, const TensorView& k, const TensorView& q_out, const TensorView& k_out,
+                      const TensorView& cos, const TensorView& sin, const Angles& angles, bool interleaved) {
   constexpr int N = kVecSize<T>;
   const int dim = static_cast<int>(q.size(3)), half = static_cast<int>(cos.size(1));
   const bool whole = dim % N == 0 && (interleaved ? 2 * half : half) % N == 0 && half % 4 == 0;
-  const bool vectors = whole && heads_are_vectors<T>(q) && heads_are_vectors<T>(k) && heads_are_vectors<T>(q_out) && heads_are_vectors<T>(k_out) &&
-                       angles_are_vectors(cos) && angles_are_vectors(sin);
+  const bool vectors = whole && heads_are_vectors<T>(q) && heads_are_vectors<T>(k) && heads_are_vectors<T>(q_out) &&
+                       heads_are_vectors<T>(k_out) && angles_are_vectors(cos) && angles_are_vectors(sin);
   const int64_t rows = q.size(0) * q.size(1);
-  OPFORGE_CHECK(rows < (int64_t(1) << 31) && (q.size(2) + k.size(2)) * dim < (int64_t(1) << 30), ValueError, "there are too many tokens, or heads, for one launch");
+  OPFORGE_CHECK(rows < (int64_t(1) << 31) && (q.size(2) + k.size(2)) * dim < (int64_t(1) << 30), ValueError,
+                "there are too many tokens, or heads, for one launch");
   const auto launch = [&](auto kernel) {
-    OPFORGE_LAUNCH(kernel, static_cast<unsigned>(rows), Threads, 0, current_stream(q), turned_heads<T>(q, q_out), turned_heads<T>(k, k_out), angles,
-                   static_cast<unsigned>(q.size(1)), dim, half);
+    OPFORGE_LAUNCH(kernel, static_cast<unsigned>(rows), Threads, 0, current_stream(q), turned_heads<T>(q, q_out),
+                   turned_heads<T>(k, k_out), angles, static_cast<unsigned>(q.size(1)), dim, half);
   };
   if (interleaved) {
     launch(vectors ? rotate_tokens<T, N, true, Threads, Unroll> : rotate_tokens<T, 1, true, Threads, Unroll>);
@@ -189,13 +196,24 @@ inline void rotate_as(const TensorView& q, const TensorView& k, const TensorView
 
 /// q and k [batch, tokens, heads, dim], in any strides, turned by `sign` times their angles into contiguous outputs.
 template <int Threads, int Unroll>
-inline void rotate(const TensorView& q, const TensorView& k, const TensorView& cos, const TensorView& sin, const std::optional<TensorView>& positions,
-                   const TensorView& q_out, const TensorView& k_out, bool interleaved, float sign) {
+inline void rotate(const TensorView& q, const TensorView& k, const TensorView& cos, const TensorView& sin,
+                   const std::optional<TensorView>& positions, const TensorView& q_out, const TensorView& k_out,
+                   bool interleaved, float sign) {
   check_rotary(q, k, cos, sin, positions, q_out, k_out);
   OPFORGE_CHECK_DEVICE(q);
   OPFORGE_CHECK_DEVICE(cos);
   OPFORGE_CHECK_DEVICE(sin);
-  detail::Angles angles{data<const float>(cos), data<const float>(sin), nullptr, cos.stride(0), cos.stride(1), sin.stride(0), sin.stride(1), 0, 0, cos.size(0), sign};
+  detail::Angles angles{data<const float>(cos),
+                        data<const float>(sin),
+                        nullptr,
+                        cos.stride(0),
+                        cos.stride(1),
+                        sin.stride(0),
+                        sin.stride(1),
+                        0,
+                        0,
+                        cos.size(0),
+                        sign};
   if (positions.has_value()) {
     OPFORGE_CHECK_DEVICE(*positions);
     angles.positions = data<const int64_t>(*positions);
@@ -203,7 +221,8 @@ inline void rotate(const TensorView& q, const TensorView& k, const TensorView& c
     angles.positions_token = positions->stride(1);
   }
   if (q.numel() + k.numel() == 0) return;
-  OPFORGE_DISPATCH_DTYPE(q, T, detail::rotate_as<Threads, Unroll, T>(q, k, q_out, k_out, cos, sin, angles, interleaved));
+  OPFORGE_DISPATCH_DTYPE(q, T,
+                         detail::rotate_as<Threads, Unroll, T>(q, k, q_out, k_out, cos, sin, angles, interleaved));
 }
 
 }  // namespace opforge

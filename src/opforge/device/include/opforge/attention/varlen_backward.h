@@ -85,7 +85,8 @@ __device__ inline Place find(const int* offsets, int64_t step, int sequences, in
 
 // Starts copying rows [first, first + kRows) of a sequence's rows, 0 beyond `rows` and `dim`.
 template <typename T, int kDim, int kRows>
-__device__ __forceinline__ void fetch(T* target, const Side& side, int64_t base, int head, int first, int rows, int dim) {
+__device__ __forceinline__ void fetch(T* target, const Side& side, int64_t base, int head, int first, int rows,
+                                      int dim) {
   constexpr int kPieces = kDim / 8;
   const T* source = static_cast<const T*>(side.data) + base * side.row + head * side.head;
   for (int at = threadIdx.x; at < kRows * kPieces; at += kThreads) {
@@ -129,8 +130,8 @@ __device__ void fill(void* target, int slot, int behind, int rows, int head, int
 
 // Stores a warp's 16 rows of sums.
 template <typename T, int kDim>
-__device__ __forceinline__ void put(void* target, const float (&sums)[kDim / 8][4], float factor, float lost, int64_t base, int first,
-                                    int rows, int head, int heads, int dim) {
+__device__ __forceinline__ void put(void* target, const float (&sums)[kDim / 8][4], float factor, float lost,
+                                    int64_t base, int first, int rows, int head, int heads, int dim) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n)
@@ -159,7 +160,8 @@ __global__ void __launch_bounds__(kThreads) gradients(Call call) {
   const int behind = found.wrong ? 0 : own_offsets[call.sequences * own_step];
   if ((slot + 1) * kOwn > behind) {
     const float nothing = found.wrong ? NAN : 0.0f;
-    fill<T>(kOfKeys ? call.dk : call.dq, slot, behind, own_total, head, kOfKeys ? kv_heads : call.heads, call.head_dim, nothing);
+    fill<T>(kOfKeys ? call.dk : call.dq, slot, behind, own_total, head, kOfKeys ? kv_heads : call.heads, call.head_dim,
+            nothing);
     if (kOfKeys) fill<T>(call.dv, slot, behind, own_total, head, kv_heads, call.value_dim, nothing);
   }
   if (found.wrong || found.sequence < 0) return;
@@ -191,7 +193,8 @@ __global__ void __launch_bounds__(kThreads) gradients(Call call) {
   const int steps = end > begin ? (end - begin + kOther - 1) / kOther : 0, all = steps * members;
   const auto advance = [&](int step) {
     if (step < all) {
-      const int other_head = kOfKeys ? kv_head * call.group + step / steps : kv_head, at = begin + step % steps * kOther;
+      const int other_head = kOfKeys ? kv_head * call.group + step / steps : kv_head,
+                at = begin + step % steps * kOther;
       T* target = ring + step % 2 * 2 * kOther * kDim;
       fetch<T, kDim, kOther>(target, other_one, other_base, other_head, at, others, call.head_dim);
       fetch<T, kDim, kOther>(target + kOther * kDim, other_two, other_base, other_head, at, others, call.value_dim);
@@ -200,7 +203,8 @@ __global__ void __launch_bounds__(kThreads) gradients(Call call) {
         const bool there = at + static_cast<int>(threadIdx.x) < others;
         const float level = there ? call.lse[other_head * call.lse_h + line * call.lse_n] : INFINITY;
         levels[step % 2][threadIdx.x] = level == -INFINITY ? INFINITY : level * kLog2E;
-        means[step % 2][threadIdx.x] = there ? call.middle[static_cast<int64_t>(other_head) * call.total_q + line] : 0.0f;
+        means[step % 2][threadIdx.x] =
+            there ? call.middle[static_cast<int64_t>(other_head) * call.total_q + line] : 0.0f;
       }
     }
     commit_copies();
@@ -259,8 +263,10 @@ __global__ void __launch_bounds__(kThreads) gradients(Call call) {
           s[n][e] = weight;
           p[n][e] = weight * (p[n][e] - of_mean) * (1.0f - bent * bent);
         }
-      const Pair slopes[4] = {packed<T>(p[0][0], p[0][1]), packed<T>(p[0][2], p[0][3]), packed<T>(p[1][0], p[1][1]), packed<T>(p[1][2], p[1][3])};
-      const Pair weights[4] = {packed<T>(s[0][0], s[0][1]), packed<T>(s[0][2], s[0][3]), packed<T>(s[1][0], s[1][1]), packed<T>(s[1][2], s[1][3])};
+      const Pair slopes[4] = {packed<T>(p[0][0], p[0][1]), packed<T>(p[0][2], p[0][3]), packed<T>(p[1][0], p[1][1]),
+                              packed<T>(p[1][2], p[1][3])};
+      const Pair weights[4] = {packed<T>(s[0][0], s[0][1]), packed<T>(s[0][2], s[0][3]), packed<T>(s[1][0], s[1][1]),
+                               packed<T>(s[1][2], s[1][3])};
 #pragma unroll
       for (int n = 0; n < kDim / 16; ++n) {
         Pair columns[4];
@@ -278,7 +284,8 @@ __global__ void __launch_bounds__(kThreads) gradients(Call call) {
   }
   const float nothing = lost ? NAN : 0.0f;
   const int own_heads = kOfKeys ? kv_heads : call.heads;
-  put<T, kDim>(kOfKeys ? call.dk : call.dq, of_one, call.scale, nothing, own_base, first + warp * 16, own, head, own_heads, call.head_dim);
+  put<T, kDim>(kOfKeys ? call.dk : call.dq, of_one, call.scale, nothing, own_base, first + warp * 16, own, head,
+               own_heads, call.head_dim);
   if constexpr (kOfKeys)
     put<T, kDim>(call.dv, of_two, 1.0f, nothing, own_base, first + warp * 16, own, head, own_heads, call.value_dim);
 }
@@ -294,7 +301,8 @@ void launch(const Call& call, cudaStream_t stream) {
     OPFORGE_LAUNCH((gradients<T, kDim, false>), dim3(slots(call.total_q), heads), kThreads, kShared, stream, call);
   }
   if (call.total_k > 0)
-    OPFORGE_LAUNCH((gradients<T, kDim, true>), dim3(slots(call.total_k), heads / call.group), kThreads, kShared, stream, call);
+    OPFORGE_LAUNCH((gradients<T, kDim, true>), dim3(slots(call.total_k), heads / call.group), kThreads, kShared, stream,
+                   call);
 }
 
 }  // namespace packed_gradients

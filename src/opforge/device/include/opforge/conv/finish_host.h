@@ -42,7 +42,8 @@ class Finish {
           line[j] = line[j] * s.share / s.total;
         }
         break;
-      default: break;
+      default:
+        break;
     }
   }
 

@@ -39,7 +39,8 @@ struct Places {
     for (int64_t tap = 0; tap < kernel; ++tap)
       for (int64_t at = 0; at < size; ++at) {
         const int64_t moved = at + steps.before - tap * steps.dilation;
-        places.found[tap * size + at] = moved >= 0 && moved % steps.stride == 0 && moved / steps.stride < out ? moved / steps.stride : -1;
+        places.found[tap * size + at] =
+            moved >= 0 && moved % steps.stride == 0 && moved / steps.stride < out ? moved / steps.stride : -1;
       }
     return places;
   }
@@ -73,7 +74,9 @@ struct WeightsOfChannels {
   const T* w;
   int64_t filter, channel, row, column, kernel_h, kernel_w;  // strides, and the kernel's sizes
 
-  const T* term(int64_t l) const { return w + l / (kernel_h * kernel_w) * filter + l / kernel_w % kernel_h * row + l % kernel_w * column; }
+  const T* term(int64_t l) const {
+    return w + l / (kernel_h * kernel_w) * filter + l / kernel_w % kernel_h * row + l % kernel_w * column;
+  }
   float value(const T* found, int64_t c) const { return load_as_float(found[c * channel]); }
 };
 
@@ -87,7 +90,9 @@ struct ArrivingAtPixels {
     int64_t r, s;
   };
 
-  Term term(int64_t l) const { return {dy + l / (kernel_h * kernel_w) * filter, l / kernel_w % kernel_h, l % kernel_w}; }
+  Term term(int64_t l) const {
+    return {dy + l / (kernel_h * kernel_w) * filter, l / kernel_w % kernel_h, l % kernel_w};
+  }
   float value(const Term& found, int64_t pixel) const {
     const int64_t p = rows(found.r, pixel / width), q = columns(found.s, pixel % width);
     return p < 0 || q < 0 ? 0.0f : load_as_float(found.dy[p * row + q * column]);
@@ -97,15 +102,21 @@ struct ArrivingAtPixels {
 /// dx of dy and w, tile by tile; the sizes are those of the convolution.
 template <typename B, typename T>
 void image_gradient(const TensorView& w, const TensorView& dy, const TensorView& dx, const Shape& s) {
-  OPFORGE_CHECK(s.height == 1 || dx.stride(2) == s.width * dx.stride(3), ValueError, "the pixels of dx must lie so far apart, one from the next");
-  const Places rows = Places::outputs(s.height, s.kernel_h, s.out_h, s.rows), columns = Places::outputs(s.width, s.kernel_w, s.out_w, s.cols);
+  OPFORGE_CHECK(s.height == 1 || dx.stride(2) == s.width * dx.stride(3), ValueError,
+                "the pixels of dx must lie so far apart, one from the next");
+  const Places rows = Places::outputs(s.height, s.kernel_h, s.out_h, s.rows),
+               columns = Places::outputs(s.width, s.kernel_w, s.out_w, s.cols);
   each_product(s.batch * s.groups, [&](int64_t number) {
     const int64_t n = number / s.groups, g = number % s.groups;
-    const Gathered<WeightsOfChannels<T>> left{{data<const T>(w) + g * s.filters * w.stride(0), w.stride(0), w.stride(1), w.stride(2), w.stride(3), s.kernel_h, s.kernel_w}};
-    const Gathered<ArrivingAtPixels<T>> right{
-        {data<const T>(dy) + n * dy.stride(0) + g * s.filters * dy.stride(1), dy.stride(1), dy.stride(2), dy.stride(3), s.kernel_h, s.kernel_w, s.width, rows, columns}};
-    const gemm::Elements<T> out{data<T>(dx) + n * dx.stride(0) + g * s.channels * dx.stride(1), dx.stride(1), dx.stride(3)};
-    gemm::multiply_packed<B>(left, right, out, s.channels, s.height * s.width, s.filters * s.taps(), [](float*, int64_t, int64_t, int64_t) {});
+    const Gathered<WeightsOfChannels<T>> left{{data<const T>(w) + g * s.filters * w.stride(0), w.stride(0), w.stride(1),
+                                               w.stride(2), w.stride(3), s.kernel_h, s.kernel_w}};
+    const Gathered<ArrivingAtPixels<T>> right{{data<const T>(dy) + n * dy.stride(0) + g * s.filters * dy.stride(1),
+                                               dy.stride(1), dy.stride(2), dy.stride(3), s.kernel_h, s.kernel_w,
+                                               s.width, rows, columns}};
+    const gemm::Elements<T> out{data<T>(dx) + n * dx.stride(0) + g * s.channels * dx.stride(1), dx.stride(1),
+                                dx.stride(3)};
+    gemm::multiply_packed<B>(left, right, out, s.channels, s.height * s.width, s.filters * s.taps(),
+                             [](float*, int64_t, int64_t, int64_t) {});
   });
 }
 
@@ -115,7 +126,9 @@ struct ArrivingForFilters {
   const T* dy;
   int64_t image, filter, row, column, out_h, out_w;
 
-  const T* term(int64_t l) const { return dy + l / (out_h * out_w) * image + l / out_w % out_h * row + l % out_w * column; }
+  const T* term(int64_t l) const {
+    return dy + l / (out_h * out_w) * image + l / out_w % out_h * row + l % out_w * column;
+  }
   float value(const T* found, int64_t f) const { return load_as_float(found[f * filter]); }
 };
 
@@ -132,7 +145,8 @@ struct ReadByWeights {
   Term term(int64_t l) const { return {x + l / (out_h * out_w) * image, l / out_w % out_h, l % out_w}; }
   float value(const Term& found, int64_t weight) const {
     const int64_t h = rows(weight / kernel_w % kernel_h, found.p), v = columns(weight % kernel_w, found.q);
-    return h < 0 || v < 0 ? 0.0f : load_as_float(found.x[weight / (kernel_h * kernel_w) * channel + h * row + v * column]);
+    return h < 0 || v < 0 ? 0.0f
+                          : load_as_float(found.x[weight / (kernel_h * kernel_w) * channel + h * row + v * column]);
   }
 };
 
@@ -140,16 +154,19 @@ struct ReadByWeights {
 template <typename B, typename T>
 void kernel_gradient(const TensorView& x, const TensorView& dy, const TensorView& dw, const Shape& s) {
   OPFORGE_CHECK_CONTIGUOUS(dw);
-  const Places rows = Places::images(s.height, s.kernel_h, s.out_h, s.rows), columns = Places::images(s.width, s.kernel_w, s.out_w, s.cols);
+  const Places rows = Places::images(s.height, s.kernel_h, s.out_h, s.rows),
+               columns = Places::images(s.width, s.kernel_w, s.out_w, s.cols);
   const int64_t terms = s.batch * s.out_h * s.out_w;
   if (terms == 0) {
     std::fill(data<T>(dw), data<T>(dw) + dw.numel(), store_from_float<T>(0.0f));
     return;
   }
   each_product(s.groups, [&](int64_t g) {
-    const Gathered<ArrivingForFilters<T>> left{{data<const T>(dy) + g * s.filters * dy.stride(1), dy.stride(0), dy.stride(1), dy.stride(2), dy.stride(3), s.out_h, s.out_w}};
-    const Gathered<ReadByWeights<T>> right{
-        {data<const T>(x) + g * s.channels * x.stride(1), x.stride(0), x.stride(1), x.stride(2), x.stride(3), s.kernel_h, s.kernel_w, s.out_h, s.out_w, rows, columns}};
+    const Gathered<ArrivingForFilters<T>> left{{data<const T>(dy) + g * s.filters * dy.stride(1), dy.stride(0),
+                                                dy.stride(1), dy.stride(2), dy.stride(3), s.out_h, s.out_w}};
+    const Gathered<ReadByWeights<T>> right{{data<const T>(x) + g * s.channels * x.stride(1), x.stride(0), x.stride(1),
+                                            x.stride(2), x.stride(3), s.kernel_h, s.kernel_w, s.out_h, s.out_w, rows,
+                                            columns}};
     const gemm::Elements<T> out{data<T>(dw) + g * s.filters * s.terms(), s.terms(), 1};
     gemm::multiply_packed<B>(left, right, out, s.filters, s.terms(), terms, [](float*, int64_t, int64_t, int64_t) {});
   });

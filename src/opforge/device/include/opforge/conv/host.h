@@ -30,9 +30,11 @@ struct Filters {
   template <typename T>
   static Filters of(const TensorView& w, const Shape& s) {
     const auto neighbours = [&](int64_t c, int64_t r, int64_t q) {
-      return (w.size(1) < 2 || w.stride(1) == c) && (w.size(2) < 2 || w.stride(2) == r) && (w.size(3) < 2 || w.stride(3) == q) && (w.size(0) < 2 || w.stride(0) == s.terms());
+      return (w.size(1) < 2 || w.stride(1) == c) && (w.size(2) < 2 || w.stride(2) == r) &&
+             (w.size(3) < 2 || w.stride(3) == q) && (w.size(0) < 2 || w.stride(0) == s.terms());
     };
-    const bool taps_inside = neighbours(s.taps(), s.kernel_w, 1), channels_inside = !taps_inside && neighbours(1, s.kernel_w * s.channels, s.channels);
+    const bool taps_inside = neighbours(s.taps(), s.kernel_w, 1),
+               channels_inside = !taps_inside && neighbours(1, s.kernel_w * s.channels, s.channels);
     if constexpr (std::is_same<T, float>::value)
       if (taps_inside || channels_inside) return {opforge::data<const float>(w), channels_inside, std::nullopt};
     const int64_t filters = s.groups * s.filters;
@@ -49,7 +51,8 @@ struct Filters {
         }
         for (int64_t c = 0; c < s.channels; ++c)
           for (int64_t r = 0; r < s.kernel_h; ++r)
-            for (int64_t q = 0; q < s.kernel_w; ++q) *line++ = load_as_float(source[c * w.stride(1) + r * w.stride(2) + q * w.stride(3)]);
+            for (int64_t q = 0; q < s.kernel_w; ++q)
+              *line++ = load_as_float(source[c * w.stride(1) + r * w.stride(2) + q * w.stride(3)]);
       }
     });
     return made;
@@ -58,8 +61,8 @@ struct Filters {
 
 // Stores the sums of `rows` filters for pixels first … first + count - 1 of a plane, those that are outputs.
 template <typename T, typename Finish>
-inline void store_pixels(float* sums, int64_t width, const Shape& s, int64_t line, const TensorView& y, int64_t image, int64_t filter, int64_t rows, int64_t first, int64_t count,
-                         const Finish& finish) {
+inline void store_pixels(float* sums, int64_t width, const Shape& s, int64_t line, const TensorView& y, int64_t image,
+                         int64_t filter, int64_t rows, int64_t first, int64_t count, const Finish& finish) {
   T* whole = data<T>(y) + image * y.stride(0) + filter * y.stride(1);
   for (int64_t at = 0; at < count;) {
     const int64_t p = (first + at) / line, q = (first + at) % line, now = std::min(count - at, s.out_w - q);
@@ -80,7 +83,8 @@ inline void store_pixels(float* sums, int64_t width, const Shape& s, int64_t lin
 }
 
 template <typename Tile, typename T, typename Finish>
-void convolve_tiled(const TensorView& x, const TensorView& w, const std::vector<float>& start, const TensorView& y, const Shape& s, const Finish& finish) {
+void convolve_tiled(const TensorView& x, const TensorView& w, const std::vector<float>& start, const TensorView& y,
+                    const Shape& s, const Finish& finish) {
   Planes planes(s);
   const bool in_place = planes.lies_so<T>(x, s);
   if (in_place) planes.take(x);
@@ -94,7 +98,8 @@ void convolve_tiled(const TensorView& x, const TensorView& w, const std::vector<
   gemm::Buffer made(in_place ? 1 : wave * planes.image + slack);
   if (!in_place) planes.data = made.get();
   // what one tile reads is read again by every block of filters
-  const int64_t chunk = std::max<int64_t>(1, std::min(tiles, kNear / (width * planes.rows.count() * planes.cols.count() * s.channels)));
+  const int64_t chunk =
+      std::max<int64_t>(1, std::min(tiles, kNear / (width * planes.rows.count() * planes.cols.count() * s.channels)));
   const int64_t chunks = (tiles + chunk - 1) / chunk;
   for (int64_t image = 0; image < s.batch; image += wave) {
     const int64_t images = std::min(wave, s.batch - image);
@@ -106,9 +111,11 @@ void convolve_tiled(const TensorView& x, const TensorView& w, const std::vector<
       gemm::Buffer sums(most * width), copied(in_place ? s.terms() * width : 1);
       std::vector<int64_t> beside;
       for (int64_t task = first; task < last; ++task) {
-        const int64_t share = task % shares, whole = task / shares, group = whole / chunks % s.groups, own = whole / chunks / s.groups;
+        const int64_t share = task % shares, whole = task / shares, group = whole / chunks % s.groups,
+                      own = whole / chunks / s.groups;
         const int64_t begin = whole % chunks * chunk, end = std::min(tiles, begin + chunk);
-        const float* base = planes.data + (in_place ? image + own : own) * planes.image + group * s.channels * planes.channel;
+        const float* base =
+            planes.data + (in_place ? image + own : own) * planes.image + group * s.channels * planes.channel;
         // the last tile of planes that are not ours is copied: behind them is whatever the caller has there
         const bool copies = in_place && end == tiles && pixels % width != 0;
         if (copies) {
@@ -122,14 +129,17 @@ void convolve_tiled(const TensorView& x, const TensorView& w, const std::vector<
           }
         }
         for (int64_t block = blocks * share / shares; block < blocks * (share + 1) / shares; ++block) {
-          const int64_t top = s.filters * block / blocks, rows = s.filters * (block + 1) / blocks - top, filter = group * s.filters + top;
+          const int64_t top = s.filters * block / blocks, rows = s.filters * (block + 1) / blocks - top,
+                        filter = group * s.filters + top;
           for (int64_t tile = begin; tile < end; ++tile) {
             const int64_t at = tile * width, count = std::min(width, pixels - at);
             const int vectors = static_cast<int>((count + Tile::kLanes - 1) / Tile::kLanes);
             const bool copy = copies && tile == tiles - 1;
-            tile_of<Tile>(static_cast<int>(rows), vectors)(filters.data + filter * s.terms(), s.terms(), copy ? copied.get() : base + at, copy ? beside.data() : offsets.data(),
-                                                           s.terms(), start.data() + filter, sums.get());
-            store_pixels<T>(sums.get(), vectors * Tile::kLanes, s, planes.line(), y, image + own, filter, rows, at, count, finish);
+            tile_of<Tile>(static_cast<int>(rows), vectors)(
+                filters.data + filter * s.terms(), s.terms(), copy ? copied.get() : base + at,
+                copy ? beside.data() : offsets.data(), s.terms(), start.data() + filter, sums.get());
+            store_pixels<T>(sums.get(), vectors * Tile::kLanes, s, planes.line(), y, image + own, filter, rows, at,
+                            count, finish);
           }
         }
       }
@@ -139,20 +149,26 @@ void convolve_tiled(const TensorView& x, const TensorView& w, const std::vector<
 
 /// y = finish(convolution of x with w, begun with the bias where there is one), in the registers that `isa` asks for.
 template <int isa, typename T, typename Finish>
-void convolve(const TensorView& x, const TensorView& w, const std::optional<TensorView>& bias, const TensorView& y, const Shape& s, const Finish& finish) {
+void convolve(const TensorView& x, const TensorView& w, const std::optional<TensorView>& bias, const TensorView& y,
+              const Shape& s, const Finish& finish) {
   std::vector<float> start(s.groups * s.filters, 0.0f);
   if (bias.has_value()) {
-    OPFORGE_CHECK(bias->ndim() == 1 && bias->size(0) == y.size(1), ValueError, "bias must have ", y.size(1), " elements");
+    OPFORGE_CHECK(bias->ndim() == 1 && bias->size(0) == y.size(1), ValueError, "bias must have ", y.size(1),
+                  " elements");
     OPFORGE_CHECK_SAME_DTYPE(x, *bias);
-    for (size_t f = 0; f < start.size(); ++f) start[f] = load_as_float(data<const T>(*bias)[static_cast<int64_t>(f) * bias->stride(0)]);
+    for (size_t f = 0; f < start.size(); ++f)
+      start[f] = load_as_float(data<const T>(*bias)[static_cast<int64_t>(f) * bias->stride(0)]);
   }
   if (y.numel() == 0) return;
   switch (gemm::instruction_set<isa>()) {
 #if defined(__x86_64__)
-    case 3: return convolve_tiled<Avx512Tile, T>(x, w, start, y, s, finish);
-    case 2: return convolve_tiled<Avx2Tile, T>(x, w, start, y, s, finish);
+    case 3:
+      return convolve_tiled<Avx512Tile, T>(x, w, start, y, s, finish);
+    case 2:
+      return convolve_tiled<Avx2Tile, T>(x, w, start, y, s, finish);
 #endif
-    default: return convolve_tiled<PlainTile, T>(x, w, start, y, s, finish);
+    default:
+      return convolve_tiled<PlainTile, T>(x, w, start, y, s, finish);
   }
 }
 

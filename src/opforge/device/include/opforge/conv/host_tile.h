@@ -13,31 +13,32 @@ namespace conv {
 
 // out[i][j] = start[i] + sum over l of weights[i * row + l] * x[offsets[l] + j], for R filters and V vectors of pixels.
 // A macro, because the compiler lowers vectors function by function, for the target that stands on the function.
-#define OPFORGE_CONV_TILE(NAME, TARGET, LANES, ROWS, VECTORS, WIDE)                                                                  \
-  struct NAME {                                                                                                                      \
-    static constexpr int kLanes = LANES, kRows = ROWS, kVectors = VECTORS, kWide = WIDE;                                             \
-    template <int R, int V>                                                                                                          \
-    TARGET static void sums(const float* weights, int64_t row, const float* x, const int64_t* offsets, int64_t terms,                \
-                            const float* start, float* out) {                                                                        \
-      typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));                                                      \
-      Vector tile[R][V];                                                                                                             \
-      const float* rows[R];                                                                                                          \
-      _Pragma("GCC unroll 16") for (int i = 0; i < R; ++i) {                                                                         \
-        rows[i] = weights + i * row;                                                                                                 \
-        _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) tile[i][j] = Vector{} + start[i];                                       \
-      }                                                                                                                              \
-      for (int64_t l = 0; l < terms; ++l) {                                                                                          \
-        const float* at = x + offsets[l];                                                                                            \
-        Vector seen[V];                                                                                                              \
-        _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) __builtin_memcpy(&seen[j], at + j * LANES, sizeof(Vector));             \
-        _Pragma("GCC unroll 16") for (int i = 0; i < R; ++i) {                                                                       \
-          const float weight = rows[i][l];                                                                                           \
-          _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) tile[i][j] += weight * seen[j];                                       \
-        }                                                                                                                            \
-      }                                                                                                                              \
-      _Pragma("GCC unroll 16") for (int i = 0; i < R; ++i)                                                                           \
-        _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) *reinterpret_cast<Vector*>(out + (i * V + j) * LANES) = tile[i][j];      \
-    }                                                                                                                                \
+#define OPFORGE_CONV_TILE(NAME, TARGET, LANES, ROWS, VECTORS, WIDE)                                                   \
+  struct NAME {                                                                                                       \
+    static constexpr int kLanes = LANES, kRows = ROWS, kVectors = VECTORS, kWide = WIDE;                              \
+    template <int R, int V>                                                                                           \
+    TARGET static void sums(const float* weights, int64_t row, const float* x, const int64_t* offsets, int64_t terms, \
+                            const float* start, float* out) {                                                         \
+      typedef float Vector __attribute__((vector_size(LANES * sizeof(float))));                                       \
+      Vector tile[R][V];                                                                                              \
+      const float* rows[R];                                                                                           \
+      _Pragma("GCC unroll 16") for (int i = 0; i < R; ++i) {                                                          \
+        rows[i] = weights + i * row;                                                                                  \
+        _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) tile[i][j] = Vector{} + start[i];                        \
+      }                                                                                                               \
+      for (int64_t l = 0; l < terms; ++l) {                                                                           \
+        const float* at = x + offsets[l];                                                                             \
+        Vector seen[V];                                                                                               \
+        _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j)                                                          \
+            __builtin_memcpy(&seen[j], at + j * LANES, sizeof(Vector));                                               \
+        _Pragma("GCC unroll 16") for (int i = 0; i < R; ++i) {                                                        \
+          const float weight = rows[i][l];                                                                            \
+          _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) tile[i][j] += weight * seen[j];                        \
+        }                                                                                                             \
+      }                                                                                                               \
+      _Pragma("GCC unroll 16") for (int i = 0; i < R; ++i) _Pragma("GCC unroll 16") for (int j = 0; j < V; ++j) *     \
+          reinterpret_cast<Vector*>(out + (i * V + j) * LANES) = tile[i][j];                                          \
+    }                                                                                                                 \
   }
 
 OPFORGE_CONV_TILE(PlainTile, , 4, 4, 3, 6);  // 12 sums of 16 registers

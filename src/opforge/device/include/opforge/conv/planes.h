@@ -58,7 +58,8 @@ struct Planes {
       for (int64_t second = 0; second < (channels_inside ? s.channels : s.taps()); ++second) {
         const int64_t c = channels_inside ? second : first, tap = channels_inside ? first : second;
         const int64_t r = tap / s.kernel_w, q = tap % s.kernel_w;
-        found.push_back(c * channel + (rows.place[r] * cols.count() + cols.place[q]) * plane + rows.shift[r] * line() + cols.shift[q]);
+        found.push_back(c * channel + (rows.place[r] * cols.count() + cols.place[q]) * plane + rows.shift[r] * line() +
+                        cols.shift[q]);
       }
     return found;
   }
@@ -66,8 +67,9 @@ struct Planes {
   // Whether x itself is such planes: nothing is added around it, and it is not taken apart.
   template <typename T>
   bool lies_so(const TensorView& x, const Shape& s) const {
-    return std::is_same<T, float>::value && s.rows.stride == 1 && s.cols.stride == 1 && s.rows.before + s.rows.behind + s.cols.before + s.cols.behind == 0 &&
-           (x.stride(3) == 1 || s.width == 1) && (x.stride(2) == s.width || s.height == 1) && x.stride(1) >= s.height * s.width;
+    return std::is_same<T, float>::value && s.rows.stride == 1 && s.cols.stride == 1 &&
+           s.rows.before + s.rows.behind + s.cols.before + s.cols.behind == 0 && (x.stride(3) == 1 || s.width == 1) &&
+           (x.stride(2) == s.width || s.height == 1) && x.stride(1) >= s.height * s.width;
   }
   void take(const TensorView& x) {
     data = opforge::data<const float>(x);
@@ -98,7 +100,8 @@ inline void fill_row(const Shape& s, const Planes& planes, int64_t at, int64_t p
 
 // The planes of `count` images from number `first` on, channels in NCHW or whatever strides they have.
 template <typename T>
-void fill_planes(const TensorView& x, const Shape& s, const Planes& planes, int64_t first, int64_t count, float* target) {
+void fill_planes(const TensorView& x, const Shape& s, const Planes& planes, int64_t first, int64_t count,
+                 float* target) {
   const int64_t channels = s.groups * s.channels, stride = s.cols.stride, step = x.stride(3) * stride;
   if (x.stride(1) == 1 && channels >= detail::kLanes) {
     // NHWC: squares of pixels and channels are turned in registers
@@ -113,7 +116,8 @@ void fill_planes(const TensorView& x, const Shape& s, const Planes& planes, int6
         int64_t from = 0, many = 0;
         float* there = nullptr;
         // channel 0 says where the row lies; the others follow
-        fill_row(s, planes, at, planes.cols.phases[phases % planes.cols.count()], line, [&](int64_t column, int64_t n, float* place) { from = column, many = n, there = place; });
+        fill_row(s, planes, at, planes.cols.phases[phases % planes.cols.count()], line,
+                 [&](int64_t column, int64_t n, float* place) { from = column, many = n, there = place; });
         for (int64_t c = 1; c < channels; ++c) {
           float* other = line + c * planes.channel;
           const int64_t before = many ? there - line : planes.line();
@@ -124,7 +128,8 @@ void fill_planes(const TensorView& x, const Shape& s, const Planes& planes, int6
         for (int64_t j = 0; j < many; j += kWidth) {
           const int64_t now = std::min<int64_t>(kWidth, many - j);
           gemm::pack_panel<kWidth>(source + j * step, step, 1, now, channels, turned.get());
-          for (int64_t c = 0; c < channels; ++c) __builtin_memcpy(there + j + c * planes.channel, turned.get() + c * kWidth, now * sizeof(float));
+          for (int64_t c = 0; c < channels; ++c)
+            __builtin_memcpy(there + j + c * planes.channel, turned.get() + c * kWidth, now * sizeof(float));
         }
       }
     });
@@ -138,7 +143,9 @@ void fill_planes(const TensorView& x, const Shape& s, const Planes& planes, int6
         for (const int64_t left : planes.cols.phases)
           for (int64_t row = 0; row < planes.rows.size; ++row, line += planes.line()) {
             const int64_t at = row * s.rows.stride + up - s.rows.before;
-            fill_row(s, planes, at, left, line, [&](int64_t column, int64_t n, float* place) { gather_row(source + at * x.stride(2) + column * x.stride(3), step, n, place); });
+            fill_row(s, planes, at, left, line, [&](int64_t column, int64_t n, float* place) {
+              gather_row(source + at * x.stride(2) + column * x.stride(3), step, n, place);
+            });
           }
     }
   });

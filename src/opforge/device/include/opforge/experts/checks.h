@@ -13,11 +13,14 @@ inline void check_routing(const Named& logits, const Named& weights, const Named
   OPFORGE_CHECK(k >= 1 && k <= experts, ValueError, "k must be from 1 to the ", experts, " experts (got ", k, ")");
   for (const Named& each : {weights, places}) {
     check_rows(each);
-    OPFORGE_CHECK(each.tensor.size(0) == rows && each.tensor.size(1) == k, ValueError, each.name, " must have ", k, " elements for each row of ", logits.name);
+    OPFORGE_CHECK(each.tensor.size(0) == rows && each.tensor.size(1) == k, ValueError, each.name, " must have ", k,
+                  " elements for each row of ", logits.name);
   }
-  OPFORGE_CHECK(float_kind(weights.tensor.dtype()) == FloatKind::kFloat32, TypeError, weights.name, " must be float32 (got ", dtype_name(weights.tensor.dtype()), ")");
+  OPFORGE_CHECK(float_kind(weights.tensor.dtype()) == FloatKind::kFloat32, TypeError, weights.name,
+                " must be float32 (got ", dtype_name(weights.tensor.dtype()), ")");
   const DLDataType dtype = places.tensor.dtype();
-  OPFORGE_CHECK(dtype.code == kDLInt && dtype.bits == 64, TypeError, places.name, " must be int64 (got ", dtype_name(dtype), ")");
+  OPFORGE_CHECK(dtype.code == kDLInt && dtype.bits == 64, TypeError, places.name, " must be int64 (got ",
+                dtype_name(dtype), ")");
 }
 
 }  // namespace opforge

@@ -31,7 +31,8 @@ template <typename T, int Per>
 __device__ __forceinline__ void load_logits(const T* row, int experts, float (&x)[Per]) {
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
-  for (int j = 0; j < Per; ++j) x[j] = lane + j * kWarpSize < experts ? load_as_float(row[lane + j * kWarpSize]) : -INFINITY;
+  for (int j = 0; j < Per; ++j)
+    x[j] = lane + j * kWarpSize < experts ? load_as_float(row[lane + j * kWarpSize]) : -INFINITY;
 }
 
 /// The largest logit of a row, and the sum of exp(x - top), in every lane.

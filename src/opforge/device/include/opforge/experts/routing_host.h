@@ -12,7 +12,8 @@ namespace opforge {
 /// The weights of the k logits in `picked`; `row` is the whole row, for softmax over all experts. Sigmoids that are normalised are taken in units of exp(largest), at
 /// most 1, so that small ones do not vanish.
 template <typename T>
-inline void expert_weights(const T* row, int64_t experts, const float* picked, int64_t k, bool sigmoid, bool normalise, float* weights) {
+inline void expert_weights(const T* row, int64_t experts, const float* picked, int64_t k, bool sigmoid, bool normalise,
+                           float* weights) {
   float top = *std::max_element(picked, picked + k), total = 0.0f;
   if (!sigmoid && !normalise) {
     const TopAndSum found = top_and_sum(row, experts);

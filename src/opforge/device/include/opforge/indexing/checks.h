@@ -13,11 +13,14 @@ inline void check_embedding(const Named& table, const Named& indices, const Name
   OPFORGE_CHECK(weight.ndim() == 2, ValueError, table.name, " must have 2 dimensions (got ", weight.ndim(), ")");
   OPFORGE_CHECK(weight.size(1) < 2 || weight.stride(1) == 1, ValueError, "rows of ", table.name, " must be contiguous");
   const DLDataType dtype = indices.tensor.dtype();
-  OPFORGE_CHECK(dtype.code == kDLInt && dtype.bits == 64, TypeError, indices.name, " must be int64 (got ", dtype_name(dtype), ")");
-  OPFORGE_CHECK(indices.tensor.ndim() == 1 && indices.tensor.IsContiguous(), ValueError, indices.name, " must be a contiguous vector");
+  OPFORGE_CHECK(dtype.code == kDLInt && dtype.bits == 64, TypeError, indices.name, " must be int64 (got ",
+                dtype_name(dtype), ")");
+  OPFORGE_CHECK(indices.tensor.ndim() == 1 && indices.tensor.IsContiguous(), ValueError, indices.name,
+                " must be a contiguous vector");
   check_same_kind(rows, table);
-  OPFORGE_CHECK(y.ndim() == 2 && y.size(0) == indices.tensor.size(0) && y.size(1) == weight.size(1) && y.IsContiguous(), ValueError, rows.name,
-                " must be contiguous, with a row for each index, as wide as those of ", table.name);
+  OPFORGE_CHECK(y.ndim() == 2 && y.size(0) == indices.tensor.size(0) && y.size(1) == weight.size(1) && y.IsContiguous(),
+                ValueError, rows.name, " must be contiguous, with a row for each index, as wide as those of ",
+                table.name);
 }
 
 }  // namespace opforge

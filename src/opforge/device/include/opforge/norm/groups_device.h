@@ -60,13 +60,13 @@ __device__ __forceinline__ void for_part(const T* x, int64_t count, const F& f) 
 template <typename T, int N, int Threads>
 __device__ __forceinline__ PartMoments moments_of_part(const T* x, int64_t count) {
   float sum = 0.0f;
-  for_part<T, N, Threads>(x, count, [&](int64_t, const float(&values)[N]) {
+  for_part<T, N, Threads>(x, count, [&](int64_t, const float (&values)[N]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) sum += values[j];
   });
   const float mean = block_reduce_sum(sum) / static_cast<float>(count);
   float squares = 0.0f;
-  for_part<T, N, Threads>(x, count, [&](int64_t, const float(&values)[N]) {
+  for_part<T, N, Threads>(x, count, [&](int64_t, const float (&values)[N]) {
 #pragma unroll
     for (int j = 0; j < N; ++j) squares += (values[j] - mean) * (values[j] - mean);
   });
@@ -85,7 +85,8 @@ __device__ __forceinline__ GroupScale join_parts(const PartMoments* parts, const
   const float origin = parts[0].mean;
   const int lane = threadIdx.x % kWarpSize;
   float shift = 0.0f;
-  for (int p = lane; p < of.parts; p += kWarpSize) shift += (parts[p].mean - origin) * static_cast<float>(count_of(of, p));
+  for (int p = lane; p < of.parts; p += kWarpSize)
+    shift += (parts[p].mean - origin) * static_cast<float>(count_of(of, p));
   shift = warp_reduce_sum(shift) / static_cast<float>(of.length);
   float squares = 0.0f;
   for (int p = lane; p < of.parts; p += kWarpSize) {
@@ -114,7 +115,8 @@ inline bool channels_are_vectors(const GroupShape& shape, std::initializer_list<
 
 inline unsigned group_grid(const GroupShape& shape, int64_t parts) {
   const int64_t blocks = shape.batch * shape.groups * parts;
-  OPFORGE_CHECK(blocks < (int64_t(1) << 31) && shape.length < (int64_t(1) << 31), ValueError, "there are too many groups, or elements of one, for one launch");
+  OPFORGE_CHECK(blocks < (int64_t(1) << 31) && shape.length < (int64_t(1) << 31), ValueError,
+                "there are too many groups, or elements of one, for one launch");
   return static_cast<unsigned>(blocks);
 }
 

@@ -62,7 +62,9 @@ inline float log1p(float x) {
 }
 
 /// 1 - erf(x), relative to itself.
-inline float erfc(float x) { return std::erfc(x); }
+inline float erfc(float x) {
+  return std::erfc(x);
+}
 
 }  // namespace opforge
 
